@@ -19,7 +19,6 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -80,8 +79,13 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, help="images for INT8 and FP8; default: these are left out")
     parser.add_argument("--build", action="store_true", help="only build what needs no calibration")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
+    parser.add_argument("--one", help="of a process that main() starts: this network, rows to standard output")
     given = parser.parse_args()
     sizes = {int(each) for each in given.batches.split(",")}
+    if given.one:
+        measure_one(given.one, sorted(sizes), given)
+        return
     if given.build:
         build_side_by_side(given)
         return
@@ -111,8 +115,7 @@ def read_finished_rows(out: Path) -> list[dict[str, Any]]:
 def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
     """A row for each batch size as it comes, from a process of its own that may take `given.limit` seconds."""
     batches = [int(each) for each in given.batches.split(",")]
-    command = [sys.executable, __file__, "--one", name, given.batches, str(given.calibration or "")]
-    command += [str(given.rounds), given.device]
+    command = list_command(name, given)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout
     # with the workers and compilers that it started
@@ -131,23 +134,30 @@ def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
 
 def build_side_by_side(given: Any) -> None:
     """One process for each network, which leaves its builds in the workspace where the measurement finds them."""
-    command = [sys.executable, __file__, "--one"]
-    rest = [given.batches, "", "0", given.device]
-    processes = {name: subprocess.Popen([*command, name, *rest]) for name in given.networks.split(",")}
+    processes = {name: subprocess.Popen(list_command(name, given)) for name in given.networks.split(",")}
     for name, process in processes.items():
         print(f"{name}: exit status {process.wait()}", flush=True)
 
 
-def measure_one(name: str, batches: list[int], calibration: str, rounds: int, device: Any) -> None:
+def list_command(name: str, given: Any) -> list[str]:
+    """Of the process that builds and measures one network."""
+    command = [sys.executable, __file__, str(given.out), "--one", name, "--batches", given.batches]
+    command += ["--rounds", str(given.rounds), "--device", given.device, "--option", given.option]
+    command += ["--calibration", str(given.calibration)] if given.calibration else []
+    return [*command, "--build"] if given.build else command
+
+
+def measure_one(name: str, batches: list[int], given: Any) -> None:
     """Chooses a build as `--precision auto` does, then times it and torch.compile in turns; a JSON line for each size.
 
-    Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here. Without rounds
-    they are built and that is all.
+    Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here. With --build the
+    first are built and that is all.
     """
     from optpipe.backends.registry import BACKENDS
     from optpipe.build.build import BuildPlan, build_model
     from optpipe.build.choose.candidates import ChoicePlan
     from optpipe.build.choose.choose import choose_build
+    from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.mixed_precision import Budget
     from optpipe.core.precision import Precision
@@ -158,27 +168,26 @@ def measure_one(name: str, batches: list[int], calibration: str, rounds: int, de
 
     workspace = Path(f"auto-{name}")
     workspace.mkdir(exist_ok=True)
-    batch = (min(batches), sorted(batches)[len(batches) // 2], max(batches))
+    batch, images = (min(batches), sorted(batches)[len(batches) // 2], max(batches)), given.calibration
     if name == "bert_base":
         write_bert(workspace)
-        batch, calibration = None, calibration and str(workspace / "tokens.npz")
+        batch, images = None, images and workspace / "tokens.npz"
+    wide = Precision.FP16 if given.device == "cuda" else Precision.FP32
     low = Precision.FP8 if name in IN_FP8 else Precision.INT8
-    wide = Precision.FP16 if device == "cuda" else Precision.FP32
-    images = Path(calibration) if calibration else None
-    build = BuildPlan(
-        (wide, low) if images else (wide,), tuple(BACKENDS.values()), named=False, device=device, calibration=images
-    )
+    precisions = (wide, low) if images and not given.build else (wide,)
+    backends = tuple(each for each in BACKENDS.values() if each.probe_capability(given.device).builds)
+    options = options_from_text([given.option] if given.option else [])
+    build = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
     weights = choose_weights(name)
     model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text(weights, 0), batch)
     with Terminal() as terminal:
-        if not rounds:
-            runs = tuple(each for each in build.backends if each.probe_capability(device).builds)
-            build_model(model, replace(build, backends=runs), Store(workspace), terminal)
+        if given.build:
+            build_model(model, build, Store(workspace), terminal)
             return
-        plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), rounds)
+        plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), given.rounds)
         decision = choose_build(model, plan, weights, Store(workspace), terminal).decision
     for size in batches:
-        print(json.dumps(compare(name, size, decision, workspace, device)), flush=True)
+        print(json.dumps(compare(name, size, decision, workspace, given.device)), flush=True)
 
 
 def write_bert(workspace: Path) -> None:
@@ -337,9 +346,4 @@ def format_row(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        measure_one(
-            sys.argv[2], [int(each) for each in sys.argv[3].split(",")], sys.argv[4], int(sys.argv[5]), sys.argv[6]
-        )
-    else:
-        main()
+    main()

@@ -41,12 +41,13 @@ class LoadClients:
         begin, latencies = perf_counter_ns() + START_AFTER_NS, []
         for at, process in enumerate(chosen):
             share = (count - at + len(chosen) - 1) // len(chosen)
-            assert process.stdin
-            write_frame(process.stdin, {"count": share, "begin": begin, "seconds": seconds}, {})
+            _send(process, {"count": share, "begin": begin, "seconds": seconds}, {})
         end = begin
         for process in chosen:
             assert process.stdout
-            header, arrays = read_frame(process.stdout) or ({"error": "a client of the load died"}, {})
+            if (frame := read_frame(process.stdout)) is None:
+                raise _explain_death(process)
+            header, arrays = frame
             if "error" in header:
                 raise StageError(f"{self._model}: tritonserver failed under load: {header['error']}")
             end = max(end, header["end"])
@@ -59,16 +60,30 @@ def open_load_clients(url: str, model: str, inputs: "Mapping[str, np.ndarray]") 
     """Clients for a gRPC address, by the cores of this machine; `inputs` by the names that the server knows."""
     count = min(MOST_CLIENTS, max(1, len(os.sched_getaffinity(0)) // CORES_PER_CLIENT))
     command = [sys.executable, "-m", "optpipe.deploy.load_client", url, model]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        for _ in range(count)
+    ]
     try:
         for process in processes:
-            assert process.stdin
-            write_frame(process.stdin, {}, inputs)
+            _send(process, {}, inputs)
         yield LoadClients(processes, model)
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def _send(process: "subprocess.Popen[bytes]", header: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> None:
+    assert process.stdin
+    try:
+        write_frame(process.stdin, header, arrays)
+    except BrokenPipeError as error:
+        raise _explain_death(process) from error
+
+
+def _explain_death(process: "subprocess.Popen[bytes]") -> StageError:
+    return StageError(f"a client that loads the server ended with status {process.wait()}; its reason is above")
 
 
 def main() -> None:

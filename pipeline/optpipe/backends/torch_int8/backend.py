@@ -71,7 +71,7 @@ def find_stale_lowering(info: ArtifactInfo) -> str | None:
     """Why an artifact's proof is not of the steps that would run; None where it is."""
     if "tactics" not in info.details or info.details.get("lowering") == LOWERING:
         return None
-    return "built when its graph became other INT8 steps; build it again"
+    return "built by an older version of the INT8 lowering; build it again"
 
 
 def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:

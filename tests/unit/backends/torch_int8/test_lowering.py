@@ -136,6 +136,6 @@ def test_an_artifact_whose_graph_became_other_steps_is_not_run():
     older, current = (
         artifact_info(backend="torch", details={**tactics, **each}) for each in ({}, {"lowering": LOWERING})
     )
-    assert find_stale_lowering(older) == "built when its graph became other INT8 steps; build it again"
+    assert find_stale_lowering(older) == "built by an older version of the INT8 lowering; build it again"
     assert find_stale_lowering(current) is None
     assert find_stale_lowering(artifact_info(backend="torch", details={})) is None

@@ -6,9 +6,10 @@ usage: python benchmarks/gpu_auto.py OUT.json [--networks resnet50,vit_b_16] [--
 
 Weights are random (those of `digits` its own), so builds must keep an SNR of 30 dB. Networks come by importance and have a time
 limit; a row is printed, and OUT.json written anew, as soon as a batch size is done: what was done stays when time is up, and the same
-command goes on with the cells that are left. Per network 2 min to build (AOTInductor 75 s of it), 2 min to race (4.4 s a process), 0.5
-to 1.5 min of max-autotune per batch size; after --build 4 to 6 min. In each row both sides run in one process, replayed from CUDA
-graphs, in turns in an order drawn for each round; the ratio has Student's interval over the rounds.
+command goes on with the cells that are left. Per network on an H200: 1 to 2 min to build (30 s after --build), 15 to 65 s more for
+INT8, 2 min to race. max-autotune times slow convolutions for long: EfficientNet-B0 at batch 64 was not compiled after 5 min. In each
+row both sides run in one process, replayed from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's
+interval over the rounds.
 """
 
 import json

@@ -2,13 +2,15 @@
 
 import hashlib
 import io
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
-from optpipe.errors import StageError
+from optpipe.errors import StageError, escape
 from optpipe.sweep.merge import take_in
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
@@ -64,11 +66,25 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
         file.seek(0)
         try:
             with tarfile.open(fileobj=_as_bytes(file), mode="r") as tar:
-                tar.extractall(scratch / "parcel", filter="data")
+                _extract(tar, scratch / "parcel")
         except (tarfile.TarError, EOFError) as error:
             raise StageError(f"damaged in transfer: {error}") from error
         if damaged := take_in(scratch / "parcel", store, [0, 0]):
             raise StageError(f"damaged in transfer: {damaged[0]}")
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Folders and plain files below `folder`, nothing else. `extractall` has no filter for that before Python 3.11.4."""
+    for member in tar:
+        target = folder / member.name
+        if not (member.isdir() or member.isfile()) or not target.resolve().is_relative_to(folder.resolve()):
+            raise StageError(f"damaged in transfer: {escape(member.name)} is not a file of a workspace")
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as out:
+            shutil.copyfileobj(cast("io.BufferedReader", tar.extractfile(member)), out)
 
 
 def _as_bytes(file: object) -> io.BufferedRandom:

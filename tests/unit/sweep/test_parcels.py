@@ -74,12 +74,14 @@ def test_a_byte_that_changed_before_it_left_is_refused(built):
         list_needed(store, artifact.id)
 
 
-def test_nothing_is_written_outside_of_the_store(tmp_path):
+@pytest.mark.parametrize(("name", "kind"), [("../../escaped", tarfile.REGTYPE), ("escaped", tarfile.SYMTYPE)])
+def test_nothing_is_written_outside_of_the_store_and_no_links(tmp_path, name, kind):
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
-        found = tarfile.TarInfo("../../escaped")
+        found = tarfile.TarInfo(name)
+        found.type, found.linkname = kind, "/"
         tar.addfile(found, io.BytesIO())
-    with pytest.raises(StageError, match="damaged in transfer"):
+    with pytest.raises(StageError, match="escaped is not a file of a workspace"):
         unpack([seal(file.getvalue())], Store(tmp_path / "there"))
     assert not list(tmp_path.rglob("escaped"))
 

@@ -51,7 +51,7 @@ def test_options_that_the_user_gives_are_kept(workspace):
     ("arguments", "said"),
     [
         ([], "Missing option '--images'"),
-        (["--images", "absent"], "no such image folder"),
+        (["--images", "absent"], "no such file or folder"),
         (["--images", FILES, "--batch", "0"], "greater than or equal to 1"),
         (["--images", FILES, "--batch", "9999"], "outside the profile"),
         (["--images", FILES, "--seconds", "nan"], "greater than 0"),

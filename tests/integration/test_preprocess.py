@@ -151,7 +151,7 @@ def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tm
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["digits", "--images", "absent"], 2, "no such image folder"),
+        (["digits", "--images", "absent"], 2, "no such file or folder"),
         (["digits", "--decode", "gpu"], 2, "'gpu' is not one of 'auto', 'cpu', 'mixed'"),
         (["digits", "--batch-size", "0"], 2, "must be between 1 and"),
         (["digits", "--batch-size", "1000000000"], 2, "must be between 1 and"),

@@ -55,7 +55,7 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
     """
     if not folder.is_dir():
         raise BadInputError(
-            f"{folder}: no such image folder" if not folder.exists() else f"{folder}: is a file; give its folder"
+            f"{folder}: no such file or folder" if not folder.exists() else f"{folder}: is a file; give its folder"
         )
     if limit is not None and limit < 1:
         raise BadInputError(f"the image limit must be at least 1, got {limit}")

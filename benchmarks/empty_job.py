@@ -8,10 +8,11 @@ from pathlib import Path
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
+from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import json_from_record, plain_from_record, read_record
 from optpipe.core.weights import WeightsRecord
 from optpipe.sweep.job import JobState
-from optpipe.sweep.task import CellOutcome, Task, TaskOutcome, die_with_parent
+from optpipe.sweep.task import CellOutcome, Task, TaskOutcome
 from optpipe.workspace.runs import begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
 
@@ -51,7 +52,7 @@ def measure(task):
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    end_with_parent()
     told = read_record(Path(sys.argv[1]), Task)
     outcomes = measure(told) if told.timing else build(told)
     write_bytes(Path(sys.argv[2]), json_from_record(TaskOutcome(outcomes)))

@@ -4,9 +4,7 @@ One Python process sends fewer requests than a server answers, so that a server'
 holds a request's inputs; each that follows asks for a lap.
 """
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +14,9 @@ from threading import Semaphore
 from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.process_group import end_with_parent
 from optpipe.deploy.frames import read_frame, write_frame
 from optpipe.errors import StageError, first_line
-from optpipe.worker.__main__ import PR_SET_PDEATHSIG
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,7 +86,7 @@ def _explain_death(process: "subprocess.Popen[bytes]") -> StageError:
 
 def main() -> None:
     """Answers until standard input ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     first = read_frame(sys.stdin.buffer)
     assert first is not None
     client, given = prepare_requests(sys.argv[1], first[1])

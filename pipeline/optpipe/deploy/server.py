@@ -143,7 +143,7 @@ def run_server(
         command.append(f"--backend-directory={_arrange_backends(program, scratch)}")
     environment = {**program.environment, "OPTPIPE_PYTHON": sys.executable}
     log = scratch / "tritonserver.log"
-    with open_process_group(command, log, environment, ask_s=END_LIMIT_S) as process:
+    with open_process_group(command, log, environment, ask_s=END_LIMIT_S, foreign=True) as process:
         http, grpc = (f"127.0.0.1:{port}" for port in ports[:2])
         _await_ready(process, http, log, limit_s)
         try:

@@ -6,19 +6,17 @@ KIND is `artifact` or `preprocessing`; FOLDER holds the files with the store's m
 samples of a batch, 0 where there is no batch axis; IN and OUT are descriptors of files in memory for the arrays.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from optpipe.core.process_group import end_with_parent
 from optpipe.deploy.captured_session import CapturedSession, can_capture
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
 from optpipe.errors import OptpipeError, first_line
-from optpipe.worker.__main__ import PR_SET_PDEATHSIG
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +27,7 @@ Answer = Callable[[Sequence[Arrays]], list[dict[str, "np.ndarray"]]]
 
 def main() -> None:
     """Loads the session and answers until standard input ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     kind, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     largest, *descriptors = map(int, sys.argv[4:] or ["0"])
     arriving, leaving = map(SharedMemory, descriptors) if descriptors else (None, None)

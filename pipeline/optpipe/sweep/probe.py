@@ -8,10 +8,10 @@ from time import perf_counter_ns
 from typing import Any
 
 from optpipe.artifacts.lookup import find_artifacts
+from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import read_record
 from optpipe.inputs.pool import vary_inputs
 from optpipe.sweep.neighbors import Probe
-from optpipe.sweep.task import die_with_parent
 from optpipe.worker.loading import session_from_store
 from optpipe.workspace.store import Store
 
@@ -19,7 +19,7 @@ from optpipe.workspace.store import Store
 def main() -> None:
     """Loads, says `ready`, then gives one median in ns for each line on standard input; a busy probe runs until it is ended."""
     probe = read_record(Path(sys.argv[1]), Probe)
-    die_with_parent()
+    end_with_parent()
     if probe.cpus:
         os.sched_setaffinity(0, probe.cpus)
     told = os.fdopen(os.dup(1), "w", buffering=1)

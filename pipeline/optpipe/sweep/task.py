@@ -1,6 +1,5 @@
 """What one process of a sweep does: a build, or the loads of one artifact. `python -m optpipe.sweep TASK.json OUTCOME.json`."""
 
-import ctypes
 import os
 import shutil
 import signal
@@ -10,12 +9,12 @@ from pathlib import Path
 
 from optpipe.core.interrupts import handle_interrupts
 from optpipe.core.measurement_group import MeasurementGroup
+from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import json_from_record, read_record
 from optpipe.errors import ExitStatus, OptpipeError, first_line, is_out_of_memory
 from optpipe.sweep.job import Cell, JobState, Recipe
 from optpipe.workspace.runs import write_bytes
 
-PR_SET_PDEATHSIG = 1
 _FULL_BYTES = 1 << 20
 """A disk with less is full."""
 
@@ -68,20 +67,13 @@ class TaskOutcome:
 
 def main() -> None:
     """Does the task and writes the outcome; whatever is expected to fail is an outcome."""
-    die_with_parent()
+    end_with_parent()
     task, path = read_record(Path(sys.argv[1]), Task), Path(sys.argv[2])
     if task.cpus:
         os.sched_setaffinity(0, task.cpus)
     with handle_interrupts():
         outcomes = _do(task)
     write_bytes(path, json_from_record(TaskOutcome(outcomes)))
-
-
-def die_with_parent() -> None:
-    """A task whose sweep or worker was killed must not go on using the GPU."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1 and os.getsid(0) == os.getpid():  # it died before this line
-        sys.exit(1)
 
 
 def _do(task: Task) -> tuple[CellOutcome, ...]:

@@ -1,10 +1,8 @@
 """`python -m optpipe.worker`: see the package's documentation."""
 
-import ctypes
 import gc
 import os
 import resource
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.measurement import LoadSpec, OutputCheck, Scenario
+from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.errors import OptpipeError, first_line, is_out_of_memory
 from optpipe.worker.checks import (
@@ -30,13 +29,12 @@ from optpipe.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, Wo
 from optpipe.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.worker.spool import Spool
 
-PR_SET_PDEATHSIG = 1
 _Prepared = tuple[Rotation, list[dict[str, Any]], list[Lane]]
 
 
 def main() -> None:
     """Imports what it is told to, loads the session, then answers points until standard input ends."""
-    _end_with_parent()
+    end_with_parent()
     events = _reserve_stdout_for_events()
     _prepare(record_from_json(sys.stdin.readline(), WorkerStart, "standard input"))
     events.write(_line(WorkerEvent("standing-by")))
@@ -177,11 +175,6 @@ class Worker:
         return check_outputs(
             answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name, plan.output_axes
         )
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed must not go on burning the machine; its samples are in the spool."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reserve_stdout_for_events() -> Any:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from time import monotonic
 from typing import IO, Any, ClassVar, Generic, Protocol, overload
 
@@ -115,9 +116,8 @@ class Store:
         """Raises `BadInputError` before any work where the workspace cannot be written."""
         with _explain_os_errors(self.workspace):
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self.workspace / f".writable-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            with NamedTemporaryFile(dir=self.workspace, prefix=".writable-"):
+                pass
 
     def get(self, kind: type[Info], recipe: Mapping[str, Any]) -> Entry[Info] | None:
         """The entry made by `recipe`, or None where there is none or it is damaged."""

@@ -13,8 +13,9 @@ from unittest.mock import patch
 from optpipe.backends.onnxruntime import CPU_OPTIONS
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.tensorrt import TensorRT
+from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import json_from_record, read_record
-from optpipe.sweep.task import Task, TaskOutcome, die_with_parent
+from optpipe.sweep.task import Task, TaskOutcome
 from optpipe.sweep.work import build_recipe
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.runs import write_bytes
@@ -29,7 +30,7 @@ def load(_backend, directory, _info, _options):
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    end_with_parent()
     patch.object(TensorRT, "load", load).start()
     task = read_record(Path(sys.argv[1]), Task)
     outcomes = runpy.run_path(str(EMPTY))["measure"](task) if task.timing else (build_recipe(task),)

@@ -47,7 +47,7 @@ def open_process_group(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if errors_only else output,
             stderr=output,
-            env={**environment, _PARENT: str(os.getpid())},
+            env=dict(environment) if foreign else {**environment, _PARENT: str(os.getpid())},
             start_new_session=True,
             preexec_fn=_set_death_signal if foreign else None,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
-from optpipe.core.process_group import open_process_group
+from optpipe.core.process_group import end_with_parent, open_process_group
 from optpipe.core.records import json_from_record, read_record
 
 Job = TypeVar("Job")
@@ -56,6 +56,7 @@ def run_jobs(
 
 def serve_jobs(folder: Path, kind: type[Job], measure: Callable[[Job], object]) -> None:
     """The process's side: answers the jobs in `folder`, records of type `kind`, in order."""
+    end_with_parent()
     for index in range(len(list(folder.glob("*.job")))):
         partial = folder / f"{index}.partial"
         partial.write_bytes(json_from_record(measure(read_record(folder / f"{index}.job", kind))))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def list_captured_sizes(largest: int) -> list[int]:
-    """The powers of two below `largest`, and `largest`."""
-    return [*(1 << power for power in range((largest - 1).bit_length())), largest] if largest > 0 else []
+    """The powers of two below `largest`, which is 1 or more, and `largest`."""
+    return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
 def can_capture(session: "Session") -> bool:

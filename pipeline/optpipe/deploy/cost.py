@@ -17,8 +17,8 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.load_client import open_load_clients, prepare_requests
-from optpipe.deploy.records import MODELS, DeploymentRecord, ServerCost, ServerThroughput
-from optpipe.deploy.session_process import open_artifact
+from optpipe.deploy.records import DeploymentRecord, ServerCost, ServerThroughput
+from optpipe.deploy.session_process import Answer
 from optpipe.errors import StageError, first_line
 from optpipe.inputs.sequences import fill_sequences, read_length
 from optpipe.signoff.policy import Policy
@@ -76,13 +76,11 @@ def measure_costs(
     server: "RunningServer",
     plan: CostPlan,
     inputs: "Mapping[str, np.ndarray]",
-    largest: int,
+    engine: Answer,
     listener: Listener,
 ) -> Iterator[ServerCost]:
-    """The engine's cost at each load of `plan`, with `inputs` as rows to draw from; `largest` as for `measure_throughputs`."""
+    """The cost at each load of `plan` beside that of `engine` in-process, with `inputs` as rows to draw from."""
     record = checked.record
-    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options, largest)
-    found = []
     for wanted, source in plan.loads:
         rows = dict(inputs)
         if wanted.length is not None:
@@ -90,10 +88,10 @@ def measure_costs(
         load = replace(wanted, length=read_length(checked.card, rows))
         rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
-            own = _lap_in_process(partial(answer, [rows]))
+            own = _lap_in_process(partial(engine, [rows]))
             served = _lap_served(server.grpc, record.engine, name_inputs(record, rows))
-            found.append(_alternate(own, served, load, source, plan.seconds))
-    return iter(found)
+            cost = _alternate(own, served, load, source, plan.seconds)
+        yield cost
 
 
 def measure_throughputs(
@@ -101,12 +99,12 @@ def measure_throughputs(
     server: "RunningServer",
     plan: CostPlan,
     inputs: "Mapping[str, np.ndarray]",
+    engine: Answer,
     largest: int,
     listener: Listener,
 ) -> Iterator[ServerThroughput]:
     """Requests/s of one sample each at every concurrency of `plan`; `largest` is the deployment's batch, 0 where it has none."""
     record = checked.record
-    answer = open_artifact(checked.folder / MODELS / record.engine / "1", record.options, largest)
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
     with open_load_clients(server.grpc, record.engine, name_inputs(record, rows)) as clients:
         for count in plan.concurrency:
@@ -119,7 +117,7 @@ def measure_throughputs(
                 for turn in range(ROUNDS):
                     for alone in (True, False) if turn % 2 else (False, True):
                         if alone:
-                            own.append(joined * _count_calls(partial(answer, [rows] * joined), plan.seconds / ROUNDS))
+                            own.append(joined * _count_calls(partial(engine, [rows] * joined), plan.seconds / ROUNDS))
                         else:
                             rate, found = clients.run_lap(count, plan.seconds / ROUNDS)
                             served.append(rate)

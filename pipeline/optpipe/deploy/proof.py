@@ -81,18 +81,21 @@ def prove_deployment(
     with store.scratch("prove") as folder:
         scratch = folder.resolve()  # the server's processes have working directories of their own
         models = _arrange_models(checked, program, scratch / MODELS)
+        largest = read_config(checked.folder / MODELS / checked.record.engine / CONFIG).max_batch_size
         with listener.step("in-process outputs"):
-            expected = list(_list_expected(checked))
+            engine = open_artifact(
+                checked.folder / MODELS / checked.record.engine / "1", checked.record.options, largest
+            )
+            expected = list(_list_expected(checked, engine))
         with listener.step("tritonserver") as step, run_server(program, scratch / MODELS, scratch) as server:
             comparisons = []
             for protocol in PROTOCOLS:
                 client = _open_client(protocol, server.http if protocol == "http" else server.grpc)
                 comparisons += list(_compare(checked.record, client, protocol, expected))
                 step.advance()
-            largest = read_config(checked.folder / MODELS / checked.record.engine / CONFIG).max_batch_size
             rows = expected[0].inputs
-            costs = list(measure_costs(checked, server, cost, rows, largest, listener)) if cost else []
-            rates = list(measure_throughputs(checked, server, cost, rows, largest, listener)) if cost else []
+            costs = list(measure_costs(checked, server, cost, rows, engine, listener)) if cost else []
+            rates = list(measure_throughputs(checked, server, cost, rows, engine, largest, listener)) if cost else []
     return ProofRecord(
         str(checked.folder),
         server.record,
@@ -167,13 +170,11 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
     (target / "1" / "model.py").symlink_to(SHIM)
 
 
-def _list_expected(checked: CheckedDeployment) -> Iterator[Expected]:
+def _list_expected(checked: CheckedDeployment, engine: Answer) -> Iterator[Expected]:
     """Requests of the engine, then of the ensemble, with the in-process outputs of the same files and options."""
     record, models = checked.record, checked.folder / MODELS
     with read_as_user_file(checked.folder / REQUESTS / TENSORS, "the requests of a proof"):
         known = reference_from_file(checked.folder / REQUESTS / TENSORS)
-    largest = read_config(models / record.engine / CONFIG).max_batch_size
-    engine = open_artifact(models / record.engine / "1", record.options, largest)
     yield from _expect_rows(record.engine, engine, known, checked)
     listed = checked.folder / REQUESTS / IMAGES
     if record.ensemble is not None and record.preprocessing is not None and listed.is_file():

@@ -92,7 +92,7 @@ def run(
         data=data, images=images, pace=MeasurementBudget(min_time, max_cv=share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,
     )  # fmt: skip
-    require_possible(wanted, output, sign, junit)
+    require_possible(wanted, Store(workspace), output, sign, junit)
     with Terminal() as terminal:
         walked = run_pipeline(
             model_from_options(model, weights, seed, batch, [], Store(workspace)), plan, Store(workspace), terminal

@@ -77,7 +77,7 @@ def signoff(
         None if since is None else since_from_text(since),
     )
     pace, store = MeasurementBudget(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
-    require_possible(wanted, output, sign, junit)
+    require_possible(wanted, store, output, sign, junit)
     with Terminal() as terminal:
         if measure:
             measure_missing_evidence(

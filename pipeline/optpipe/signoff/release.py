@@ -46,9 +46,11 @@ def document_from_signed(signed: SignedDossier, warnings: list[str]) -> dict[str
     return {**plain_from_record(signed.verdict), "dossier": str(signed.folder), "warnings": warnings}
 
 
-def require_possible(wanted: SignoffRequest, output: Path | None, key: Path | None, junit: Path | None) -> None:
+def require_possible(
+    wanted: SignoffRequest, store: Store, output: Path | None, key: Path | None, junit: Path | None
+) -> None:
     """Raises BadInputError where the sign-off could only fail at its end: said before anything is built or measured."""
-    require_valid_request(wanted)
+    require_valid_request(wanted, store)
     if output is not None:
         require_unused_path(output)
     if key is not None:

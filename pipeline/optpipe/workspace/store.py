@@ -271,8 +271,9 @@ class Store:
         found = [entry for entry in entries if entry.fits(prefix)]
         if not found:
             of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]
-            known = f"; entries of this model: {', '.join(of_model[:5])}" if of_model else ""
-            raise BadInputError(f"no entry matches '{prefix}' in {self.workspace}{known}; `optpipe ls` lists entries")
+            known = f"'{prefix}' is a model, not an ID; specify one of its entries: {', '.join(of_model[:-6:-1])}"
+            problem = known if of_model else f"no entry matches '{prefix}' in {self.workspace}"
+            raise BadInputError(f"{problem}; `optpipe ls` lists entries")
         if len(found) > 1:
             names = ", ".join(entry.path.name for entry in found[:5])
             raise BadInputError(f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix")

@@ -228,22 +228,32 @@ def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
         ),
     ],
 )
-def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(policy, waivers, said):
+def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(workspace, policy, waivers, said):
+    wanted = SignoffRequest("digits", policy_from_toml((policy % "5").encode()), None, waivers)
     with pytest.raises(BadInputError, match=said):
-        require_possible(
-            SignoffRequest("digits", policy_from_toml((policy % "5").encode()), None, waivers), None, None, None
-        )
+        require_possible(wanted, workspace.store, None, None, None)
 
 
-def test_a_place_or_key_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path):
+@pytest.mark.parametrize("model", ["", "model='digits'\n"])
+def test_the_id_of_an_artifact_as_model_leads_to_the_right_command(workspace, tmp_path, model):
+    found = workspace.artifact("fp16").id
+    policy = LATENCY.replace("[[", f"{model}[[", 1) % "5"
+    right = (
+        f"{found} is an artifact of digits, not a MODEL; run `optpipe signoff digits --artifact {found} --policy FILE`"
+    )
+    with pytest.raises(BadInputError, match=right):
+        require_possible(SignoffRequest(found, policy_from_toml(policy.encode())), workspace.store, None, None, None)
+
+
+def test_a_place_or_key_that_cannot_be_used_is_refused_before_anything_is_built(workspace, tmp_path):
     wanted = SignoffRequest("digits", policy_from_toml((LATENCY % "5").encode()))
     with pytest.raises(BadInputError, match="--output"):
-        require_possible(wanted, tmp_path, None, None)
+        require_possible(wanted, workspace.store, tmp_path, None, None)
     with pytest.raises(BadInputError, match="ssh-keygen -t ed25519"):
-        require_possible(wanted, None, tmp_path / "none", None)
+        require_possible(wanted, workspace.store, None, tmp_path / "none", None)
     with pytest.raises(BadInputError, match="--junit"):
-        require_possible(wanted, None, None, tmp_path)
-    require_possible(wanted, tmp_path / "new" / "dossier", None, tmp_path / "new" / "junit.xml")
+        require_possible(wanted, workspace.store, None, None, tmp_path)
+    require_possible(wanted, workspace.store, tmp_path / "new" / "dossier", None, tmp_path / "new" / "junit.xml")
     assert (tmp_path / "new").is_dir()
 
 

@@ -248,7 +248,8 @@ def test_a_model_name_leads_to_its_entries(tmp_path: Path) -> None:
     store = Store(tmp_path)
     entry, _ = store.produce(ArtifactInfo, {}, lambda _: artifact_info(model="net"), listener=SilentListener())
     with pytest.raises(
-        BadInputError, match=f"no entry matches 'net' in .*; entries of this model: artifact-{entry.id}"
+        BadInputError,
+        match=f"^'net' is a model, not an ID; specify one of its entries: artifact-{entry.id}; `optpipe ls`",
     ):
         store.find("net")
     with pytest.raises(BadInputError, match=r"no entry matches 'other' in [^;]*; `optpipe ls` lists entries"):

@@ -178,6 +178,8 @@ REFUSED = (
     errno.EISDIR,
     errno.EEXIST,
     errno.EFBIG,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
 )
 """What a file system refuses that a user can mend; any other error of the system that comes this far is a bug."""
 

@@ -164,7 +164,7 @@ def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_pat
     refused(run("calibrate", "digits", "--target", "tpu", "--json"), "tpu")
     refused(run("calibrate", "digits", "--accuracy-budget", "much", "--json"), "--accuracy-budget")
     (tmp_path / "file").write_text("")
-    refused(run("calibrate", "digits", "--output", tmp_path / "file", "--json"), "cannot create --output")
+    refused(run("calibrate", "digits", "--output", tmp_path / "file", "--json"), "is not a folder")
     assert run("calibrate", "digits", "--seed", "-1").status == ExitStatus.BAD_INPUT
 
 

@@ -59,15 +59,22 @@ def compare(
     from optpipe.commands.terminal import Terminal
     from optpipe.compare.best import sort_by_goal
     from optpipe.compare.overview import compare_workspace
+    from optpipe.errors import BadInputError
     from optpipe.measuring.slo import slo_from_text
     from optpipe.reporters.files import frame_from_comparison
     from optpipe.reporters.terminal_compare import render_comparison
     from optpipe.signoff.release import report_from_overview, write_reports
+    from optpipe.workspace.places import require_writable_folder
+    from optpipe.workspace.runs import write_bytes, write_parquet
     from optpipe.workspace.store import Store
 
     limit = slo_from_text(slo) if slo is not None else None
     if fleet or prices is not None or load is not None:
+        if output is not None:
+            raise BadInputError("--fleet writes no reports: use --json instead of --output")
         return _compare_fleet(model or next(iter(runs or ()), None), limit, prices, load, workspace)
+    if output is not None:
+        require_writable_folder(output, "--output")
     with Terminal() as terminal:
         with terminal.step("compare"):
             found = compare_workspace(
@@ -83,11 +90,10 @@ def compare(
         written: list[str] = []
         if output is not None:
             with terminal.step("write the reports"):
-                output.mkdir(parents=True, exist_ok=True)
                 written = [str(path) for path in write_reports(report_from_overview(found, output), output)]
                 frame = frame_from_comparison(comparison)
-                frame.write_csv(output / "comparison.csv")
-                frame.write_parquet(output / "comparison.parquet")
+                write_bytes(output / "comparison.csv", frame.write_csv().encode())
+                write_parquet(output / "comparison.parquet", frame)
                 written += [str(output / name) for name in ("comparison.csv", "comparison.parquet")]
     return Outcome(replace(comparison, written=tuple(written)), lambda: render_comparison(comparison))
 

@@ -125,7 +125,7 @@ def _write(
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
     from optpipe.errors import BadInputError
-    from optpipe.signoff.dossier import require_unused_path
+    from optpipe.workspace.places import require_unused_path
 
     if output is None:
         raise BadInputError("deploy DOSSIER requires --output DIR")

@@ -127,6 +127,7 @@ def profile(
     from optpipe.errors import BadInputError
     from optpipe.profile.recordings import diff_recordings, profile_recording, redact_recording
     from optpipe.reporters.terminal_profile import render_diff, render_profile
+    from optpipe.workspace.places import require_writable_file
     from optpipe.workspace.store import Store
 
     trace, diff = recording.trace, recording.diff
@@ -134,6 +135,8 @@ def profile(
         raise BadInputError("specify exactly one of MODEL (record), --trace FILE (analyze), or --diff BEFORE AFTER")
     if recording.redacted is not None and trace is None:
         raise BadInputError(f"--redacted {recording.redacted} requires --trace FILE")
+    if recording.redacted is not None:
+        require_writable_file(recording.redacted, "--redacted")
     if model is None and context is not None and (given := _list_model_options(context)):
         raise BadInputError(
             f"{given}: valid only with MODEL; existing recordings accept --range, --redacted and --json"

@@ -65,12 +65,10 @@ def run(
 
     Builds, evaluates, preprocesses, benchmarks, profiles and signs off as the policy requires.
     """
-    from optpipe.commands.ci import write_step_summary
+    from optpipe.commands.ci import require_step_summary, write_ci_files
     from optpipe.commands.parsing import build_plan_from_options, model_from_options, share_from_text
     from optpipe.commands.release_options import policy_from_file, waivers_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.reporters.junit import render_junit
-    from optpipe.reporters.markdown import render_markdown
     from optpipe.reporters.terminal_signoff import render_pipeline_run
     from optpipe.run import PipelinePlan, document_from_pipeline, run_pipeline
     from optpipe.signoff.collect import SignoffRequest
@@ -92,15 +90,14 @@ def run(
         data=data, images=images, pace=MeasurementBudget(min_time, max_cv=share_from_text(max_cv, "--max-cv")),
         preprocess=preprocess, profile=profile, output=output, key=sign,
     )  # fmt: skip
+    require_step_summary()
     require_possible(wanted, Store(workspace), output, sign, junit)
     with Terminal() as terminal:
         walked = run_pipeline(
             model_from_options(model, weights, seed, batch, [], Store(workspace)), plan, Store(workspace), terminal
         )
     signed = walked.signed
-    if junit is not None:
-        junit.write_text(render_junit(signed.verdict), encoding="utf-8")
-    write_step_summary(render_markdown(signed.report))
+    write_ci_files(signed, junit)
     return Outcome(
         document_from_pipeline(walked, terminal.warnings),
         lambda: render_pipeline_run(walked.steps, signed.verdict, signed.folder),

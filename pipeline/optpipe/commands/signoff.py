@@ -50,13 +50,11 @@ def signoff(
     """Judge a build against a policy and write a dossier."""
     if init:
         return _write_policy_template(policy or Path("policy.toml"))
-    from optpipe.commands.ci import write_step_summary
+    from optpipe.commands.ci import require_step_summary, write_ci_files
     from optpipe.commands.parsing import model_from_options, share_from_text
     from optpipe.commands.release_options import policy_from_file, waivers_from_options
     from optpipe.commands.terminal import Terminal
     from optpipe.errors import BadInputError
-    from optpipe.reporters.junit import render_junit
-    from optpipe.reporters.markdown import render_markdown
     from optpipe.reporters.terminal_signoff import render_verdict
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.missing import measure_missing_evidence
@@ -77,6 +75,7 @@ def signoff(
         None if since is None else since_from_text(since),
     )
     pace, store = MeasurementBudget(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
+    require_step_summary()
     require_possible(wanted, store, output, sign, junit)
     with Terminal() as terminal:
         if measure:
@@ -84,9 +83,7 @@ def signoff(
                 wanted, lambda: model_from_options(model, "default", 0, None, [], store), pace, store, terminal
             )
         signed = sign_off(wanted, store, output, sign, terminal, figures=figures)
-    if junit is not None:
-        junit.write_text(render_junit(signed.verdict), encoding="utf-8")
-    write_step_summary(render_markdown(signed.report))
+    write_ci_files(signed, junit)
     document = document_from_signed(signed, terminal.warnings)
     return Outcome(document, lambda: render_verdict(signed.verdict, signed.folder), signed.verdict.verdict.exit_status)
 
@@ -96,9 +93,11 @@ def _write_policy_template(policy: Path) -> Outcome:
 
     from optpipe.errors import BadInputError
     from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
+    from optpipe.workspace.places import require_writable_file
 
     if policy.exists():
         raise BadInputError(f"{policy} already exists; choose another name with --policy")
+    require_writable_file(policy, "--policy")
     schema = policy.with_name("policy.schema.json")
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(read_policy_template(), encoding="utf-8")

@@ -130,11 +130,14 @@ def sweep(
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import SweepOptions, run_sweep
+    from optpipe.workspace.places import require_writable_folder
     from optpipe.workspace.store import Store
 
     if how.node_labels:
         return _print_node_labels()
     shard = None if how.shard is None else shard_from_text(how.shard)
+    if how.output is not None:
+        require_writable_folder(how.output, "--output")
     tolerance = share_from_text(how.tolerance, "--tolerance")
     baseline = {} if how.against is None or how.dry_run else _read_baseline(how.against)
     matrix = _matrix_from_options(models or [], wanted, pace)

@@ -4,7 +4,6 @@ Signing is securesystemslib's. The files lie beside the dossier, whose seal they
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.deploy.statements import CYCLONEDX, SVR, TEST_RESULT, get_result, list_statements, make_svr
 from optpipe.errors import BadInputError, MissingError, first_line, read_as_user_file
-from optpipe.signoff.dossier import require_unused_path
 from optpipe.signoff.release import verify_dossier
+from optpipe.workspace.places import move_folder, require_unused_path
 from optpipe.workspace.runs import load_runs, write_bytes
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
@@ -43,7 +42,7 @@ class AttestRecord:
 def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> AttestRecord:
     """Verifies the dossier and writes its signed statements to the new folder `output`.
 
-    Raises BadInputError where the dossier fails verification, the key cannot be read, or `output` exists.
+    Raises BadInputError where the dossier fails verification, the key cannot be read, or `output` exists or cannot be made.
     """
     require_unused_path(output)
     signer = _open_signer(key)
@@ -57,10 +56,7 @@ def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Atte
         for name, statement in list_statements(dossier, checked.verdict, place).items():
             write_bytes(folder / f"{name}{SUFFIX}", _sign(statement, signer))
             names.append(f"{name}{SUFFIX}")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        for path in (folder, *folder.iterdir()):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        shutil.move(folder, output)
+        move_folder(folder, output)
     return AttestRecord(
         folder=str(output),
         dossier=checked.verdict.dossier_name,

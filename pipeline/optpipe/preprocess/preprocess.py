@@ -72,6 +72,7 @@ def derive_preprocessing(
     MissingError without DALI.
     """
     require_dali()
+    store.require_writable()
     # unusable images are refused before the export, which may take minutes
     which = request.limit, request.max_unreadable
     given = find_usable_images(request.images, *which, listener) if request.images is not None else None

@@ -1,6 +1,5 @@
 """A calibration from the command to the tables beside it."""
 
-import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, PrecisionCost
 from optpipe.core.weights import WeightsRecord
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.export.exported import export_model, prepare_model, read_card, read_tokenizer
 from optpipe.export.model import Model
@@ -33,6 +31,7 @@ from optpipe.quantize.selection import SelectionInfo, select_kept_layers
 from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo, compare_methods, lower_by_table, rank_layers
 from optpipe.quantize.table import write_table
 from optpipe.workspace.file_names import CALIBRATION_SET, ONNX
+from optpipe.workspace.places import require_writable_folder
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -109,7 +108,8 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     import onnx
 
     if plan.output is not None:
-        _make_output_folder(plan.output)
+        require_writable_folder(plan.output, "--output")
+    store.require_writable()
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)
     source = _find_source(model, stored, plan, store)
@@ -182,20 +182,10 @@ def _describe_set(own: SampleSetSummary, data: CalibrationData, path: Path) -> C
     return CalibrationSet(own.name, data.samples.kind, own.count, own.seed, own.sha256, str(path), unreadable)
 
 
-def _make_output_folder(output: Path) -> None:
-    """The folder for the results, before anything is computed. Raises BadInputError where it cannot be had."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        writable = os.access(output, os.W_OK)
-    except OSError as error:
-        raise BadInputError(f"cannot create --output {output}: {error.strerror}") from error
-    if not writable:
-        raise BadInputError(f"--output {output} is not writable")
-
-
 def _write_tables(entry: Entry[CalibrationInfo], plan: CalibrationPlan, store: Store) -> dict[str, Path]:
     """The set's manifest and the tables: in the store, and copied to `--output` where it is given."""
     names = [CALIBRATION_SET, *(name_table_file(method) for method in plan.methods)]
     if plan.output is None:
         return {name: store.verify_entry(entry).file(name) for name in names}
+    plan.output.mkdir(parents=True, exist_ok=True)
     return {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}

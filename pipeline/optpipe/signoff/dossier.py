@@ -1,17 +1,17 @@
 """A judged build's dossier: its seal, and whether it follows from its own raw files."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.core.disagreements import find_disagreements, list_read_errors
 from optpipe.core.records import plain_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
-from optpipe.errors import BadInputError, first_line
+from optpipe.errors import first_line
 from optpipe.signoff.consistency import find_contradictions, list_unbacked
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.recompute import find_untrue_figures
 from optpipe.workspace.file_names import VERDICT
+from optpipe.workspace.places import move_folder
 from optpipe.workspace.runs import load_runs
 from optpipe.workspace.seal import SIGNATURE, find_seal_problems, find_signature_problem, seal_folder, sign_folder
 
@@ -72,27 +72,10 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierC
     )
 
 
-def require_unused_path(target: Path) -> None:
-    """Raises BadInputError where something is at `target` already."""
-    if target.exists():
-        raise BadInputError(f"{target} already exists; choose another --output")
-
-
 def finish_dossier(folder: Path, target: Path, key: Path | None = None) -> Path:
     """Seals `folder`, signs it with `key`, and moves it to `target` in one step."""
     seal_folder(folder)
     if key is not None:
         sign_folder(folder, key)
-    for path in (folder, *folder.rglob("*")):  # scratch files are private; a dossier is there to be read
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    require_unused_path(target)
-    beside = target.with_name(
-        f".{target.name}.{folder.name}"
-    )  # --output may be on another disk, where moving is copying
-    try:
-        shutil.move(folder, beside)
-        beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    move_folder(folder, target)
     return target

@@ -50,6 +50,7 @@ def measure_missing_evidence(
     if why_not is not None:
         listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
         return []
+    store.require_writable()
     done: list[Path] = []
     for kind, criteria in _group_by_kind(needed, runs):
         try:

@@ -19,11 +19,12 @@ from optpipe.errors import BadInputError, MissingError, first_line
 from optpipe.reporters.report import Report
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
 from optpipe.signoff.consistency import COMPARISON, HTML, JUNIT, MARKDOWN, REPORTS
-from optpipe.signoff.dossier import DossierCheck, check_dossier, finish_dossier, require_unused_path
+from optpipe.signoff.dossier import DossierCheck, check_dossier, finish_dossier
 from optpipe.signoff.dossier_overview import list_build_files, overview_from_dossier, stage_bars_from_dossier
 from optpipe.signoff.judge import judge_dossier, read_request
 from optpipe.signoff.report_documents import collect_report_documents
 from optpipe.workspace.file_names import VERDICT
+from optpipe.workspace.places import require_unused_path, require_writable_file
 from optpipe.workspace.runs import read_json, write_bytes
 from optpipe.workspace.seal import require_key
 from optpipe.workspace.store import Store
@@ -55,11 +56,10 @@ def require_possible(
         require_unused_path(output)
     if key is not None:
         require_key(key)
-    for path in (output, junit):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    if junit is not None and junit.is_dir():
-        raise BadInputError(f"--junit {junit} is a folder; specify a file")
+    if junit is not None:
+        require_writable_file(junit, "--junit")
+        if output is not None and junit.resolve().is_relative_to(output.resolve()):
+            raise BadInputError(f"--junit {junit}: {output} is sealed when it is written; choose a place outside it")
 
 
 def sign_off(

@@ -27,6 +27,7 @@ from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.hashes import FileHash, find_problems, hash_files
 from optpipe.workspace.manifest import get_command_line
+from optpipe.workspace.places import explain_os_errors
 
 if TYPE_CHECKING:
     import polars as pl
@@ -134,13 +135,11 @@ class Run:
 
 
 def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
-    """Makes a new, empty run folder. Raises StageError where the workspace cannot be written."""
+    """Makes a new, empty run folder. Raises BadInputError where the workspace cannot be written, StageError where it is full."""
     now = datetime.now(UTC)
     path = workspace / "runs" / f"{kind}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    try:
+    with explain_os_errors(workspace):
         path.mkdir(parents=True)
-    except OSError as error:
-        raise StageError(f"cannot create {path}: {error.strerror}; choose another location with --workspace") from error
     return OpenRun(path, kind, now.isoformat(timespec="milliseconds"))
 
 
@@ -255,7 +254,7 @@ def write_bytes(path: Path, content: bytes) -> None:
                 raise
     except OSError as error:
         raise StageError(
-            f"cannot write {path}: {error.strerror}; free some disk space or choose another --workspace"
+            f"cannot write {path}: {error.strerror}; free disk space or choose another location"
         ) from error
 
 

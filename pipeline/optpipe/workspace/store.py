@@ -6,7 +6,6 @@ entry lets two builds of the same thing take turns: the second finds what the fi
 shared lock on the store until the process ends, so that nobody removes what is about to be needed.
 """
 
-import errno
 import fcntl
 import os
 import secrets
@@ -29,6 +28,7 @@ from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.hashes import find_changed_files, hash_files
 from optpipe.workspace.manifest import MANIFEST, Manifest, UnreadableManifestError, get_command_line, read_manifest
+from optpipe.workspace.places import explain_os_errors
 
 ID_LENGTH = 12
 USED = "used"
@@ -114,7 +114,7 @@ class Store:
 
     def require_writable(self) -> None:
         """Raises `BadInputError` before any work where the workspace cannot be written."""
-        with _explain_os_errors(self.workspace):
+        with explain_os_errors(self.workspace):
             self.root.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=self.workspace, prefix=".writable-"):
                 pass
@@ -147,7 +147,7 @@ class Store:
             self._note_use(entry)
             return entry, True
         name = _name_entry(kind, recipe)
-        with _explain_os_errors(self.workspace), self._lock_entry(name):
+        with explain_os_errors(self.workspace), self._lock_entry(name):
             if (entry := self.get(kind, recipe)) is not None:
                 return entry, True
             if (self.root / name).exists():
@@ -199,7 +199,7 @@ class Store:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While the block runs no other process makes entries. Raises StageError where one does so already."""
-        with _explain_os_errors(self.workspace):
+        with explain_os_errors(self.workspace):
             lock = self._open_store_lock()
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -292,7 +292,7 @@ class Store:
 
     def remove_folder(self, folder: Path) -> int:
         """Deletes the folder of an entry or a run, damaged or not; returns the bytes it held, 0 where it is gone already."""
-        with _explain_os_errors(self.workspace), self._lock_entry(folder.name):
+        with explain_os_errors(self.workspace), self._lock_entry(folder.name):
             doomed = self.workspace / "tmp" / f"{folder.name}.removed"
             doomed.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -309,7 +309,7 @@ class Store:
     def scratch(self, kind: str) -> Iterator[Path]:
         """An empty folder that is deleted at the end; where the process dies, by `gc`, which sees that its lock is free."""
         name = f"{kind}-{secrets.token_hex(6)}"
-        with _explain_os_errors(self.workspace), self._lock_entry(name):
+        with explain_os_errors(self.workspace), self._lock_entry(name):
             folder = self.workspace / "tmp" / name
             folder.mkdir(parents=True)
             try:
@@ -338,22 +338,3 @@ def _flush(directory: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-@contextmanager
-def _explain_os_errors(workspace: Path) -> Iterator[None]:
-    """Turns what the file system refuses into the message a user can act on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            command = "optpipe gc"
-            raise StageError(
-                f"no space left for workspace {workspace}; free disk space (`{command}`) or pass --workspace DIR"
-            ) from error
-        ours = error.filename is not None and Path(error.filename).is_relative_to(workspace)
-        if ours and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            raise BadInputError(
-                f"workspace {workspace} is not writable ({error.strerror}); pass --workspace DIR"
-            ) from error
-        raise

@@ -254,7 +254,7 @@ def test_a_place_or_key_that_cannot_be_used_is_refused_before_anything_is_built(
     with pytest.raises(BadInputError, match="--junit"):
         require_possible(wanted, workspace.store, None, None, tmp_path)
     require_possible(wanted, workspace.store, tmp_path / "new" / "dossier", None, tmp_path / "new" / "junit.xml")
-    assert (tmp_path / "new").is_dir()
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_every_dossier_must_prove_is_known_before(workspace, tmp_path):

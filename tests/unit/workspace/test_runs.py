@@ -53,7 +53,7 @@ def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StageError, match="No space left on device; free some disk space"):
+    with pytest.raises(StageError, match="No space left on device; free disk space"):
         runs.write_parquet(tmp_path / "rows.parquet", pl.DataFrame({"a": [1]}))
     assert list(tmp_path.iterdir()) == []
 
@@ -94,7 +94,7 @@ def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tm
 
 def test_a_workspace_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "runs").write_text("a file where a folder should be")
-    with pytest.raises(StageError, match="--workspace"):
+    with pytest.raises(BadInputError, match="--workspace"):
         runs.begin_run(tmp_path, "bench")
 
 

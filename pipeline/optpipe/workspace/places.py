@@ -1,0 +1,92 @@
+"""Where a user wants something written: whether that is possible, known before anything long runs, and the move to there."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import EACCES, EDQUOT, EEXIST, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EPERM, EROFS
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from optpipe.errors import BadInputError, StageError
+
+
+def require_writable_folder(folder: Path, option: str) -> None:
+    """Raises BadInputError where no file can be made in `folder`, which `option` names and need not exist; makes nothing."""
+    _require_room(folder, f"{option} {folder}")
+
+
+def require_writable_file(file: Path, option: str) -> None:
+    """Likewise for a file that will be written, or written again."""
+    if os.path.isdir(file):  # noqa: PTH112 - Path.is_dir raises where a folder on the way cannot be searched
+        raise BadInputError(f"{option} {file} is a folder; specify a file")
+    if not os.path.exists(file):  # noqa: PTH110 - likewise
+        _require_room(file, f"{option} {file}")
+    elif not os.access(file, os.W_OK):
+        raise BadInputError(f"{option} {file} is not writable")
+
+
+def require_unused_path(target: Path, option: str = "--output") -> None:
+    """Likewise for a folder that will be new: also where something is at `target` already."""
+    if os.path.lexists(target):
+        raise BadInputError(f"{target} already exists; choose another {option}")
+    _require_room(target, f"{option} {target}")
+
+
+def _require_room(path: Path, what: str) -> None:
+    nearest = path
+    try:
+        with suppress(PermissionError):
+            path.exists()  # raises for a name that is too long
+        nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
+        with TemporaryFile(dir=nearest) as file:
+            file.write(b"0")
+    except NotADirectoryError:
+        raise BadInputError(f"{what}: {nearest} is not a folder") from None
+    except OSError as error:
+        why = "" if error.errno == ENOENT else f" ({error.strerror})"  # as /proc says
+        raise BadInputError(f"{what}: {nearest} is not writable{why}") from error
+
+
+def move_folder(folder: Path, target: Path) -> None:
+    """Moves `folder` to the unused path `target` in one step, for all to read: scratch files are private."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    require_unused_path(target)
+    beside = target.with_name(f".{target.name}.{folder.name}")  # on another disk moving is copying
+    try:
+        shutil.move(folder, beside)
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def explain_os_errors(workspace: Path) -> Iterator[None]:
+    """Turns what the file system refuses below `workspace`, or in making it, into the message a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (ENOSPC, EDQUOT):
+            command = "optpipe gc"
+            raise StageError(
+                f"no space left for workspace {workspace}; free disk space (`{command}`) or pass --workspace DIR"
+            ) from error
+        if _is_refusal(error, workspace.absolute()):
+            raise BadInputError(
+                f"workspace {workspace} is not writable ({error.strerror}); pass --workspace DIR"
+            ) from error
+        raise
+
+
+def _is_refusal(error: OSError, workspace: Path) -> bool:
+    if error.filename is None:
+        return False
+    place = Path(os.fsdecode(error.filename)).absolute()
+    if workspace.is_relative_to(place):  # it, or a folder above it, cannot be made; /proc says that nothing is there
+        return error.errno in (ENOENT, *_REFUSED)
+    return place.is_relative_to(workspace) and error.errno in _REFUSED
+
+
+_REFUSED = (EROFS, EACCES, EPERM, ENOTDIR, EEXIST, ENAMETOOLONG, ELOOP)

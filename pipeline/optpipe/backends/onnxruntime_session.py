@@ -118,7 +118,8 @@ def find_options_refusal(
 
 
 @contextmanager
-def _translate_runtime_errors() -> Iterator[None]:
+def translate_runtime_errors() -> Iterator[None]:
+    """Raises `BadInputError` where ONNX Runtime rejects the inputs, `StageError` where it fails on the graph."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     try:
@@ -181,7 +182,7 @@ class OnnxRuntimeSession:
         options = ort.RunOptions()
         if self._cuda_graph:
             options.add_run_config_entry("gpu_graph_id", "-1")
-        with _translate_runtime_errors():
+        with translate_runtime_errors():
             values = self._session.run(None, dict(inputs), options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 

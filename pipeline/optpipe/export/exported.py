@@ -9,7 +9,7 @@ from optpipe.core.card import ModelCard, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.errors import GateError
+from optpipe.errors import BadInputError, GateError
 from optpipe.export.model import Model, choose_available_weights
 from optpipe.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
 from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
@@ -143,6 +143,9 @@ def compute_reference(
             outputs = onnx_outputs if loaded.module is None else run_torch_model(loaded.module, card, inputs)
             errors = () if loaded.module is None else _check_parity(card, outputs, onnx_outputs)
         except GateError:
+            for name, value in inputs.items():
+                if value.dtype.kind == "f" and np.isnan(value).any():
+                    raise BadInputError(f"{images}: input '{name}' contains NaN, and so do the outputs") from None
             size, module = card.batch_range[1], loaded.module
             if module is None:
                 _require_repeatable(run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
@@ -224,7 +227,7 @@ def _run_onnx_model(
 def run_onnx_graph(
     path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], *sizes: int
 ) -> list[dict[str, "np.ndarray"]]:
-    """What the graph answers in batches of each size, one after the other in one session."""
+    """The graph's outputs in batches of each size, one after the other in one session."""
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
     found = []
@@ -248,7 +251,7 @@ def _require_alike(
     worst = max(errors, key=lambda error: error.relative)
     if worst.relative > TOLERATED_RELATIVE_ERROR[tolerated]:
         raise GateError(
-            f"the exported graph gives other answers at batch size {size}: output '{worst.name}' is off by {worst.relative:.2e}"
+            f"the exported graph gives other outputs at batch size {size}: output '{worst.name}' is off by {worst.relative:.2e}"
         )
     return worst.relative
 

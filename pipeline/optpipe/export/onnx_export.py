@@ -11,6 +11,7 @@ from optpipe.errors import BadInputError, StageError, first_line
 from optpipe.inputs.synthetic import SMALLEST_VOCABULARY
 from optpipe.sources.base import LoadedModel
 from optpipe.sources.modules import flatten_tensors
+from optpipe.sources.onnx_file import require_one_file
 from optpipe.sources.user_code import describe_user_error
 
 OLDEST_IR = 4
@@ -22,9 +23,11 @@ NEWEST_IR = 13
 def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> bool:
     """Exports with torch's dynamo exporter and simplifies; open dimensions of the card stay open. Whether it was simplified.
 
-    Raises `BadInputError` where the module does not take the card's inputs, or changes in forward; `StageError` with the
+    Raises `BadInputError` where the module does not take the card's inputs, or changes in forward, and
+    where an ONNX file cannot hold its weights; `StageError` with the
     operator or the line that cannot be exported.
     """
+    require_one_file(card.name, sum(each.nbytes for each in (*module.parameters(), *module.buffers())))
     try:
         _export_program(module, card, target)
         return simplify_onnx(target)
@@ -73,8 +76,10 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
 
 
 def _export_program(module: Any, card: ModelCard, target: Path) -> None:
+    import io
     import logging
     import warnings
+    from contextlib import redirect_stderr
 
     import torch
 
@@ -82,7 +87,7 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
 
     disabled = logging.root.manager.disable
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):  # graphs of what failed
             warnings.simplefilter("ignore")
             logging.disable(logging.ERROR)  # what torch would log of a failure, it raises too
             program = torch.onnx.export(

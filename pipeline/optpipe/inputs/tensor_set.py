@@ -202,4 +202,8 @@ def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[An
             f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}, and the model takes "
             f"{spec.format_profile()}"
         )
+    if spec.below is not None and value.max() >= spec.below:
+        raise BadInputError(
+            f"{where}: input '{spec.name}' reaches {value.max()}, and the model takes values below {spec.below}"
+        )
     return value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session
+from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session, translate_runtime_errors
 from optpipe.errors import StageError
 from optpipe.quantize.histogram import BINS, Magnitudes, count_magnitudes, count_on_device
 from optpipe.quantize.statistics import TensorStatistics
@@ -50,11 +50,15 @@ class Collector:
         self._outputs = tuple(name for name in self.tensors if name not in self._fed)
 
     def add(self, batch: Batch) -> None:
-        """Runs one batch. Raises StageError that names the first tensor which is not finite."""
-        if self.device == "cuda":
-            self._add_on_device(batch)
-        else:
-            self._add_on_host(batch)
+        """Runs one batch.
+
+        Raises StageError that names the first tensor which is not finite, BadInputError for inputs that the graph rejects.
+        """
+        with translate_runtime_errors():
+            if self.device == "cuda":
+                self._add_on_device(batch)
+            else:
+                self._add_on_host(batch)
 
     def _add_on_host(self, batch: Batch) -> None:
         found = {**{name: np.asarray(batch[name]) for name in self._fed}, **self._outputs_on_host(batch)}

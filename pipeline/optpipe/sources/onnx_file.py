@@ -10,12 +10,15 @@ from typing import Any, ClassVar
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.hashing import hash_file
 from optpipe.core.tensors import LARGEST_SIZE, InputSpec, Shape
+from optpipe.core.units import format_bytes
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, escape, read_as_user_file
 from optpipe.sources.base import LoadedModel
 from optpipe.sources.onnx_inputs import read_input_specs
 
 OLDEST_OPSET = 9
+LARGEST_ONNX_BYTES = 2**31 - 1
+"""Of one file, as protobuf limits it; optpipe keeps a graph and its weights in one."""
 LONGEST_NAME = 4096
 """Characters of a name, and bytes of a path on Linux."""
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
@@ -182,19 +185,16 @@ def _find_unknown_operators(model: Any) -> list[str]:
 def find_external_files(path: Path) -> tuple[Path, ...]:
     """The files of external data that a model names, in initializers and attributes, also of inner graphs.
 
-    Raises `BadInputError` for a file that cannot be read, and where one is missing or lies outside its folder.
+    Raises `BadInputError` for a file that cannot be read, and where one is missing, lies outside its folder
+    or, with the others, exceeds what one ONNX file holds.
     """
     import onnx
 
     with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
         model = onnx.load(path, load_external_data=False)
-        names = {
-            entry.value
-            for tensor in iterate_tensors(model.graph)
-            if tensor.data_location == onnx.TensorProto.EXTERNAL
-            for entry in tensor.external_data
-            if entry.key == "location"
-        }
+        outside = [each for each in iterate_tensors(model.graph) if each.data_location == onnx.TensorProto.EXTERNAL]
+        names = {entry.value for each in outside for entry in each.external_data if entry.key == "location"}
+        require_one_file(str(path), sum(math.prod(each.dims) * _count_item_bytes(each.data_type) for each in outside))
         folder = path.resolve().parent
         found = []
         for name in sorted(names):
@@ -208,6 +208,15 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
                 raise BadInputError(f"{path}: its external data {shown} is missing")
             found.append(file)
     return tuple(found)
+
+
+def require_one_file(model: str, weights_bytes: int) -> None:
+    """Raises `BadInputError` for weights that no ONNX file can hold."""
+    if weights_bytes > LARGEST_ONNX_BYTES:
+        raise BadInputError(
+            f"{model}: its weights take {format_bytes(weights_bytes)}; an ONNX file holds 2 GiB at most\n"
+            "give a smaller model, or a part of this one"
+        )
 
 
 def iterate_tensors(graph: Any) -> Iterator[Any]:

@@ -1,13 +1,16 @@
 """What a module may do in forward, and what is said of one that cannot be exported."""
 
+import numpy as np
 import pytest
 
-from optpipe.core.card import card_from_file
+from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import SilentListener
+from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError, GateError, StageError
 from optpipe.export.exported import compute_reference, export_model
 from optpipe.export.model import Model
+from optpipe.export.onnx_export import onnx_from_torch
 from optpipe.sources.python_file import PythonFileSource
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
@@ -109,9 +112,10 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
         pytest.param("(self, x): return self.linear(x) / 0 * 0", "", GateError, "NaN or Inf in output", marks=SLOW),
     ],
 )
-def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, forward, more, error, said) -> None:
+def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, capsys, forward, more, error, said) -> None:
     with pytest.raises(error, match=said):
         checked(tmp_path, forward, more)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -121,3 +125,22 @@ def test_outputs_that_ignore_the_input_are_said(tmp_path) -> None:
     listener = SilentListener()
     compute_reference(model, export_model(model, store, listener)[0], None, store, listener)
     assert "the same outputs for every input" in " ".join(listener.warnings)
+
+
+def test_a_module_whose_weights_no_file_holds_is_refused_before_the_export(tmp_path) -> None:
+    import torch
+
+    module = torch.nn.Linear(1 << 15, 1 << 14, bias=False, device="meta")
+    card = ModelCard("net", "net.py:make", Task.OTHER, (InputSpec("x", "float32", (1, 8), (1, 8), (1, 8)),))
+    with pytest.raises(BadInputError, match=r"net: its weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"):
+        onnx_from_torch(module, card, tmp_path / "net.onnx")
+
+
+@pytest.mark.slow
+def test_inputs_that_are_not_numbers_are_not_blamed_on_the_weights(tmp_path) -> None:
+    (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x)\n")
+    model, store = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()), Store(tmp_path / ".optpipe")
+    entry, _ = export_model(model, store, SilentListener())
+    np.savez(tmp_path / "data.npz", x=np.full((4, 8), np.nan, np.float32))
+    with pytest.raises(BadInputError, match=r"data\.npz: input 'x' contains NaN"):
+        compute_reference(model, entry, tmp_path / "data.npz", store, SilentListener())

@@ -89,6 +89,15 @@ def test_what_does_not_fit_is_said_by_name(tmp_path, changed, said) -> None:
         read_tensor_set(tmp_path / "data.npz", (X, STATE, RATE))
 
 
+def test_integers_beyond_the_table_that_they_pick_from_are_refused(tmp_path) -> None:
+    ids = InputSpec("ids", "int64", (1, 3), (2, 3), (8, 3), below=50)
+    for largest in (49, 50):
+        np.savez(tmp_path / f"{largest}.npz", ids=np.array([[0, 1, largest]]))
+    assert len(read_tensor_set(tmp_path / "49.npz", (ids,)).files) == 1
+    with pytest.raises(BadInputError, match="'ids' reaches 50, and the model takes values below 50"):
+        read_tensor_set(tmp_path / "50.npz", (ids,))
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'shape': (1,)}"]
 )

@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from optpipe.errors import StageError
+from optpipe.errors import BadInputError, StageError
 from optpipe.quantize.collect import (
     Collector,
     choose_batch_size,
@@ -42,6 +42,11 @@ def test_what_is_not_finite_is_named(graph, bad) -> None:
     poisoned[0, 0, 0, 0] = bad
     with pytest.raises(StageError, match="tensor 'x' contains NaN or Inf"):
         Collector(graph, TENSORS, histograms=True).add({"x": poisoned})
+
+
+def test_what_the_graph_rejects_is_bad_input(graph) -> None:
+    with pytest.raises(BadInputError, match="ONNX Runtime rejected these inputs"):
+        Collector(graph, TENSORS, histograms=True).add({"x": X.astype(np.float64)})
 
 
 def test_batch_size_follows_from_the_tensors(graph) -> None:

@@ -238,3 +238,14 @@ def test_names_that_are_none_become_names() -> None:
     assert [each.dim_param or each.dim_value for each in dims] == ["batch", 3, "pixels_dim2", "pixels_dim3"]
     assert not any(each.dim_param for each in model.graph.output[0].type.tensor_type.shape.dim)
     onnx.checker.check_model(model, full_check=True)
+
+
+def test_weights_beyond_what_one_file_holds_are_refused_before_they_are_read(tmp_path) -> None:
+    model = linear()
+    weight = model.graph.initializer[0]
+    weight.CopyFrom(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 15, 1 << 14]))
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="w.data")
+    (tmp_path / "w.data").touch()
+    with pytest.raises(BadInputError, match=r"weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"):
+        source(tmp_path, model).load(WeightsRequest())

@@ -21,7 +21,7 @@ class Standing(StrEnum):
     """The winner at one batch size or more."""
     SLOWER = "slower"
     NO_DIFFERENCE = "no difference shown"
-    """Against the winner at one batch size at least, which is more precise or simpler."""
+    """Against the winner at one batch size at least, which is more precise or simpler, or was faster before the final rounds."""
     OVER_BUDGET = "over budget"
     NOT_SHOWN = "not shown to keep the budget"
     """The interval of its accuracy drop lies across the budget."""
@@ -44,6 +44,8 @@ class CandidateTimes:
     """Times of the final rounds over the winner's; None for the winner and for what was dropped before."""
     slowdown: float | None = None
     """Time over the winner's, from all rounds that both were in; None for the winner."""
+    race_ratio: Ratio | None = None
+    """Of what was dropped before the final rounds, times over the winner's in the race; its interval is by their scatter."""
 
     @property
     def is_equal(self) -> bool:

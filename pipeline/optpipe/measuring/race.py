@@ -1,8 +1,14 @@
 """Races of builds or of their options, measured in turn, each time in a fresh process; which build is fastest at each batch size.
 
 A race first: after each round what lags behind is not started again (Maron & Moore, Hoeffding Races, 1994). The race picks
-whom noise favored, so the fastest few are then compared in rounds of their own, and only those give intervals. What these do
-not tell from the fastest counts as equally fast, and of equally fast builds the first in the order given is chosen.
+whom noise favored, so the fastest few are then compared in rounds of their own. What these do not tell from the fastest counts
+as equally fast, and of equally fast builds the first in the order given is chosen.
+
+Dropping is a choice, not a finding: of six equally fast builds two never come to the final rounds. What was dropped is called
+slower only where its few rounds show that against the scatter of the final ones, by Tukey's intervals for all pairs of builds,
+since the race has picked the pair. In simulated races of ten equally fast builds one is then called slower wrongly in 3 % of
+races where processes scatter by 1 to 11 %, in up to 7 % where one process in seven is slower by 10 or 30 %. At 5 % scatter the
+fastest build is lost in 0.5 % of races, at 11 % in 13 %, which costs 1 % of time on average at most.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +17,8 @@ from math import exp, log
 from random import Random
 
 from optpipe.core.bench_record import Change, Ratio
-from optpipe.stats.ratio import ratio_from_rounds
+from optpipe.stats.multiple import compute_pairwise_confidence
+from optpipe.stats.ratio import Scatter, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
 
 RACE_ROUNDS = 3
 LAG = 0.15
@@ -19,7 +26,7 @@ LAG = 0.15
 FINAL_ROUNDS = 8
 MAX_FINALISTS = 4
 CONFIDENCE = 0.95
-"""Of all comparisons with the winner at one batch size together (Bonferroni)."""
+"""Of all comparisons with the winner at one batch size together (Bonferroni); likewise of those that were dropped (Tukey)."""
 Times = Mapping[int, float]
 """ns by batch size; a size without a figure is missing."""
 Measure = Callable[[str, Sequence[int]], Times]
@@ -49,6 +56,10 @@ class RaceResult:
     times: Mapping[str, RacedTimes]
     ratios: Mapping[str, Ratio]
     """Of those in the final rounds but the winner, times over the winner's."""
+    dropped: Mapping[str, Ratio] = field(default_factory=dict)
+    """Of the others, from the rounds of the race that both were in; empty where there were no final rounds."""
+    scatter: Scatter | None = None
+    """Of processes in the final rounds."""
 
     def compute_slowdown(self, name: str) -> float | None:
         """Time over the winner's from all rounds that both were in, the geometric mean; None where one has no figure."""
@@ -132,10 +143,21 @@ class Heat:
         leader = min(finalists, key=lambda name: sum(map(log, self.times[name].final)))
         winner = next(name for name in finalists if not self._is_slower(name, leader, len(finalists)))
         ratios = {name: self._compare(name, winner, len(finalists)) for name in finalists if name != winner}
-        return RaceResult(winner, self.times, ratios)
+        scatter = scatter_from_rounds([self.times[name].final for name in finalists])
+        return RaceResult(winner, self.times, ratios, self._compare_dropped(winner, finalists, scatter), scatter)
 
     def _is_slower(self, name: str, leader: str, finalists: int) -> bool:
         return name != leader and self._compare(name, leader, finalists).change is Change.SLOWER
+
+    def _compare_dropped(self, winner: str, finalists: Sequence[str], scatter: Scatter) -> dict[str, Ratio]:
+        left = {name: own.race for name, own in self.times.items() if own.race and name not in finalists}
+        if not left:
+            return {}
+        confidence, best = compute_pairwise_confidence(len(self.times), scatter.freedom, CONFIDENCE), self.times[winner]
+        return {
+            name: ratio_from_few_rounds(best.race[: len(own)], own[: len(best.race)], scatter, confidence)
+            for name, own in left.items()
+        }
 
     def _compare(self, name: str, other: str, finalists: int) -> Ratio:
         confidence = 1 - (1 - CONFIDENCE) / (finalists - 1)

@@ -1,6 +1,10 @@
 """Several hypotheses at once."""
 
 from collections.abc import Sequence
+from functools import cache
+from math import sqrt
+
+from optpipe.stats.means import compute_t_tail
 
 
 def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
@@ -15,3 +19,14 @@ def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
             break
         found[at], left = True, left - 1
     return found
+
+
+@cache
+def compute_pairwise_confidence(means: int, freedom: float, confidence: float) -> float:
+    """The confidence of Student's t interval of a difference of two of `means`, for those of all pairs to hold together.
+
+    Tukey's honestly significant difference: `freedom` is that of the one scatter that all intervals are made of.
+    """
+    from scipy.stats import studentized_range
+
+    return 1 - 2 * compute_t_tail(float(studentized_range.ppf(confidence, means, freedom)) / sqrt(2), freedom)

@@ -7,10 +7,15 @@ in time, which takes slow changes of the machine out.
 """
 
 from collections.abc import Sequence
-from math import ceil, exp, isfinite, log, log1p
+from dataclasses import dataclass
+from math import ceil, exp, isfinite, log, log1p, sqrt
+from typing import TYPE_CHECKING
 
 from optpipe.core.bench_record import Change, Ratio
 from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SMALLEST_ROUNDS = 4
 """With fewer rounds the interval of Student's t is so wide that the comparison would be theatre."""
@@ -32,6 +37,38 @@ def ratio_from_rounds(
     if mean is None:
         raise ValueError(f"the first {first} rounds are too few to know their scatter")
     return _ratio(mean.value, mean.error, mean.freedom, count, confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """How much the logs of one process's figure differ from process to process."""
+
+    sd: float
+    freedom: float
+
+
+def scatter_from_rounds(values: "Sequence[Sequence[float]] | np.ndarray") -> Scatter:
+    """Of processes, from `(contenders, rounds)` figures: what is left where contenders and rounds have levels of their own.
+
+    Raises ValueError for fewer than two of either.
+    """
+    import numpy as np
+
+    logs = np.log(values)
+    freedom = (len(logs) - 1) * (logs.shape[1] - 1)
+    if freedom < 1:
+        raise ValueError(f"the scatter of {logs.shape} contenders and rounds is not known")
+    left = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+    return Scatter(float(np.sqrt(np.square(left).sum() / freedom)), freedom)
+
+
+def ratio_from_few_rounds(
+    baseline: Sequence[float], contender: Sequence[float], scatter: Scatter, confidence: float
+) -> Ratio:
+    """As `ratio_from_rounds`, of one paired round or more, where `scatter` is known from other rounds of the same machine."""
+    logs = _log_ratios(baseline, contender, 1)
+    error = scatter.sd * sqrt(2 / len(logs))
+    return _ratio(sum(logs) / len(logs), error, scatter.freedom, len(logs), confidence)
 
 
 MOST_ENUMERATED = 16
@@ -80,9 +117,9 @@ def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence:
     return Ratio(exp(centre), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)
 
 
-def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[float]:
-    if len(baseline) != len(contender) or len(baseline) < SMALLEST_ROUNDS:
-        raise ValueError(f"need {SMALLEST_ROUNDS} or more rounds of both, got {len(baseline)} and {len(contender)}")
+def _log_ratios(baseline: Sequence[float], contender: Sequence[float], fewest: int = SMALLEST_ROUNDS) -> list[float]:
+    if len(baseline) != len(contender) or len(baseline) < fewest:
+        raise ValueError(f"need {fewest} or more rounds of both, got {len(baseline)} and {len(contender)}")
     if not all(isfinite(value) and value > 0 for value in (*baseline, *contender)):
         raise ValueError("durations must be positive and finite")
     return [log(after) - log(before) for before, after in zip(baseline, contender, strict=True)]

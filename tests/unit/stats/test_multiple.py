@@ -1,8 +1,12 @@
+from math import sqrt
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.multiple import reject_by_holm
+from optpipe.stats.means import compute_t_quantile
+from optpipe.stats.multiple import compute_pairwise_confidence, reject_by_holm
 
 p_values = st.lists(st.floats(0, 1), max_size=12)
 
@@ -24,3 +28,13 @@ def test_it_rejects_no_less_than_bonferroni_and_no_more_than_each_alone(values, 
 def test_a_true_hypothesis_is_rejected_as_rarely_as_asked():
     draws = np.random.default_rng(0).random((4000, 10))
     assert np.mean([any(reject_by_holm(list(row), 0.05)) for row in draws]) <= 0.06
+
+
+@pytest.mark.parametrize(("means", "freedom", "table"), [(3, 10, 3.88), (8, 20, 4.77), (10, 60, 4.65)])
+def test_all_pairs_hold_together_as_in_tables_of_the_studentized_range(means, freedom, table):
+    each = compute_pairwise_confidence(means, freedom, 0.95)
+    assert compute_t_quantile(0.5 + each / 2, freedom) * sqrt(2) == pytest.approx(table, abs=0.006)
+
+
+def test_one_pair_needs_no_correction():
+    assert compute_pairwise_confidence(2, 7, 0.95) == pytest.approx(0.95)

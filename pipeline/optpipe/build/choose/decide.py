@@ -8,7 +8,7 @@ from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, Standing
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.mixed_precision import Budget
-from optpipe.measuring.race import RACE_ROUNDS, RaceResult
+from optpipe.measuring.race import RaceResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ def _describe(judged: Judged, races: Mapping[int, RaceResult], standing: Standin
 def _collect_times(artifact: str, size: int, race: RaceResult) -> CandidateTimes:
     own = race.times[artifact]
     slowdown = None if artifact == race.winner else race.compute_slowdown(artifact)
-    return CandidateTimes(size, tuple(own.race), tuple(own.final), race.ratios.get(artifact), slowdown)
+    ratio, dropped = race.ratios.get(artifact), race.dropped.get(artifact)
+    return CandidateTimes(size, tuple(own.race), tuple(own.final), ratio, slowdown, dropped)
 
 
 def _explain(
@@ -97,9 +98,13 @@ def _explain(
     behind = [(size, race) for size, race in races.items() if race.compute_slowdown(judged.id) is not None]
     if not behind:
         return Standing.FAILED, failures.get(judged.id, "no batch size could be measured")
-    equal = any(_is_equal(race.ratios.get(judged.id)) for _, race in behind)
+    slower = all(_is_slower(race.ratios.get(judged.id) or race.dropped.get(judged.id)) for _, race in behind)
     reason = "; ".join(_explain_lag(size, race, judged.id) for size, race in behind)
-    return (Standing.NO_DIFFERENCE if equal else Standing.SLOWER), reason
+    return (Standing.SLOWER if slower else Standing.NO_DIFFERENCE), reason
+
+
+def _is_slower(ratio: Ratio | None) -> bool:
+    return ratio is not None and ratio.change is Change.SLOWER
 
 
 def _is_equal(ratio: Ratio | None) -> bool:
@@ -140,12 +145,20 @@ def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]
 
 
 def _explain_lag(size: int, race: RaceResult, artifact: str) -> str:
-    ratio, slowdown = race.ratios.get(artifact), race.compute_slowdown(artifact)
-    if ratio is None:
-        rounds = len(race.times[artifact].race)
-        return f"batch {size}: {slowdown:.2f} times the winner's time, dropped after {rounds} of {RACE_ROUNDS} rounds"
-    same = ", within the error" if _is_equal(ratio) else ""
-    return f"batch {size}: {_format_ratio(ratio)} times the winner's time{same}"
+    ratio, dropped = race.ratios.get(artifact), race.dropped.get(artifact)
+    if ratio is not None:
+        return f"batch {size}: {_format_ratio(ratio)} times the winner's time{_format_doubt(ratio)}"
+    rounds = dropped.rounds if dropped else len(race.times[artifact].race)
+    known = f"from {rounds} round{'s' if rounds > 1 else ''}"
+    if dropped is None or race.scatter is None:
+        slowdown = race.compute_slowdown(artifact)
+        return f"batch {size}: {slowdown:.2f} times the winner's time, {known}; how much rounds scatter is not known"
+    known += f" and the final rounds' scatter of {race.scatter.sd:.1%}"
+    return f"batch {size}: {_format_ratio(dropped)} times the winner's time, {known}{_format_doubt(dropped)}"
+
+
+def _format_doubt(ratio: Ratio) -> str:
+    return "" if _is_slower(ratio) else ", within the error"
 
 
 def _format_ratio(ratio: Ratio) -> str:

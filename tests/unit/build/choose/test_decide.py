@@ -1,5 +1,6 @@
 """What every build of a race is said to be, and the whole table."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,21 @@ def test_the_winner_comes_first_and_every_loser_has_its_reason():
     )
     result = ChoiceResult(decision, build, "runs/choose-1", ExitStatus.DONE)
     assert_golden(text_of(render_choice(result), width=200), "choose.txt")
+
+
+def test_what_one_noisy_round_does_not_show_is_not_called_slower():
+    idents = ["aaaa", "bbbb", "cccc", "dddd", "eeee"]
+    noisy = decided([judged(each) for each in idents], raced({each: {1: 1e6} for each in idents}, noise=0.05))
+    dropped = next(each for each in noisy.candidates if each.times[0].race_ratio)
+    assert dropped.standing is Standing.NO_DIFFERENCE
+    assert dropped.times[0].race_ratio.rounds == len(dropped.times[0].race_ns)
+    assert dropped.reason.endswith(", within the error")
+    assert "and the final rounds' scatter of" in dropped.reason
+    stored = json_from_record(noisy).decode()
+    assert record_from_json(stored.encode(), Decision, "decision") == noisy
+    before = re.sub(r'"race_ratio": (null|\{[^}]*\}),?', "", stored)  # as written before it was kept
+    older = record_from_json(re.sub(r",(\s*\})", r"\1", before).encode(), Decision, "decision")
+    assert all(time.race_ratio is None for each in older.candidates for time in each.times)
 
 
 def test_without_a_build_within_the_budget_the_nearest_is_named_and_the_status_says_fail():

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from threading import Semaphore
 from time import perf_counter_ns, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.core.estimate import Estimate
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.load_client import open_load_clients, prepare_requests
+from optpipe.deploy.load_client import open_load_clients, prepare_requests, send_in_flight
 from optpipe.deploy.records import DeploymentRecord, ServerCost, ServerThroughput
 from optpipe.deploy.session_process import Answer
-from optpipe.errors import StageError, first_line
+from optpipe.deploy.triton_config import list_positions
+from optpipe.errors import StageError
 from optpipe.inputs.sequences import fill_sequences, read_length
 from optpipe.signoff.policy import Policy
 from optpipe.stats.means import mean_from_values
@@ -127,7 +127,9 @@ def measure_throughputs(
 
 def name_inputs(record: DeploymentRecord, rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
     """By the names that the server knows: positions for a package of AOTInductor."""
-    return {f"INPUT__{at}": each for at, each in enumerate(rows.values())} if record.backend == "inductor" else rows
+    if record.backend != "inductor":
+        return rows
+    return dict(zip(list_positions("INPUT", len(rows)), rows.values(), strict=True))
 
 
 def _estimate(rates: Sequence[float]) -> Estimate:
@@ -208,27 +210,13 @@ def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Lap:
     def lap(load: LoadSpec, seconds: float, seed: int) -> list[int]:
         for _ in range(WARM_UP_REQUESTS):
             client.infer(model, inputs)
+        arrivals = _arrivals(load, seconds, seed)
+        if load.scenario is Scenario.SERVER:
+            return send_in_flight(client, model, inputs, MAX_IN_FLIGHT, arrivals)
         found: list[int] = []
-        if load.scenario is not Scenario.SERVER:
-            for due in _arrivals(load, seconds, seed):
-                client.infer(model, inputs)
-                found.append(perf_counter_ns() - due)
-            return found
-        room, problems = Semaphore(MAX_IN_FLIGHT), []
-
-        def finish(due: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
+        for due in arrivals:
+            client.infer(model, inputs)
             found.append(perf_counter_ns() - due)
-            room.release()
-            if error is not None:
-                problems.append(error)
-
-        for due in _arrivals(load, seconds, seed):
-            room.acquire()
-            client.async_infer(model, inputs, callback=partial(finish, due))
-        for _ in range(MAX_IN_FLIGHT):
-            room.acquire()
-        if problems:
-            raise StageError(f"{model}: tritonserver failed under load: {first_line(problems[0])}")
         return found
 
     return lap

@@ -7,9 +7,10 @@ holds a request's inputs; each that follows asks for a lap.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from threading import Semaphore
 from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,10 @@ START_AFTER_NS = 20_000_000
 
 
 class LoadClients:
-    """Several clients that load a model together."""
+    """Several clients that load one model together."""
 
-    def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]", model: str) -> None:
-        self._processes, self._model = processes, model
+    def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+        self._processes = processes
 
     def run_lap(self, count: int, seconds: float) -> tuple[float, list[int]]:
         """Answers per second with `count` requests in flight, and latencies in ns. Raises StageError where the server fails."""
@@ -47,7 +48,7 @@ class LoadClients:
                 raise _explain_death(process)
             header, arrays = frame
             if "error" in header:
-                raise StageError(f"{self._model}: tritonserver failed under load: {header['error']}")
+                raise StageError(header["error"])
             end = max(end, header["end"])
             latencies += arrays["latencies"].tolist()
         return len(latencies) / (end - begin) * 1e9, latencies
@@ -65,7 +66,7 @@ def open_load_clients(url: str, model: str, inputs: "Mapping[str, np.ndarray]") 
     try:
         for process in processes:
             _send(process, {}, inputs)
-        yield LoadClients(processes, model)
+        yield LoadClients(processes)
     finally:
         for process in processes:
             process.kill()
@@ -91,9 +92,7 @@ def main() -> None:
     assert first is not None
     client, given = prepare_requests(sys.argv[1], first[1])
     while (frame := read_frame(sys.stdin.buffer)) is not None:
-        asked = frame[0]
-        header, arrays = _run_lap(client, sys.argv[2], given, asked["count"], asked["begin"], asked["seconds"])
-        write_frame(sys.stdout.buffer, header, arrays)
+        write_frame(sys.stdout.buffer, *_run_lap(client, sys.argv[2], given, frame[0]))
 
 
 def prepare_requests(url: str, inputs: "Mapping[str, np.ndarray]") -> tuple[Any, list[Any]]:
@@ -109,32 +108,46 @@ def prepare_requests(url: str, inputs: "Mapping[str, np.ndarray]") -> tuple[Any,
     return grpc.InferenceServerClient(url), given
 
 
-def _run_lap(
-    client: Any, model: str, given: Sequence[Any], count: int, begin: int, seconds: float
-) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
-    """Those still in flight at the end count."""
-    import numpy as np
+def send_in_flight(client: Any, model: str, given: Sequence[Any], count: int, arrivals: Iterable[int]) -> list[int]:
+    """Sends a request for each of `arrivals`, at most `count` of them in flight; the latencies since it was due, in ns.
 
+    `arrivals` is asked for the next when there is room for it. Raises StageError, when all have ended, where the server failed.
+    """
     room = Semaphore(count)
     found: list[int] = []
     problems: list[Any] = []
 
-    def finish(sent: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
-        found.append(perf_counter_ns() - sent)
+    def finish(due: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
+        found.append(perf_counter_ns() - due)
         if error is not None:
             problems.append(error)
         room.release()
 
-    sleep(max(0, begin - perf_counter_ns()) / 1e9)
-    while perf_counter_ns() - begin < seconds * 1e9:
+    room.acquire()
+    for due in arrivals:
+        client.async_infer(model, given, callback=partial(finish, due))
         room.acquire()
-        client.async_infer(model, given, callback=partial(finish, perf_counter_ns()))
-    for _ in range(count):
+    for _ in range(count - 1):
         room.acquire()
-    end = perf_counter_ns()
     if problems:
-        return {"error": first_line(problems[0])}, {}
-    return {"end": end}, {"latencies": np.asarray(found, np.int64)}
+        raise StageError(f"{model}: tritonserver failed under load: {first_line(problems[0])}")
+    return found
+
+
+def _run_lap(
+    client: Any, model: str, given: Sequence[Any], asked: Mapping[str, Any]
+) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
+    """Those still in flight at the end count."""
+    import numpy as np
+
+    sleep(max(0, asked["begin"] - perf_counter_ns()) / 1e9)
+    end = asked["begin"] + asked["seconds"] * 1e9
+    try:
+        arrivals = takewhile(lambda now: now < end, iter(perf_counter_ns, None))
+        found = send_in_flight(client, model, given, asked["count"], arrivals)
+    except StageError as error:
+        return {"error": str(error)}, {}
+    return {"end": perf_counter_ns()}, {"latencies": np.asarray(found, np.int64)}
 
 
 if __name__ == "__main__":

@@ -36,7 +36,14 @@ from optpipe.deploy.records import (
 from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, SHIM, add_shim_parameters
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
 from optpipe.deploy.session_process import Answer, open_artifact, open_preprocessing
-from optpipe.deploy.triton_config import CONFIG, TYPES, read_config, require_tritonclient, text_from_config
+from optpipe.deploy.triton_config import (
+    CONFIG,
+    TYPES,
+    list_positions,
+    read_config,
+    require_tritonclient,
+    text_from_config,
+)
 from optpipe.errors import GateError, MissingError, StageError, first_line, read_as_user_file
 from optpipe.export.reference import Reference, reference_from_file
 from optpipe.inputs.sequences import fill_sequences, read_length
@@ -266,7 +273,7 @@ def _compare(
 
 def _name_served(record: DeploymentRecord, model: str, names: Sequence[str]) -> list[str]:
     by_position = record.backend == "inductor" and model == record.engine
-    return [f"OUTPUT__{at}" for at in range(len(names))] if by_position else list(names)
+    return list_positions("OUTPUT", len(names)) if by_position else list(names)
 
 
 def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: "np.ndarray | None") -> float:

@@ -44,6 +44,7 @@ from optpipe.deploy.triton_config import (
     add_warm_up,
     describe_served,
     fill_tensors,
+    list_positions,
     require_tritonclient,
     require_valid_text,
     text_from_config,
@@ -247,10 +248,10 @@ def list_profiles(info: ArtifactInfo) -> list[str]:
 
 
 def name_by_position(inputs: Sequence[Served], outputs: Sequence[Served]) -> tuple[list[Served], list[Served]]:
-    """`INPUT__0`, `OUTPUT__0`, …: Triton's PyTorch backend addresses tensors of a package by position."""
+    """The tensors of AOTInductor's packages, as `list_positions` names them."""
     return (
-        [Served(f"INPUT__{at}", each.dtype, each.dims) for at, each in enumerate(inputs)],
-        [Served(f"OUTPUT__{at}", each.dtype, each.dims) for at, each in enumerate(outputs)],
+        [replace(each, name=name) for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)],
+        [replace(each, name=name) for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)],
     )
 
 

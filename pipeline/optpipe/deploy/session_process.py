@@ -86,9 +86,10 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
 def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, "np.ndarray"]:
     """The arrays by the session's names, also where the server addresses them by position. Raises BadInputError."""
+    from optpipe.deploy.triton_config import list_positions
     from optpipe.errors import BadInputError
 
-    named = {f"INPUT__{at}": name for at, (name, _) in enumerate(wanted)}
+    named = dict(zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True))
     found = {named.get(name, name): array for name, array in arrays.items()}
     for name, dtype in wanted:
         if name not in found:

@@ -6,7 +6,7 @@ Source: model_config.proto of triton-inference-server/common, and docs/user_guid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.errors import BadInputError, MissingError, read_as_user_file
@@ -28,6 +28,11 @@ class Served:
     name: str
     dtype: str
     dims: tuple[int, ...]
+
+
+def list_positions(side: Literal["INPUT", "OUTPUT"], count: int) -> list[str]:
+    """`INPUT__0`, `INPUT__1`, …: Triton's PyTorch backend addresses tensors of AOTInductor's packages by position."""
+    return [f"{side}__{at}" for at in range(count)]
 
 
 def require_tritonclient() -> Any:

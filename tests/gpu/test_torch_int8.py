@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fakes.int8_emulation import emulate, emulate_step
 from tests.fakes.int8_network import (
     lower,
     narrow_network,
@@ -21,7 +22,6 @@ from optpipe.backends.base import BuildRequest
 from optpipe.backends.cuda_graph import CudaGraphBinding
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.comparison import compare_programs
-from optpipe.backends.torch_int8.emulation import emulate, emulate_step
 from optpipe.backends.torch_int8.launches import list_tactics
 from optpipe.backends.torch_int8.program import Program
 from optpipe.backends.torch_int8.tuning import tune_steps

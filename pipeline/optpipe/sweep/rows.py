@@ -10,8 +10,6 @@ from optpipe.errors import ExitStatus
 from optpipe.sweep.job import Cell, JobRecord, JobState
 from optpipe.sweep.plan import PlannedCell, Standing, SweepPlan
 
-NOT_RUN = "not run"
-
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:

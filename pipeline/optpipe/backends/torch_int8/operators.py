@@ -1,4 +1,4 @@
-"""ONNX operators that stay in floating point, computed by torch: FP16 on a GPU; in an emulation FP32, rounded to FP16 after each."""
+"""ONNX operators that stay in floating point, computed by torch: FP16 on a GPU; on a CPU, in tests, FP32."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+from tests.fakes.int8_emulation import emulate_step
 from tests.fakes.int8_network import random_convolution, random_int8
 
 from optpipe.backends.torch_int8 import kernels, launches, program, steps
-from optpipe.backends.torch_int8.emulation import emulate_step
 
 NOT_HERE = ("int8_wgmma_product_at_once", "int8_max_pool")
 """Gluon and inline assembly have no interpreter."""

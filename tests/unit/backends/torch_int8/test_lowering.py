@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 import torch
 from tests.fakes.entries import artifact_info
+from tests.fakes.int8_emulation import emulate
 from tests.fakes.int8_network import (
     lower,
     narrow_network,
@@ -20,7 +21,6 @@ from tests.fakes.int8_network import (
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.backend import LOWERING, find_stale_lowering, list_executed_layers
-from optpipe.backends.torch_int8.emulation import emulate
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.errors import StageError
 

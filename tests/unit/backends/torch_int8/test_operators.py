@@ -7,9 +7,9 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from tests.fakes.int8_emulation import emulate
 
 from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
-from optpipe.backends.torch_int8.emulation import emulate
 from optpipe.backends.torch_int8.lowering import lower_graph
 from optpipe.backends.torch_int8.program import Program
 from optpipe.core.tensors import InputSpec

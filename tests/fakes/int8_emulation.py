@@ -1,11 +1,11 @@
-"""The integer arithmetic of a lowered network on the CPU, to hold the GPU's kernels against and to judge accuracy without a GPU.
+"""The integer arithmetic of a lowered network on the CPU: what the GPU's kernels have to give.
 
 INT8 layers are exact up to the fused multiply-add of a layer's end, which is computed here in FP64 and rounded to FP32: a value
 may differ from the kernel's by one step, and only where it lies within FP32's resolution of the middle between two steps. Steps
 in FP16 sum in another order and may differ by one step of the quantization behind them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.torch_int8 import steps
@@ -20,19 +20,9 @@ LOWEST, HIGHEST = -128, 127
 def emulate(network: steps.Network, inputs: Mapping[str, Any]) -> "dict[str, torch.Tensor]":
     """The network's outputs, FP32 torch tensors on the CPU, from its inputs by name."""
     values = dict(inputs)
-    for step, output in trace_steps(network, values):
-        values[step.output] = output
-    return {name: values[name].float() for name in network.outputs}
-
-
-def trace_steps(network: steps.Network, values: "dict[str, torch.Tensor]") -> Iterator[tuple[steps.Step, Any]]:
-    """Each step with what it gives on `values`, which whoever iterates adds to: the emulation's own outputs, or a GPU's."""
-    last = {name: step for step in network.steps for name in steps.list_tensors_read(step)}
     for step in network.steps:
-        yield step, emulate_step(step, values)
-        for name in steps.list_tensors_read(step):
-            if last[name] is step and name not in network.outputs:
-                values.pop(name, None)
+        values[step.output] = emulate_step(step, values)
+    return {name: values[name].float() for name in network.outputs}
 
 
 def emulate_step(step: steps.Step, values: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ The manifest is written last and atomically, with the size and sha256 of every o
 off and is never listed. A run that was stopped on purpose but kept is finished with status `interrupted`.
 """
 
+import errno
 import io
 import json
 import os
@@ -253,9 +254,8 @@ def write_bytes(path: Path, content: bytes) -> None:
                 Path(file.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise StageError(
-            f"cannot write {path}: {error.strerror}; free disk space or choose another location"
-        ) from error
+        free = "free disk space or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StageError(f"cannot write {path}: {error.strerror}; {free}choose another location") from error
 
 
 def require_unchanged(run: Run, *, whole: bool = True) -> None:

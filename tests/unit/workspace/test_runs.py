@@ -58,6 +58,13 @@ def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_the_place_of_a_file_is_not_a_full_disk(tmp_path):
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(StageError, match="rows: Is a directory; choose another location"):
+        runs.write_bytes(tmp_path / "rows", b"x")
+    assert [each.name for each in tmp_path.iterdir()] == ["rows"]
+
+
 def test_every_change_is_found(tmp_path):
     run = finished(tmp_path)
     assert run.find_problems() == []

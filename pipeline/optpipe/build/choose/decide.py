@@ -153,7 +153,7 @@ def _explain_lag(size: int, race: RaceResult, artifact: str) -> str:
     if dropped is None or race.scatter is None:
         slowdown = race.compute_slowdown(artifact)
         return f"batch {size}: {slowdown:.2f} times the winner's time, {known}; how much rounds scatter is not known"
-    known += f" and the final rounds' scatter of {race.scatter.sd:.1%}"
+    known += f" at {race.scatter.sd:.1%} scatter"
     return f"batch {size}: {_format_ratio(dropped)} times the winner's time, {known}{_format_doubt(dropped)}"
 
 

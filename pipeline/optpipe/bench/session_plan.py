@@ -108,13 +108,16 @@ def prepare_session(
 
 @contextmanager
 def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
-    """Says of a run that is not finished, because something failed in the block, how what was measured is had after all."""
+    """Says of a run that is not finished, because something failed in the block, how what was measured is had after all; one that is
+    still empty is removed."""
     try:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
         if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
             finish = f"optpipe recover {shlex.quote(str(run.path))}"
             listener.warn(f"completed measurements were kept; `{finish}` finishes the run")
+        elif not any(run.path.iterdir()):
+            run.path.rmdir()
         raise
 
 

@@ -1,6 +1,8 @@
 """The inputs that a benchmark rotates through: real ones first, then seeded variations of them."""
 
+import os
 from collections.abc import Mapping
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,17 @@ def load_image_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
 
 
 def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-    """Writes each array to `directory`; returns name → file."""
+    """Writes each array to `directory`; returns name → file. Raises OSError with ENOSPC where the disk is full."""
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     for index, (name, array) in enumerate(arrays.items()):
         path = directory / f"{prefix}{index}.npy"
-        np.save(path, array, allow_pickle=False)
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:
+            if error.errno is None:  # NumPy's own, of fewer bytes written than there are
+                raise OSError(ENOSPC, os.strerror(ENOSPC), str(path)) from error
+            raise
         files[name] = str(path)
     return files
 

@@ -33,7 +33,7 @@ def main() -> None:
     for size in map(int, given.batch.split(",")):
         for build in builds:
             both = load_both(given.model, build.entry.id, size, given.workspace, given.device, given.mode, "default")
-            ours, theirs = time_in_turns(*both, given.device)
+            ours, theirs = time_in_turns(both, given.device)
             ratio = ratio_from_rounds(ours, theirs)
             row = {"build": build.label, "batch": size, "ms": median(ours), "compiled_ms": median(theirs)}
             rows.append({**row, "speed": ratio.value, "speed_ci": ratio.ci})

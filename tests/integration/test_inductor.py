@@ -3,8 +3,13 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
+from optpipe.artifacts.lookup import find_artifacts
+from optpipe.backends.inductor_packages import Packages
+from optpipe.core.tensors import tensor_from_dict
+from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 
 pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
@@ -55,3 +60,33 @@ def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_proces
         manifest.write_text(intact)
         assert ran.status == 3
         assert said in ran.stderr
+
+
+def test_code_for_single_batch_sizes_is_verified_and_runs_at_these(exported, tmp_path):
+    import torch
+
+    workspace = exported(tmp_path / "workspace")
+    command = ("build", "digits", "--precision", "fp32", "--backend", "inductor", "--device", "cpu")
+    built = done(*command, "--option", "inductor.static_batches=3,2", workspace=workspace)
+    (artifact,) = built["artifacts"]
+    assert artifact["parity"]["passed"]
+    folder = next((workspace / "store").glob(f"artifact-{artifact['id']}*"))
+    assert {each.name for each in folder.glob("*.pt2")} == {"model.pt2", "batch-2.pt2", "batch-3.pt2"}
+    found = find_artifacts(artifact["id"], Store(workspace))[0]
+    specs = [tensor_from_dict(each) for each in found.entry.info.details["inputs"]]
+    (folder / "batch-3.pt2").unlink()
+    calls = Packages(folder, "cpu", specs, (2, 3))
+    images = torch.from_numpy(
+        np.random.default_rng(0).normal(size=(4, *found.card.inputs[0].sample)).astype(np.float32)
+    )
+    assert torch.allclose(calls(images[:2])[0], calls(images)[0][:2], atol=1e-5)
+    with pytest.raises(RuntimeError):  # at its size there is nothing but its own code
+        calls(images[:3])
+
+
+def test_a_static_batch_size_outside_the_profile_is_refused(exported, tmp_path):
+    command = ("build", "digits", "--precision", "fp32", "--backend", "inductor", "--device", "cpu")
+    workspace = exported(tmp_path / "workspace")
+    ran = optpipe(*command, "--option", "inductor.static_batches=2,9999", workspace=workspace)
+    assert ran.status == 2
+    assert "9999 is outside the profile" in ran.stderr + ran.stdout

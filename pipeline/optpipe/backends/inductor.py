@@ -9,6 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option, describe_options, merge_options
+from optpipe.backends.inductor_packages import (
+    GENERAL,
+    Compilation,
+    Packages,
+    compile_packages,
+    load_package,
+    name_static_package,
+    parse_static_batches,
+)
 from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
 from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program
 from optpipe.backends.torch_int8.backend import draw_inputs
@@ -21,6 +30,8 @@ from optpipe.backends.torch_program import (
 )
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
+from optpipe.core.tensors import tensor_from_dict
+from optpipe.errors import BadInputError
 from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
@@ -29,19 +40,20 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
     from optpipe.backends.torch_int8.comparison import SpeedOverFp16
 
-PACKAGE_FILE = "model.pt2"
+STATIC_BATCHES = "static_batches"
 OPTIONS: dict[Device, dict[str, bool | int | str]] = {
-    "cpu": {"threads": 0},
-    "cuda": {"cuda_graph": True, "max_autotune": False},
+    "cpu": {"threads": 0, STATIC_BATCHES: ""},
+    "cuda": {"cuda_graph": True, "max_autotune": False, STATIC_BATCHES: ""},
 }
 """`cuda_graph`: 0.41 instead of 0.97 ms for ResNet-50 in FP16 at batch 1 on an H200 with torch 2.11. It needs the package loaded
 for a single caller, as below: with torch's pool of runners the capture ended there."""
-BUILD_ONLY = ("max_autotune",)
+BUILD_ONLY = ("max_autotune", STATIC_BATCHES)
 """Of the options, those that decide what is compiled and mean nothing when it is loaded."""
 _HELP = {
     "threads": "threads of one operator; 0 leaves the number to torch",
     "cuda_graph": "captures an inference into a CUDA graph",
     "max_autotune": "times more kernels while it compiles",
+    STATIC_BATCHES: "batch sizes, such as 1,64, that get code of their own, for fixed shapes",
 }
 
 
@@ -77,73 +89,79 @@ class Inductor(TorchBackend):
         return {
             "torch": get_package_version("torch"),
             "compiled_for": name_processor(device),
-            "options": merge_options(options, OPTIONS[device], self.name),
+            "options": self._merge(options, device),
         }
 
+    def _merge(self, options: Mapping[str, Any], device: Device) -> dict[str, bool | int | str]:
+        merged = merge_options(options, OPTIONS[device], self.name)
+        return {**merged, STATIC_BATCHES: ",".join(map(str, parse_static_batches(str(merged[STATIC_BATCHES]))))}
+
     def build(self, request: BuildRequest) -> BuildResult:
-        """Exports, compiles and packages; for FP8 on a GPU says where it is not faster than FP16."""
-        options = merge_options(request.options, OPTIONS[request.device], self.name)
+        """Exports, compiles and packages; for FP8 on a GPU says where it is not faster than FP16.
+
+        Raises BadInputError for a static batch size outside the profile.
+        """
+        options = self._merge(request.options, request.device)
+        sizes = _choose_static_batches(request, str(options[STATIC_BATCHES]))
         made: dict[str, object] = {
             "compiled_for": name_processor(request.device),
             "compiled_by": get_package_version("torch"),
+            STATIC_BATCHES: list(sizes),
         }
-        set_float32_products(tf32=request.precision is Precision.TF32)
+        tf32, is_fp8 = request.precision is Precision.TF32, request.precision is Precision.FP8
+        set_float32_products(tf32=tf32)
+        program, missed = _export(request)
+        general = Compilation(program, request.directory / GENERAL)
+        others = [_export_static(request, size) for size in sizes]
+        rival = Compilation(None, request.directory / "fp16.pt2")
+        if is_fp8 and request.device == "cuda":
+            rival = replace(rival, program=export_program(replace(request, precision=Precision.FP16)))
+            others.append(rival)
+        configs = {"max_autotune": True} if options.get("max_autotune") else {}
+        with translate_refusals(request.card, "AOTInductor could not compile"):
+            compile_packages(general, others, configs, tf32=tf32)
         remarks: tuple[str, ...] = ()
-        if request.precision is Precision.FP8:
-            program, missed = export_fp8_program(request)
-            remarks = explain_missed(missed)
-        else:
-            program = export_program(request)
-        layers = layers_from_program(program, request.precision)
-        _compile(program, request, options, PACKAGE_FILE)
-        if request.precision is Precision.FP8:
-            speeds = _compare_with_fp16(request, options) if request.device == "cuda" else ()
+        if is_fp8:
+            speeds = _compare_with_fp16(request, rival.package) if rival.program else ()
             made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
-            remarks += tuple(explain_speeds(speeds, Precision.FP8)) if speeds else (ON_CPU,)
-        return BuildResult(layers, PACKAGE_FILE, options, {**record_tensors(request), **made}, remarks=remarks)
+            remarks = (*explain_missed(missed), *(explain_speeds(speeds, Precision.FP8) if speeds else (ON_CPU,)))
+        layers = layers_from_program(program, request.precision)
+        return BuildResult(layers, GENERAL, options, {**record_tensors(request), **made}, remarks=remarks)
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """Loads the package's shared library."""
         from optpipe.backends.torch_session import TorchSession
 
         merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
-        return TorchSession(_load_package(directory / PACKAGE_FILE, info.device), info, merged)
+        inputs = [tensor_from_dict(each) for each in info.details["inputs"]]
+        packages = Packages(directory, info.device, inputs, info.details.get(STATIC_BATCHES, ()))
+        return TorchSession(packages, info, merged)
 
 
-def _compile(program: Any, request: BuildRequest, options: Mapping[str, Any], file: str) -> None:
-    import torch
-
-    configs = {"max_autotune": True} if options.get("max_autotune") else {}
-    with translate_refusals(request.card, "AOTInductor could not compile"):
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(request.directory / file), inductor_configs=configs
+def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
+    """The sizes that need a package of their own: none where the profile has only one size, whose shapes are fixed as it is."""
+    low, usual, high = request.card.batch_range
+    sizes = parse_static_batches(text)
+    if outside := [size for size in sizes if not low <= size <= high]:
+        raise BadInputError(
+            f"option static_batches={text}: {outside[0]} is outside the profile {low}:{usual}:{high}; widen it with --batch MIN:OPT:MAX"
         )
+    return sizes if low != high else ()
 
 
-def _compare_with_fp16(request: BuildRequest, options: Mapping[str, Any]) -> "tuple[SpeedOverFp16, ...]":
-    """The package against one in FP16, which is compiled for it and then removed."""
-    rival = "fp16.pt2"
-    _compile(export_program(replace(request, precision=Precision.FP16)), request, options, rival)
-    low, half = (_load_package(request.directory / each, request.device) for each in (PACKAGE_FILE, rival))
+def _export(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
+    """The program, and the layers that FP8 leaves in a wider type."""
+    return export_fp8_program(request) if request.precision is Precision.FP8 else (export_program(request), ())
+
+
+def _export_static(request: BuildRequest, size: int) -> Compilation:
+    card = request.card.with_profile((size, size, size), {})
+    return Compilation(_export(replace(request, card=card))[0], request.directory / name_static_package(size))
+
+
+def _compare_with_fp16(request: BuildRequest, rival: "Path") -> "tuple[SpeedOverFp16, ...]":
+    """The package for all batch sizes against the same in FP16, which is then removed."""
+    low, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival))
     speeds = compare_calls(low, half, draw_inputs(request.card.inputs))
-    (request.directory / rival).unlink()
+    rival.unlink()
     return speeds
-
-
-def _load_package(package: "Path", device: Device) -> Any:
-    """The package's library as a callable.
-
-    With torch 2.11 on an H200 a fresh process ended with signal 11 while loading, unless CUDA's libraries were loaded by
-    name first, which is what ONNX Runtime offers. Before that torch spent 25 s compiling probes of the processor's vector
-    instructions, which code for a GPU does not use.
-    """
-    import torch
-
-    if device == "cpu":
-        return torch._inductor.aoti_load_package(str(package), run_single_threaded=True)
-    import onnxruntime
-    from torch._inductor import config
-
-    onnxruntime.preload_dlls()
-    with config.patch({"cpp.vec_isa_ok": True}):
-        return torch._inductor.aoti_load_package(str(package), run_single_threaded=True)

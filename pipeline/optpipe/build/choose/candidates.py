@@ -1,11 +1,14 @@
 """Which combinations of backend and precision are built, and which are left out, with the reason."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optpipe.backends.base import Backend
+from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS, choose_device
 from optpipe.build.build import BuildPlan, add_calibration
 from optpipe.build.records import BuiltArtifact, Omission
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
@@ -68,6 +71,17 @@ def plan_candidates(
     omitted += [Omission("", kind, reason, ExitStatus.BAD_INPUT) for kind in CALIBRATED if kind in wanted.precisions]
     without = tuple(kind for kind in wanted.precisions if kind not in CALIBRATED)
     return replace(wanted, precisions=without), tuple(omitted)
+
+
+def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -> BuildPlan:
+    """`plan` with code for each of `sizes` alone, on a GPU, from the backend that can compile it; given options come first."""
+    low, _, high = card.batch_range
+    options = dict(plan.options)
+    for backend in plan.backends if low != high else ():
+        device = choose_device(backend, plan.device)
+        if device == "cuda" and any(each.name == STATIC_BATCHES for each in backend.describe_options(device)):
+            options[backend.name] = {STATIC_BATCHES: ",".join(map(str, sizes)), **options.get(backend.name, {})}
+    return replace(plan, options=options)
 
 
 def _find_obstacle(backend: Backend, plan: BuildPlan) -> str | None:

@@ -8,7 +8,13 @@ from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import choose_device
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.choose.accuracy import Judge, choose_judge, judge_accuracy
-from optpipe.build.choose.candidates import ChoicePlan, count_builds, plan_candidates, rank_by_precision
+from optpipe.build.choose.candidates import (
+    ChoicePlan,
+    add_static_batches,
+    count_builds,
+    plan_candidates,
+    rank_by_precision,
+)
 from optpipe.build.choose.decide import Judged, find_flaw, list_candidates
 from optpipe.build.choose.measure import CandidateTimer, estimate_seconds
 from optpipe.build.records import BuildResult, BuiltArtifact, ModelBuild, Omission, result_from_build
@@ -56,6 +62,7 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
         exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     sizes = _choose_sizes(card, plan.batch_sizes)
+    wanted = add_static_batches(wanted, card, sizes)
     judge = choose_judge(plan.budget, plan.build.images, exported, listener, truncate=plan.build.truncate)
     if judge.data is not None and not can_verify_on(card, judge.data):
         wanted = replace(

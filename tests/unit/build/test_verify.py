@@ -1,0 +1,69 @@
+"""Outputs at each batch size that has code of its own are compared; the worst counts."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.backends.inductor_packages import parse_static_batches
+from optpipe.build.verify import fill_batches, verify_session
+from optpipe.core.card import card_from_dict
+from optpipe.core.precision import Precision
+from optpipe.errors import BadInputError
+from optpipe.export.reference import Reference
+
+CARD = card_from_dict(
+    {
+        "name": "double",
+        "source": "double.onnx",
+        "inputs": [{"name": "x", "dtype": "float32", "min": [1, 3], "opt": [4, 3], "max": [16, 3]}],
+        "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}],
+    }
+)
+
+
+def make_reference(samples):
+    rows = np.random.default_rng(samples).normal(size=(samples, 3)).astype(np.float32)
+    return Reference({"x": rows}, {"y": 2 * rows})
+
+
+def answer(inputs, wrong=()):
+    """A session's outputs; the last row of a batch of a size in `wrong` is off."""
+    outputs = 2 * inputs["x"]
+    if len(outputs) in wrong:
+        outputs[-1] += 1
+    return {"y": outputs}
+
+
+@given(st.integers(1, 9), st.sets(st.integers(1, 16), max_size=3))
+def test_a_wrong_row_at_one_batch_size_fails_the_whole_artifact(samples, sizes):
+    def verify(wrong):
+        session = SimpleNamespace(run=lambda inputs: answer(inputs, wrong))
+        return verify_session(session, CARD, Precision.FP32, make_reference(samples), "test", sorted(sizes))
+
+    right = verify(())
+    assert right.passed
+    assert right.samples == samples
+    for size in sizes:
+        assert verify({size}).passed is False
+
+
+@given(st.integers(1, 9), st.integers(1, 16))
+def test_samples_are_repeated_as_whole_until_they_fill_batches(samples, size):
+    filled = fill_batches(make_reference(samples), size)
+    assert len(filled.inputs["x"]) % size == 0
+    assert len(filled.inputs["x"]) % samples == 0
+    np.testing.assert_array_equal(2 * filled.inputs["x"], filled.outputs["y"])
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("", ()), ("64,1", (1, 64)), (" 8, 8", (8,))])
+def test_static_batches_are_read_in_any_order(text, sizes):
+    assert parse_static_batches(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["0", "1,x", "-4", "1.5"])
+def test_what_is_no_batch_size_is_refused(text):
+    with pytest.raises(BadInputError, match="is not a batch size; example: 1,64"):
+        parse_static_batches(text)

@@ -79,6 +79,9 @@ def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None
     except OptpipeError:
         raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError | IsADirectoryError) and error.filename in (path, str(path)):
+            what = "is a folder; give a file" if isinstance(error, IsADirectoryError) else "no such file"
+            raise BadInputError(f"{path}: {what}") from error
         told = isinstance(error, OSError | ValueError | RuntimeError) and not isinstance(error, RecursionError)
         kind = "" if told else f"{type(error).__name__}: "
         raise BadInputError(

@@ -121,10 +121,10 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
         return Baseline(run.run_id, "run", measurements_from_run(run))
-    folder = None if model is None else find_approved_baseline(store.workspace, model)
-    if folder is None:
-        which = model or "an unspecified model (use --model)"
-        raise BadInputError(f"no approved baseline for {which}; approve one with optpipe approve DOSSIER")
+    if model is None:
+        raise BadInputError("--baseline approved is of one model: add --model MODEL")
+    if (folder := find_approved_baseline(store.workspace, model)) is None:
+        raise BadInputError(f"no approved baseline for {model}; approve one with optpipe approve DOSSIER")
     measured = tuple(list_artifact_measurements(load_runs(folder / "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)
 

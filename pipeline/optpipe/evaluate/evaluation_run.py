@@ -17,6 +17,7 @@ from optpipe.evaluate.evaluate import (
     write_predictions,
 )
 from optpipe.evaluate.result import Dataset, Evaluation
+from optpipe.evaluate.tasks.contract import BootstrapTask
 from optpipe.evaluate.tasks.registry import find_task, require_fitting_task
 from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.export.exported import compute_model_id, export_model, prepare_model, read_card
@@ -25,6 +26,7 @@ from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.task_data import load_sample_set
 from optpipe.inputs.text_set import TextSet
 from optpipe.sources.resolve import format_source
+from optpipe.stats.bootstrap import FEWEST_SAMPLES
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import drop_folder, get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes
@@ -75,6 +77,10 @@ def run_evaluation(
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
+    if isinstance(task, BootstrapTask) and (count := len(samples.files)) < FEWEST_SAMPLES:
+        listener.warn(
+            f"only {count} {samples.kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
+        )
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(

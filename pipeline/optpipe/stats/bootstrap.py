@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+FEWEST_SAMPLES = 20
+"""Fewer give no interval: of one sample it is a point; of 3, 10, 20 normal values it holds their mean in 76, 90, 92 % of draws."""
 REPLICATES = 1000
 SEED = 0
 

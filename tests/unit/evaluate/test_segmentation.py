@@ -140,6 +140,23 @@ def test_outputs_that_do_not_fit_are_refused() -> None:
         TASK.require_model(make_card(labels=("a", "b")))
 
 
+@pytest.mark.parametrize(("images", "drops"), [(1, (-1.0, 1.0)), (19, (-1.0, 1.0)), (20, None)])
+def test_too_few_images_decide_nothing(images: int, drops: tuple[float, float] | None) -> None:
+    rng = np.random.default_rng(0)
+    truths = [rng.integers(0, 3, (6, 6)).astype(np.uint8) for _ in range(images)]
+    masks = encode([np.where(rng.random((6, 6)) < 0.2, 0, each) for each in truths])
+    first = TASK.score_predictions(encode(truths), encode(truths), masks, (), 3).scores[0]
+    seen = TASK.observe(encode(truths), encode(truths), masks, 0.95, "images")
+    assert (seen["drop"].low, seen["drop"].high) == first.drop_ci
+    assert 0 < first.drop < 1
+    if drops is None:
+        assert 0 < first.drop_ci[0] < first.drop < first.drop_ci[1] < 1
+        assert 0 < seen["agreement"].low < seen["agreement"].high < 1
+    else:
+        assert first.drop_ci == drops
+        assert first.ci == (seen["agreement"].low, seen["agreement"].high) == (0.0, 1.0)
+
+
 @pytest.mark.slow
 def test_the_interval_of_the_drop_covers_the_truth() -> None:
     """Images of two kinds of difficulty; the truth is known from a set a hundred times as large."""

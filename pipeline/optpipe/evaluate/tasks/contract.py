@@ -15,7 +15,7 @@ from optpipe.errors import BadInputError
 from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, Score, TaskScores
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
-from optpipe.stats.bootstrap import compute_bootstrap_interval, draw_sample_weights
+from optpipe.stats.bootstrap import FEWEST_SAMPLES, compute_bootstrap_interval, draw_sample_weights
 from optpipe.stats.paired import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Replicated:
 
     value: float
     replicates: "NDArray[np.float64]"
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +121,21 @@ def measure_scores(task: "BootstrapTask", truths: bytes, predictions: bytes) -> 
     gathered, count = task.gather(true, predicted), task.count_units(true)
     whole = task.compute_scores(gathered, np.ones((1, count)))[0]
     drawn = task.compute_scores(gathered, draw_sample_weights(count))
-    scores = (Replicated(float(whole[place]), drawn[:, place]) for place in range(len(task.scores)))
+    scores = (Replicated(float(whole[place]), drawn[:, place], count) for place in range(len(task.scores)))
     return Measured(gathered, tuple(scores))
 
 
 class BootstrapTask(TaskContract):
     """A task whose scores are computed from sums over samples, or from anything else that can be weighted by sample.
 
-    Intervals come from the paired bootstrap over samples. Two models with the same predictions have a drop of exactly 0.
+    Intervals come from the paired bootstrap over samples; of too few samples they span all that a score can be. Two models with
+    the same predictions have a drop of exactly 0.
     """
 
     scores: ClassVar[tuple[str, ...]]
     """The first is the one that a drop is of."""
+    score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    """The least and the most that its scores can be."""
 
     def count_units(self, truths: Values) -> int:
         """What the bootstrap draws from: samples, where a task does not say otherwise."""
@@ -175,7 +179,7 @@ class BootstrapTask(TaskContract):
         now, was = (self.compute_class_scores(each.gathered) for each in (mine, theirs))
         names = self.name_classes(truths, labels)
         return TaskScores(
-            tuple(_make_score(name, one, other, CONFIDENCE) for name, one, other in pairs),
+            tuple(_make_score(name, one, other, CONFIDENCE, self.score_range) for name, one, other in pairs),
             tuple(
                 ClassScore(
                     names[place] if place < len(names) else f"class {place}", float(value), float(before - value)
@@ -207,7 +211,7 @@ class BootstrapTask(TaskContract):
             return figures
         mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
         for name, one, other in zip(self.scores, mine.scores, theirs.scores, strict=True):
-            score = _make_score(name, one, other, confidence)
+            score = _make_score(name, one, other, confidence, self.score_range)
             said = f"{name}, {about}"
             figures[name] = Observation(score.value, *score.ci, about=said)
             figures[f"drop of {name}"] = Observation(score.drop, *score.drop_ci, about=said)
@@ -215,14 +219,21 @@ class BootstrapTask(TaskContract):
         return figures
 
 
-def _make_score(name: str, mine: Replicated, theirs: Replicated, confidence: float) -> Score:
+def _make_score(
+    name: str, mine: Replicated, theirs: Replicated, confidence: float, score_range: tuple[float, float]
+) -> Score:
     lost = theirs.value - mine.value
+    if mine.samples < FEWEST_SAMPLES:
+        low, high = score_range
+        return Score(name, mine.value, score_range, lost, (low - high, high - low))
     own = compute_bootstrap_interval(mine.replicates, mine.value, confidence)
     drop = compute_bootstrap_interval(theirs.replicates - mine.replicates, lost, confidence)
     return Score(name, mine.value, own.bounds, lost, drop.bounds)
 
 
 def _interval_of_mean(values: "NDArray[np.float64]", confidence: float) -> Interval:
+    if len(values) < FEWEST_SAMPLES:
+        return Interval(0.0, 1.0)
     drawn = draw_sample_weights(len(values)) @ values / len(values)
     return compute_bootstrap_interval(drawn, float(values.mean()), confidence)
 

@@ -38,6 +38,7 @@ class Embedding(BootstrapTask):
 
     score: ClassVar[str] = "Spearman"
     scores: ClassVar[tuple[str, ...]] = ("Spearman",)
+    score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     names_classes: ClassVar[bool] = False
 
     def require_model(self, card: ModelCard) -> None:

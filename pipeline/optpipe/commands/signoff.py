@@ -90,6 +90,7 @@ def signoff(
 
 def _write_policy_template(policy: Path) -> Outcome:
     import json as json_module
+    from shlex import quote
 
     from optpipe.errors import BadInputError
     from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
@@ -102,7 +103,8 @@ def _write_policy_template(policy: Path) -> Outcome:
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(read_policy_template(), encoding="utf-8")
     schema.write_text(json_module.dumps(make_policy_schema(), indent=1) + "\n", encoding="utf-8")
-    text = f"wrote {policy} and {schema}; edit the limits, then run optpipe signoff MODEL --policy {policy}"
+    then = f"optpipe signoff MODEL --policy {quote(str(policy))}"
+    text = f"wrote {policy} and {schema}; edit the limits, then run {then}"
     return Outcome({"policy": str(policy), "schema": str(schema)}, lambda: text)
 
 

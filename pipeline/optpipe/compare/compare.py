@@ -287,7 +287,7 @@ def _compute_speedup(
     """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
     new, old = (ProcessGroup(tuple(group)) for group in (contender, baseline))
     if not (new.valid and old.valid):
-        values = [_p50(group[-1]) for group in (contender, baseline)]
+        values = [_get_p50(group[-1].measurement) for group in (contender, baseline)]
         return None if None in values else (Estimate(values[1] / values[0]), "not judged: INVALID", "")  # type: ignore[operator]
     means = [group.compute_mean("p50", logarithms=True) for group in (old, new)]
     if means[0] is not None and means[1] is not None:
@@ -295,19 +295,18 @@ def _compute_speedup(
         low, high = found.interval(0.95)
         speedup = Estimate(exp(found.value), exp(low), exp(high))
         return speedup, _describe_change(speedup), ""
-    before, after = old.estimate("p50", 0.95), new.estimate("p50", 0.95)
+    before, after = (_get_p50(merge_group(each)) for each in (old, new))  # what the rows show
     if before is None or after is None:
         return None
     note = (
         "speedups of fewer than three processes are shown without a claim: the scatter between processes is not known; "
         "use optpipe bench --processes 5, or optpipe bench-pair A B"
     )
-    return Estimate(before.value / after.value), "not judged: too few processes", note
+    return Estimate(before / after), "not judged: too few processes", note
 
 
-def _p50(one: RecordedMeasurement) -> float | None:
-    latency = one.measurement.latency_ns
-    found = None if latency is None else latency.percentile(50.0)
+def _get_p50(one: Measurement) -> float | None:
+    found = None if one.latency_ns is None else one.latency_ns.percentile(50.0)
     return None if found is None else found.value
 
 

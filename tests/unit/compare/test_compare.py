@@ -171,6 +171,17 @@ def test_all_processes_of_equal_settings_are_one_row_and_a_processor_more_is_ano
     ]
 
 
+def test_a_speedup_is_that_of_the_latencies_beside_it():
+    """Of two processes a row shows the newest, and so does its speed-up."""
+    tries = [
+        measured("a", ms, 0.01, precision=precision, run=f"run-{precision}-{ms}")
+        for precision, times in (("fp32", (4.0,)), ("fp16", (1.0, 2.0)))
+        for ms in times
+    ]
+    (row,) = [each for each in compare_measurements(tries).rows if each.precision == "fp16"]
+    assert (row.processes, row.latency_ns["p50"].value, row.speedup.value) == (2, 2e6, 2.0)
+
+
 def test_devices_and_arrivals_are_told_apart_too():
     cpu = measured("a", 2.0, 0.01)
     gpu = replace(

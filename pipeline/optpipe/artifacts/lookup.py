@@ -192,7 +192,9 @@ def _refuse(
     here = f" (available: {', '.join(built)})" if built else ""
     if other_content:
         here = "; existing builds of that name are from a different file"
-    raise BadInputError(f"no build of {what} in {store.workspace}{here}\n`optpipe build {text}{flags}` builds it")
+    raise BadInputError(
+        f"no build of {what} in {store.workspace}{here}\n`optpipe build {shlex.quote(text)}{flags}` builds it"
+    )
 
 
 def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:

@@ -1,5 +1,6 @@
 """A calibration on the terminal."""
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -38,7 +39,7 @@ def render_calibration(result: "CalibrationResult") -> RenderableType:
     if not result.weights.trained:
         lines.append(Text(format_random_weights(result.weights.drawn), style="yellow"))
     chosen = result.table or next(each.path for each in result.tables if each.method == result.best)
-    build = f"optpipe build {result.model} --precision int8 --calibration {chosen}"
+    build = f"optpipe build {quote(result.model)} --precision int8 --calibration {quote(str(chosen))}"
     lines.append(Text(f"to build with it: {build}"))
     return Group(*lines)
 

@@ -143,3 +143,8 @@ def test_a_model_of_a_library_is_also_known_by_the_name_that_messages_give_it(st
     for place, name in {**stored, "hf:/srv/sub": "sub", "hf:/srv/digits": "digits", "net.py:make": "net.make"}.items():
         built(store, name, place)
     assert find_stored_source(text, store) == source
+
+
+def test_a_path_with_a_space_is_quoted_in_the_command_that_builds_it(store: Store) -> None:
+    with pytest.raises(BadInputError, match=r"`optpipe build 'my net\.onnx' --precision fp32` builds it"):
+        find_artifacts("my net.onnx", store, precisions=("fp32",))

@@ -119,7 +119,7 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
     plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
         plan = choose_dali_plan("mixed" if on_gpu else "cpu")
-        tune = f"optpipe preprocess {artifact.card.name}"
+        tune = f"optpipe preprocess {format_model_argument(artifact.card.name, artifact.card.source)}"
         listener.warn(
             f"DALI is not tuned for {artifact.card.name} on this machine; run `{tune}` first for best performance"
         )

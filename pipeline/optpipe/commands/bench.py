@@ -81,7 +81,7 @@ def bench_pair(
     ],
     metric: Annotated[PairMetric, typer.Option(help="What the two are compared by.")] = PairMetric.P50,
     rounds: Annotated[
-        int, typer.Option(help="Rounds; up to three times as many if noise hides a 4 % difference.")
+        int, typer.Option(help="Rounds, 8 or more; up to three times as many if noise hides a 4 % difference.")
     ] = ROUNDS,
     targets: TargetOptions = TargetOptions(),
     batch: Annotated[int | None, typer.Option(help="Batch size; default: the smallest of the profile.")] = None,

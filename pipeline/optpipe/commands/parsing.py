@@ -25,7 +25,7 @@ def require_device(device: Device | None) -> Device | None:
     from optpipe.workspace.environment import list_gpus
 
     if device == "cuda" and not list_gpus():
-        raise MissingError("--device cuda: no NVIDIA GPU or driver found; omit --device to build for what is available")
+        raise MissingError("--device cuda: no NVIDIA GPU or driver found; omit --device to use what is available")
     return device
 
 

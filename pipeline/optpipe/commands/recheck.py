@@ -17,7 +17,7 @@ def recheck(
         typer.Option(metavar="ENV", help="Environment to compare with this one; default: this one with the dossier."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(help="Rounds; up to three times as many if noise hides a 4 % difference.")
+        int, typer.Option(help="Rounds, 8 or more; up to three times as many if noise hides a 4 % difference.")
     ] = ROUNDS,
     min_time: Annotated[float, typer.Option(min=0.05, help="Seconds to measure in each process.")] = 0.5,
     max_slowdown: Annotated[str, typer.Option(help="Slow-down that must be excluded for a PASS.")] = "5 %",

@@ -1,7 +1,8 @@
 """AOTInductor's packages of one artifact: code for every batch size of the profile, and beside it code for single sizes.
 
-Code for one batch size has fixed shapes. Each package holds weights of its own. All but the first are compiled side by side, in
-processes of their own: `python -m optpipe.backends.inductor_packages PROGRAM PACKAGE TF32 CONFIGS`.
+Code for one batch size has fixed shapes, and on a GPU matrix products that were timed while it was compiled. Each package holds
+weights of its own. `python -m optpipe.backends.inductor_packages TF32 JOBS` compiles saved programs one after the other, so that none
+of them is timed beside another.
 """
 
 import json
@@ -12,13 +13,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Device
 from optpipe.backends.torch_program import set_float32_products
 from optpipe.core.process_group import end_with_parent, open_process_group
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, StageError
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 GENERAL = "model.pt2"
 """The package for all batch sizes."""
@@ -44,35 +48,51 @@ class Compilation:
     program: Any
     """A `torch.export.ExportedProgram`."""
     package: Path
+    configs: Mapping[str, Any]
+    """Of `torch._inductor.config`."""
+
+    def run(self) -> None:
+        """Compiles it here."""
+        import torch
+
+        torch._inductor.aoti_compile_and_package(
+            self.program, package_path=str(self.package), inductor_configs=dict(self.configs)
+        )
 
 
-def compile_packages(
-    first: Compilation, others: Sequence[Compilation], configs: Mapping[str, Any], *, tf32: bool
-) -> None:
-    """Compiles all, `first` in this process. Raises what torch raises for it, and StageError for one of the others."""
-    import torch
+def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool) -> None:
+    """Compiles `first` in this process, beside it each of the sequences `others` in a process of its own.
 
+    Raises what torch raises for `first`, and StageError for one of the others.
+    """
     with TemporaryDirectory() as scratch, ExitStack() as stack:
-        started = []
-        for at, each in enumerate(others):
-            saved, log = Path(scratch) / f"{at}.pt2", Path(scratch) / f"{at}.log"
-            torch.export.save(each.program, saved)
-            command = [sys.executable, "-m", __name__, saved, each.package, str(int(tf32)), json.dumps(dict(configs))]
-            process = stack.enter_context(open_process_group(list(map(str, command)), log, os.environ))
-            started.append((each, process, log))
-        _compile(first, configs)
-        for each, process, log in started:
-            if process.wait() != 0 or not each.package.exists():
+        started = [
+            (each, _start_process(each, Path(scratch) / str(at), stack, tf32=tf32))
+            for at, each in enumerate(others)
+            if each
+        ]
+        first.run()
+        for compilations, (process, log) in started:
+            process.wait()
+            if missing := [each.package.stem for each in compilations if not each.package.exists()]:
                 said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it was killed"]
-                raise StageError(f"AOTInductor could not compile {each.package.stem}: {said[-1]}")
+                raise StageError(f"AOTInductor could not compile {missing[0]}: {said[-1]}")
 
 
-def _compile(each: Compilation, configs: Mapping[str, Any]) -> None:
+def _start_process(
+    compilations: Sequence[Compilation], folder: Path, stack: ExitStack, *, tf32: bool
+) -> "tuple[Popen[bytes], Path]":
     import torch
 
-    torch._inductor.aoti_compile_and_package(
-        each.program, package_path=str(each.package), inductor_configs=dict(configs)
-    )
+    folder.mkdir()
+    jobs = []
+    for each in compilations:
+        saved = folder / each.package.name
+        torch.export.save(each.program, saved)
+        jobs.append([str(saved), str(each.package), dict(each.configs)])
+    command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs)]
+    log = folder / "log"
+    return stack.enter_context(open_process_group(command, log, os.environ)), log
 
 
 class Packages:
@@ -122,13 +142,13 @@ def load_package(package: Path, device: Device) -> Any:
 
 
 def main() -> None:
-    """Compiles one program that another process saved."""
+    """Compiles what another process saved."""
     import torch
 
     end_with_parent()
-    saved, package, tf32, configs = sys.argv[1:]
-    set_float32_products(tf32=tf32 == "1")
-    _compile(Compilation(torch.export.load(saved), Path(package)), json.loads(configs))
+    set_float32_products(tf32=sys.argv[1] == "1")
+    for saved, package, configs in json.loads(sys.argv[2]):
+        Compilation(torch.export.load(saved), Path(package), configs).run()
 
 
 if __name__ == "__main__":

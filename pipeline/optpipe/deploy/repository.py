@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe import __version__
+from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.tensorrt_options import find_profiles, options_from_details
 from optpipe.core.card import Task
 from optpipe.core.entries import ArtifactInfo
@@ -149,9 +150,7 @@ def describe_deployment(
         options=settings.options,
         labels=list_labels(build),
         choices=tuple(choices),
-        not_carried=tuple(sorted(set(settings.options) - _list_carried(info.backend, settings)))
-        if target != "folder"
-        else (),
+        not_carried=() if target == "folder" else _list_not_carried(info, settings),
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
         optpipe=__version__,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -161,6 +160,12 @@ def describe_deployment(
 def list_labels(build: SignedBuild) -> tuple[str, ...]:
     """The classes' names, where the model classifies and its card names them."""
     return build.card.labels if build.card.task is Task.CLASSIFICATION else ()
+
+
+def _list_not_carried(info: ArtifactInfo, settings: Settings) -> tuple[str, ...]:
+    """Triton's PyTorch backend loads an AOTInductor artifact's code for all batch sizes alone."""
+    static = {STATIC_BATCHES} if info.details.get(STATIC_BATCHES) else set()
+    return tuple(sorted((set(settings.options) | static) - _list_carried(info.backend, settings)))
 
 
 def _list_carried(backend: str, settings: Settings) -> set[str]:

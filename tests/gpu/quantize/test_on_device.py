@@ -48,5 +48,5 @@ def test_statistics_are_those_of_the_cpu(graph) -> None:
 def test_what_is_not_finite_is_named(graph) -> None:
     poisoned = X.copy()
     poisoned[3, 0, 0, 0] = np.nan
-    with pytest.raises(StageError, match="tensor 'x' holds NaN or inf"):
+    with pytest.raises(StageError, match="tensor 'x' contains NaN or Inf"):
         Collector(graph, TENSORS, histograms=True, device="cuda").add({"x": poisoned})

@@ -75,9 +75,8 @@ def plan_candidates(
 
 def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -> BuildPlan:
     """`plan` with code for each of `sizes` alone, on a GPU, from the backend that can compile it; given options come first."""
-    low, _, high = card.batch_range
     options = dict(plan.options)
-    for backend in plan.backends if low != high else ():
+    for backend in plan.backends if card.batched else ():
         device = choose_device(backend, plan.device)
         if device == "cuda" and any(each.name == STATIC_BATCHES for each in backend.describe_options(device)):
             options[backend.name] = {STATIC_BATCHES: ",".join(map(str, sizes)), **options.get(backend.name, {})}

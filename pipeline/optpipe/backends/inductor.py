@@ -5,6 +5,7 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from optpipe.backends.torch_int8.comparison import compare_calls, explain_speeds
 from optpipe.backends.torch_program import (
     export_program,
     layers_from_program,
+    separate_biases,
     set_float32_products,
     translate_refusals,
 )
@@ -163,7 +165,8 @@ def _export(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
 
 
 def _export_static(request: BuildRequest, size: int, configs: Mapping[str, Any]) -> Compilation:
-    program, _ = _export(replace(request, card=fix_batch(request.card, size)))
+    with separate_biases() if request.precision is not Precision.FP8 else nullcontext():  # FP8 has its own products
+        program, _ = _export(replace(request, card=fix_batch(request.card, size)))
     return Compilation(program, request.directory / name_static_package(size), configs)
 
 

@@ -67,7 +67,8 @@ class Workspace:
             (folder / "model.onnx").write_bytes(f"{backend} {precision} {trained}".encode() * 100)
             return info
 
-        exported = ModelInfo("digits", "card:digits", info.weights, simplified=True, own_precision=None)
+        card = str(self.path.parent / "digits.toml")
+        exported = ModelInfo("digits", "card:digits", info.weights, simplified=True, own_precision=None, card=card)
         asked = {"model": {"weights": {"file": "0" * 64} if trained else {"random": 0}}}
         model, _ = self.store.produce(ModelInfo, asked, lambda _: exported, listener=SilentListener())
         recipe = {"test": [precision, backend, trained, proven, macs], "model": model.id, "precision": precision}

@@ -15,6 +15,7 @@ from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.manifest import drop_folder
 from optpipe.workspace.store import Entry, Store
 
 
@@ -131,28 +132,49 @@ def _is_called(artifact: Entry[ArtifactInfo], text: str) -> bool:
 def format_model_argument(name: str, source: str) -> str:
     """The MODEL of a `build` that means the model of this name and source, as far as they tell."""
     named = source.startswith(("timm:", "hf:"))
-    own = name == (Path(source).stem if source.endswith(".onnx") else name_from_factory(source))
-    return shlex.quote(source if named or own else name)
+    return shlex.quote(source if named or _is_named_by_source(name, source) else name)
 
 
 def find_stored_source(text: str, store: Store) -> str | None:
-    """The MODEL that means the newest stored `hf:` or `timm:` model called `text`; None where `text` means something by itself.
+    """The MODEL that means the newest stored model called `text`; None where `text` means something by itself.
 
-    Messages and dossiers name such a model without its library or folder: `reader` and `hf:reader` of `hf:/srv/models/reader`.
+    Messages and dossiers name a model without its library, folder or card: `reader` and `hf:reader` of `hf:/srv/models/reader`,
+    `two axes` of `cards/two.toml`, `light` and `light.onnx` of `/srv/light.onnx`.
     """
     from optpipe.sources.resolve import find_model_cards
 
     prefix, _, rest = text.rpartition(":")
-    if "/" in rest or prefix not in ("", "hf") or Path(rest).exists() or text in find_model_cards():
+    here = Path(prefix if prefix.endswith(".py") else rest)
+    if "/" in text or prefix in ("timm", "torchvision") or here.exists() or text in find_model_cards():
         return None
-    found = [
-        entry.info.source
-        for entry in store.list_entries(ModelInfo)
-        if entry.info.source.startswith(("hf:", "timm:")) and text in (entry.info.name, f"hf:{entry.info.name}")
-    ]
-    if not found or (not prefix and get_package_version("torchvision") is not None and _is_in_torchvision(text)):
+    infos = [entry.info for entry in store.list_entries(ModelInfo)]
+    found = [place for each in infos if text in _list_names(each) and (place := _find_place(each)) is not None]
+    if not found or (text.isidentifier() and get_package_version("torchvision") and _is_in_torchvision(text)):
         return None
     return found[-1]
+
+
+def _list_names(model: ModelInfo) -> tuple[str, ...]:
+    if model.card is not None:  # whose source is beside it
+        return (model.name,)
+    library = (f"hf:{model.name}",) if model.source.startswith("hf:") else ()
+    return (model.name, drop_folder(model.source), *library)
+
+
+def _find_place(model: ModelInfo) -> str | None:
+    """The MODEL that a stored one was exported from; None where its file is gone."""
+    file = model.card or model.source
+    if model.source.startswith(("hf:", "timm:")):
+        return file
+    if model.card is None and not _is_named_by_source(model.name, model.source):
+        return None
+    exists = Path(file if file.endswith((".onnx", ".toml")) else file.rpartition(":")[0]).is_file()
+    return file if exists else None
+
+
+def _is_named_by_source(name: str, source: str) -> bool:
+    """Whether it is a file or factory without a card, whose name follows from it."""
+    return name == (Path(source).stem if source.endswith(".onnx") else name_from_factory(source))
 
 
 def _is_in_torchvision(name: str) -> bool:

@@ -67,6 +67,8 @@ class ModelInfo:
     simplified: bool
     own_precision: Precision | None
     """INT8 where it comes quantized, FP16 or BF16 where its weights are; None for FP32."""
+    card: str | None = None
+    """Path of the model card that it was first exported from; a dossier keeps its last part."""
 
 
 @dataclass(frozen=True, slots=True)

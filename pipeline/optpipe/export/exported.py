@@ -15,6 +15,7 @@ from optpipe.export.onnx_export import complete_card, onnx_from_torch, simplify_
 from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
 from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.inputs.tokens import SENTENCES
+from optpipe.sources.card_file import CardSource
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
@@ -84,7 +85,8 @@ def export_model(
         if loaded.tokenizer is not None:
             (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
         own_precision = find_own_precision(onnx.load(target, load_external_data=False))
-        return ModelInfo(card.name, card.source, loaded.weights, simplified, own_precision)
+        path = str(model.source.path.resolve()) if isinstance(model.source, CardSource) else None
+        return ModelInfo(card.name, card.source, loaded.weights, simplified, own_precision, path)
 
     return store.produce(ModelInfo, _recipe(model), make, listener=listener)
 

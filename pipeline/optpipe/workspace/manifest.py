@@ -65,8 +65,9 @@ def get_command_line() -> str:
 
 
 def strip_folders(manifest: Manifest) -> Manifest:
-    """The manifest as it may travel: without the absolute paths of the command and of the model's source."""
-    named = {name: drop_folder(str(value)) for name, value in manifest.info.items() if name == "source"}
+    """The manifest as it may travel: without the absolute paths of the command and of the model's source and card."""
+    paths = {name: manifest.info.get(name) for name in ("source", "card")}
+    named = {name: drop_folder(str(value)) for name, value in paths.items() if value is not None}
     return replace(manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command))
 
 

@@ -33,12 +33,14 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 """
 
 
-def built(store: Store, name: str, source: str, weights: str = "a", precision: str = "fp32") -> Entry:
+def built(
+    store: Store, name: str, source: str, weights: str = "a", precision: str = "fp32", path: str | None = None
+) -> Entry:
     card = ModelCard(name, source, Task.OTHER, INPUTS)
 
     def exported(folder: Path) -> ModelInfo:
         (folder / CARD).write_text(json.dumps(card.to_dict()))
-        return ModelInfo(name, source, WeightsRecord("file", weights), simplified=True, own_precision=None)
+        return ModelInfo(name, source, WeightsRecord("file", weights), simplified=True, own_precision=None, card=path)
 
     model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
     entry, _ = store.produce(ModelInfo, {"model": model}, exported, listener=SilentListener())
@@ -143,6 +145,35 @@ def test_a_model_of_a_library_is_also_known_by_the_name_that_messages_give_it(st
     for place, name in {**stored, "hf:/srv/sub": "sub", "hf:/srv/digits": "digits", "net.py:make": "net.make"}.items():
         built(store, name, place)
     assert find_stored_source(text, store) == source
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("two axes", "cards/two.toml"),
+        ("light", "cards/light.onnx"),
+        ("light.onnx", None),  # a dossier cuts absolute paths alone
+        ("cut.make", "/cards/cut.py:make"),
+        ("cut.py:make", "/cards/cut.py:make"),
+        ("gone", None),
+        ("lost", None),
+        ("whole", None),  # its file is the card's, which is gone
+        ("resnet18", None),  # torchvision's
+        ("cards/lost.onnx", None),
+        ("mine.toml", None),  # a card that is here
+    ],
+)
+def test_a_model_of_a_file_is_also_known_by_the_name_that_messages_give_it(store, text, source) -> None:
+    Path("cards").mkdir()
+    for name in ("two.toml", "light.onnx", "cut.py", "whole.onnx", "resnet18.onnx"):
+        Path("cards", name).touch()
+    built(store, "two axes", "light.onnx", path="cards/two.toml")
+    built(store, "gone", "gone.onnx", path="cards/gone.toml")
+    built(store, "whole", "cards/whole.onnx", path="cards/gone.toml")
+    for name in ("light", "lost", "resnet18"):
+        built(store, name, f"cards/{name}.onnx")
+    built(store, "cut.make", f"{Path.cwd()}/cards/cut.py:make")
+    assert find_stored_source(text, store) == (source and source.replace("/cards/cut", f"{Path.cwd()}/cards/cut"))
 
 
 def test_a_path_with_a_space_is_quoted_in_the_command_that_builds_it(store: Store) -> None:

@@ -1,7 +1,11 @@
 """What a model card says of weights."""
 
+from pathlib import Path
+
+import onnx
 import pytest
 
+from optpipe.artifacts.lookup import find_stored_source
 from optpipe.core.card import card_from_file
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRequest, weights_from_text
@@ -65,6 +69,22 @@ def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
     (tmp_path / "card.toml").write_text(text)
     with pytest.raises(BadInputError, match=said):
         export_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), SilentListener())
+
+
+def test_a_card_anywhere_is_found_again_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "cards").mkdir()
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 3]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, ir_version=10), tmp_path / "cards" / "relu.onnx")
+    path = tmp_path / "cards" / "two.toml"
+    path.write_text('name = "two axes"\ntask = "other"\nsource = "relu.onnx"\n')
+    monkeypatch.chdir(tmp_path)
+    store = Store(tmp_path / ".optpipe")
+    export_model(Model(CardSource(Path("cards/two.toml")), WeightsRequest()), store, SilentListener())
+    monkeypatch.chdir(tmp_path / "cards")
+    assert find_stored_source("two axes", store) == str(path)
+    path.unlink()
+    assert find_stored_source("two axes", store) is None
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from statistics import median
 
-from gpu_auto import load_both, time_in_turns
+from gpu_turns import load_both, time_in_turns
 
 from optpipe.artifacts.lookup import find_artifacts
 from optpipe.stats.ratio import ratio_from_rounds

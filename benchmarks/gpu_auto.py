@@ -19,15 +19,14 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from random import Random
 from statistics import median
 from threading import Timer
 from typing import Any, cast
 
-from optpipe.core.decision import Decision
+from gpu_turns import list_longest_kernels, load_artifact, load_both, time_in_turns
+
 from optpipe.stats.ratio import ratio_from_rounds
 from optpipe.workspace.store import Store
 
@@ -36,23 +35,14 @@ NETWORKS = (
 )  # fmt: skip
 IN_FP8 = ("vit_b_16", "convnext_tiny", "bert_base")
 """Their MACs are in linear layers; the others are tried in INT8."""
-CUDNN_ONLY = ("convnext_tiny", "efficientnet_b0", "mobilenet_v3_large")
-"""torch.compile takes cuDNN's convolutions for these, without timing its own: for depthwise ones they took minutes, and the fastest of
-them 430 times as long (17.9 against 0.042 ms; EfficientNet-B0, 1,152 channels, 5×5, batch 64)."""
+CUDNN_ONLY = ("convnext_tiny", "efficientnet_b0", "mobilenet_v3_large", "resnet50", "resnext50_32x4d")
+"""torch.compile takes cuDNN's convolutions for these, without timing its own, which took more than 3 min for ResNet-50 at one batch size.
+Of depthwise ones the fastest took 430 times as long as cuDNN's (17.9 against 0.042 ms; EfficientNet-B0, 1,152 channels, 5×5, batch 64); of
+ResNet-50's first four at batch 64 one was faster (0.039 against 0.047 ms)."""
 FLOOR_DB = 20.0
 """Weights are random: INT8 keeps 32 dB or more, E4M3 with its three bits of mantissa 23 dB of BERT's outputs."""
-ROUNDS, TIMED_S, WARM_UP_S = 10, 0.15, 0.3
-LONGEST_KERNELS = 12
-HEAD = (
-    "network",
-    "batch",
-    "winner",
-    "winner ms",
-    "torch.compile ms",
-    "speed of the winner",
-    "code for all sizes ms",
-    "others",
-)
+HEAD = ("network", "batch", "winner", "winner ms", "torch.compile ms", "speed of the winner", "others, ms")
+COMPILED = "torch.compile"
 BERT = """
 import torch
 from transformers import BertConfig, BertModel
@@ -94,6 +84,7 @@ def main() -> None:
     parser.add_argument("--total", type=float, default=1700.0)
     parser.add_argument("--calibration", type=Path, help="images for INT8 and FP8; default: these are left out")
     parser.add_argument("--build", action="store_true", help="only build: FP16 and FP8, which time no kernels")
+    parser.add_argument("--direct", action="store_true", help="no race: the winner is the fastest beside torch.compile")
     parser.add_argument("--low", action="store_true", help="of a process that main() starts: build FP8")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
@@ -168,7 +159,7 @@ def list_command(name: str, given: Any) -> list[str]:
     command = [sys.executable, __file__, str(given.out), "--one", name, "--batches", given.batches]
     command += ["--rounds", str(given.rounds), "--device", given.device, "--option", given.option]
     command += ["--calibration", str(given.calibration)] if given.calibration else []
-    return [*command, "--build"] if given.build else command
+    return command + [f"--{each}" for each in ("build", "direct") if getattr(given, each)]
 
 
 def measure_one(name: str, batches: list[int], given: Any) -> None:
@@ -178,19 +169,16 @@ def measure_one(name: str, batches: list[int], given: Any) -> None:
     first are built and that is all.
     """
     from optpipe.backends.registry import BACKENDS
-    from optpipe.build.build import BuildPlan, build_model
-    from optpipe.build.choose.candidates import ChoicePlan, add_static_batches
+    from optpipe.build.build import BuildPlan
+    from optpipe.build.choose.candidates import ChoicePlan
     from optpipe.build.choose.choose import choose_build
     from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
-    from optpipe.core.card import card_from_file
     from optpipe.core.mixed_precision import Budget
     from optpipe.core.precision import Precision
     from optpipe.core.weights import weights_from_text
-    from optpipe.export.exported import export_model
     from optpipe.export.model import Model
     from optpipe.sources.resolve import source_from_text
-    from optpipe.workspace.file_names import CARD as CARD_FILE
     from optpipe.workspace.store import Store
 
     workspace = Path(f"auto-{name}")
@@ -211,13 +199,30 @@ def measure_one(name: str, batches: list[int], given: Any) -> None:
     model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text(weights, 0), batch)
     with Terminal() as terminal:
         if given.build:
-            card = export_model(model, Store(workspace), terminal)[0].file(CARD_FILE)
-            build_model(model, add_static_batches(build, card_from_file(card), batches), Store(workspace), terminal)
+            build_everything(model, build, batches, Store(workspace), terminal)
             return
-        plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), given.rounds)
-        decision = choose_build(model, plan, weights, Store(workspace), terminal).decision
+        winners: Mapping[int, str] = {}
+        if given.direct:
+            builds = list_builds(build_everything(model, build, batches, Store(workspace), terminal))
+        else:
+            plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), given.rounds)
+            decision = choose_build(model, plan, weights, Store(workspace), terminal).decision
+            builds = {each.artifact: f"{each.backend} {each.precision}" for each in decision.candidates if each.times}
+            winners = decision.winners
     for size in reversed(batches):
-        print(json.dumps(compare(name, size, decision, workspace, given.device)), flush=True)
+        print(json.dumps(compare(name, size, builds, winners.get(size), workspace, given.device)), flush=True)
+
+
+def build_everything(model: Any, plan: Any, batches: Sequence[int], store: Store, listener: Any) -> Sequence[Any]:
+    """What `--precision auto` builds, without its choice."""
+    from optpipe.build.build import build_model
+    from optpipe.build.choose.candidates import add_static_batches
+    from optpipe.core.card import card_from_file
+    from optpipe.export.exported import export_model
+    from optpipe.workspace.file_names import CARD as CARD_FILE
+
+    card = card_from_file(export_model(model, store, listener)[0].file(CARD_FILE))
+    return build_model(model, add_static_batches(plan, card, batches), store, listener).artifacts
 
 
 def write_bert(workspace: Path) -> None:
@@ -241,184 +246,79 @@ def choose_weights(name: str) -> str:
     return "default" if name in ("digits", "bert_base") else "random"  # BERT draws its own
 
 
-def compare(name: str, size: int, decision: Decision, workspace: Path, device: str) -> dict[str, Any]:
-    """The row of one batch size."""
-    winner = decision.winners.get(size)
-    if winner is None:
+def list_builds(built: Sequence[Any]) -> dict[str, str]:
+    """Labels by id of the builds that auto would race."""
+    from optpipe.build.choose.decide import find_flaw
+
+    def keeps(each: Any) -> bool:
+        snr = each.verification.info.snr_db
+        return snr is None or snr >= FLOOR_DB
+
+    whole = [each for each in built if find_flaw(each) is None and each.verification]
+    return {each.entry.id: f"{each.entry.info.backend} {each.entry.info.precision}" for each in whole if keeps(each)}
+
+
+def compare(
+    name: str, size: int, builds: Mapping[str, str], chosen: str | None, workspace: Path, device: str
+) -> dict[str, Any]:
+    """The row of one batch size: `builds`, labels by id, beside torch.compile; the winner is `chosen`, or the fastest here."""
+    if not builds:
         return {"network": name, "batch": size, "why_not": "no build keeps the floor"}
-    source, weights = name_source(name, workspace), choose_weights(name)
     if name in CUDNN_ONLY:
         from torch._inductor import config
 
         config.max_autotune_conv_backends = "ATEN"
-    sides = list(load_both(source, winner, size, workspace, device, "max-autotune", weights))
-    if any_size := load_code_for_all_sizes(decision, size, workspace):
-        sides.append(any_size)
-    ours, theirs, *general = time_in_turns(sides, device)
-    ratio = ratio_from_rounds(ours, theirs)
-    others = {}
-    for each in decision.candidates:
-        found = next((one for one in each.times if one.batch_size == size), None)
-        if each.artifact != winner:
-            others[f"{each.backend} {each.precision}"] = found.slowdown if found else str(each.standing)
-    chosen = next(each for each in decision.candidates if each.artifact == winner)
+    first, *rest = builds
+    begun = time.monotonic()
+    own, theirs = load_both(
+        name_source(name, workspace), first, size, workspace, device, "max-autotune", choose_weights(name)
+    )
+    theirs()  # compiles
+    seconds = time.monotonic() - begun
+    sides = {first: own, **{each: load_artifact(each, size, workspace).launch for each in rest}, COMPILED: theirs}
+    for each, label in builds.items():
+        if label.startswith("inductor") and (general := load_code_for_all_sizes(each, size, workspace)):
+            sides[f"{label} for all sizes"] = general
+    times = dict(zip(sides, time_in_turns([*sides.values()], device), strict=True))
+    winner = chosen or min(builds, key=lambda each: median(times[each]))
+    ratio = ratio_from_rounds(times[winner], times[COMPILED])
+    lost = ratio.value < 1 and device == "cuda"
     return {
         "network": name,
         "batch": size,
-        "winner": f"{chosen.backend} {chosen.precision}",
-        "winner_ms": median(ours),
-        "compiled_ms": median(theirs),
+        "chosen": "by the race" if chosen else "as the fastest here",
+        "winner": builds[winner],
+        "winner_ms": median(times[winner]),
+        "compiled_ms": median(times[COMPILED]),
         "speed": ratio.value,
         "speed_ci": ratio.ci,
-        "code_for_all_sizes_ms": median(general[0]) if general else None,
-        "longest_kernels": [list_longest_kernels(each) for each in sides]
-        if ratio.value < 1 and device == "cuda"
-        else None,
-        "others": others,
-        "snr_db": {
-            f"{each.backend} {each.precision}": each.accuracy and each.accuracy.snr_db for each in decision.candidates
+        "others_ms": {
+            builds.get(key, key): median(found) for key, found in times.items() if key not in (winner, COMPILED)
         },
-        "left_out": [[each.backend, each.precision, each.reason] for each in decision.left_out],
+        "longest_kernels": {key: list_longest_kernels(sides[key]) for key in (winner, COMPILED)} if lost else None,
+        "compiled_in_s": seconds,
     }
 
 
-def load_code_for_all_sizes(decision: Decision, size: int, workspace: Path) -> Callable[[], None] | None:
-    """AOTInductor's build that comes first, without its code for single sizes; None where it has none."""
+def load_code_for_all_sizes(artifact: str, size: int, workspace: Path) -> Callable[[], None] | None:
+    """AOTInductor's build without its code for single sizes; None where it has none for this one."""
     from optpipe.artifacts.lookup import find_artifacts
 
-    for each in decision.candidates:
-        if each.backend == "inductor":
-            found = find_artifacts(each.artifact, Store(workspace))[0]
-            details = dict(found.entry.info.details)
-            if details.pop("static_batches", None):
-                binding, _ = load_artifact(found, size, details)
-                return cast("Callable[[], None]", binding.launch)
-    return None
-
-
-def load_artifact(found: Any, size: int, details: Any = None) -> tuple[Any, dict[str, Any]]:
-    """Its binding at a batch size, and the inputs that it was given; `details` in place of its own."""
-    from optpipe.backends.registry import BACKENDS
-    from optpipe.export.reference import reference_from_file
-    from optpipe.inputs.pool import vary_inputs
-    from optpipe.workspace.file_names import REFERENCE
-
-    assert found.reference is not None
-    arrays = vary_inputs(dict(reference_from_file(found.reference.file(REFERENCE)).inputs), size, 0, frozenset())
-    arrays = {key: each[:size] for key, each in arrays.items()}
-    info = found.entry.info if details is None else replace(found.entry.info, details=details)
-    return BACKENDS[info.backend].load(found.entry.path, info, {}).bind(arrays), arrays
-
-
-def load_both(
-    source: str, artifact: str, size: int, workspace: Path, device: str, mode: str, weights: str
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The artifact and `source` compiled as functions that enqueue one inference, on a GPU from CUDA graphs."""
-    import torch
-
-    from optpipe.artifacts.lookup import find_artifacts
-    from optpipe.core.weights import weights_from_text
-    from optpipe.sources.resolve import source_from_text
-
-    found = find_artifacts(artifact, Store(workspace))[0]
-    binding, arrays = load_artifact(found, size)
-    module = source_from_text(source, {}).load(weights_from_text(weights, 0)).module
-    dtype = torch.float16 if device == "cuda" else torch.float32
-    module = module.to(device, dtype).to(memory_format=torch.channels_last).eval()
-    inputs = [torch.from_numpy(arrays[each.name]).to(device) for each in found.card.inputs]
-    half = {"dtype": dtype}
-    inputs = [
-        each.to(**half, memory_format=torch.channels_last)
-        if each.dim() == 4
-        else each.to(**half)
-        if each.is_floating_point()
-        else each
-        for each in inputs
-    ]
-    torch.compiler.reset()  # else a second batch size would be compiled for all sizes
-    compiled = torch.compile(module, mode=mode if device == "cuda" else "default", dynamic=False)
-
-    def launch() -> None:
-        with torch.inference_mode():
-            torch.compiler.cudagraph_mark_step_begin()
-            compiled(*inputs)
-
-    return binding.launch, launch
-
-
-def time_in_turns(sides: Sequence[Callable[[], None]], device: str) -> list[list[float]]:
-    """ms per inference of each round, around as many launches as take TIMED_S: by CUDA events, on a CPU by its clock."""
-    import torch
-
-    if device == "cpu":
-        return _take_turns(sides, _time_on_cpu, lambda: None)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        return _take_turns(sides, _time_on_gpu, torch.cuda.synchronize)
-
-
-def _take_turns(sides: Sequence[Callable[[], None]], clock: Any, wait: Any) -> list[list[float]]:
-    order, counts = Random(0), []
-    times: list[list[float]] = [[] for _ in sides]
-    for each in sides:
-        each()
-        wait()
-        begun, count = time.monotonic(), 0
-        while time.monotonic() - begun < WARM_UP_S:
-            each()
-            wait()
-            count += 1
-        counts.append(max(5, int(count * TIMED_S / WARM_UP_S)))
-    for _ in range(ROUNDS):
-        for side in order.sample(range(len(sides)), len(sides)):
-            times[side].append(clock(sides[side], counts[side]) / counts[side])
-    return times
-
-
-def list_longest_kernels(launch: Callable[[], None]) -> list[tuple[str, float, int]]:
-    """Name, µs and launches in one inference of the kernels that take most."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        launch()
-        torch.cuda.synchronize()
-    found = sorted(recorded.key_averages(), key=lambda each: -each.self_device_time_total)
-    return [(each.key[:100], each.self_device_time_total, each.count) for each in found[:LONGEST_KERNELS]]
-
-
-def _time_on_gpu(launch: Any, count: int) -> float:
-    import torch
-
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
-    for _ in range(count):
-        launch()
-    last.record()
-    torch.cuda.synchronize()
-    return float(first.elapsed_time(last))
-
-
-def _time_on_cpu(launch: Any, count: int) -> float:
-    begun = time.perf_counter()
-    for _ in range(count):
-        launch()
-    return 1e3 * (time.perf_counter() - begun)
+    details = dict(find_artifacts(artifact, Store(workspace))[0].entry.info.details)
+    if size not in details.pop("static_batches", ()):
+        return None
+    return cast("Callable[[], None]", load_artifact(artifact, size, workspace, details).launch)
 
 
 def format_row(row: dict[str, Any]) -> str:
     """A line of the table."""
     if "why_not" in row:
-        return f"| {row['network']} | {row['batch']} | {row['why_not']} | | | | | |"
+        return f"| {row['network']} | {row['batch']} | {row['why_not']} | | | | |"
     low, high = row["speed_ci"]
-    general = "" if row["code_for_all_sizes_ms"] is None else f"{row['code_for_all_sizes_ms']:.3f}"
-    others = ", ".join(
-        f"{name} {value}" if isinstance(value, str) else f"{name} × {value:.2f}"
-        for name, value in row["others"].items()
-        if value is not None
-    )
+    others = ", ".join(f"{name} {value:.3f}" for name, value in row["others_ms"].items())
     return (
         f"| {row['network']} | {row['batch']} | {row['winner']} | {row['winner_ms']:.3f} | {row['compiled_ms']:.3f} | "
-        f"{row['speed']:.3f} ({low:.3f} to {high:.3f}) | {general} | {others} |"
+        f"{row['speed']:.3f} ({low:.3f} to {high:.3f}) | {others} |"
     )
 
 

@@ -295,7 +295,9 @@ def compare(
         "others_ms": {
             builds.get(key, key): median(found) for key, found in times.items() if key not in (winner, COMPILED)
         },
-        "longest_kernels": {key: list_longest_kernels(sides[key]) for key in (winner, COMPILED)} if lost else None,
+        "longest_kernels": {builds.get(key, key): list_longest_kernels(each) for key, each in sides.items()}
+        if lost
+        else None,
         "compiled_in_s": seconds,
     }
 

@@ -241,8 +241,9 @@ def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> N
 @pytest.mark.parametrize(
     ("command", "option"),
     [
-        (("build",), "--images"), (("build",), "--calibration"), (("build", "--precision", "auto"), "--calibration"),
-        (("bench",), "--images"), (("bench-e2e",), "--images"), (("calibrate",), "--images"), (("evaluate",), "--data"),
+        (("build",), "--images"), (("build",), "--data"), (("build",), "--calibration"),
+        (("build", "--precision", "auto"), "--calibration"),
+        (("bench",), "--images"), (("bench-e2e",), "--images"), (("calibrate",), "--data"), (("evaluate",), "--data"),
         (("preprocess",), "--images"), (("profile",), "--images"), (("sweep",), "--calibration"), (("evaluate",), "--task"),
     ],
 )  # fmt: skip
@@ -253,4 +254,29 @@ def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
     with pytest.raises(SystemExit) as ended:
         app([name, "digits", *more, option, "nowhere", "--workspace", str(tmp_path / "workspace")])
     assert ended.value.code == 2
-    assert capfd.readouterr().err.splitlines() == [f"optpipe: {option} nowhere: no such file or folder"]
+    named = "--images/--data" if name in ("build", "calibrate") and option != "--calibration" else option
+    assert capfd.readouterr().err.splitlines() == [f"optpipe: {named} nowhere: no such file or folder"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "signoff --init --output there",
+            "--output is for the dossier; signoff --init --policy there writes the template there",
+        ),
+        ("bench digits --interval 200%", "--interval 200%: must be less than 100% of p50, such as 1%"),
+        ("bench digits --interval 1", "--interval 1: must be less than 100% of p50, such as 1%"),
+        ("sweep --dry-run digits resnet5 --precision fp32", "unknown model 'resnet5': did you mean resnet50"),
+        ("sweep --dry-run nothing.onnx", "nothing.onnx: no such file"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    arguments: str, said: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        app(arguments.split())
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.startswith(f"optpipe: {said}")
+    assert list(tmp_path.iterdir()) == []

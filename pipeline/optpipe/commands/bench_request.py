@@ -56,7 +56,7 @@ def bench_plan_from_options(
         lengths=lengths,
         slo=limit,
         processes=processes,
-        interval=None if interval is None else share_from_text(interval, "--interval"),
+        interval=None if interval is None else _half_width_from_text(interval),
         tune=tune,
         to_the_end=to_the_end,
         options=options_from_text(targets.option or []),
@@ -65,6 +65,14 @@ def bench_plan_from_options(
         limits={**LIMITS, "max_cv": share_from_text(given.max_cv, "--max-cv")},
         seed=given.seed,
     )
+
+
+def _half_width_from_text(text: str) -> float:
+    """Reads `--interval`. Raises BadInputError for an interval around p50 that reaches zero, which any measurement has."""
+    half_width = share_from_text(text, "--interval")
+    if half_width >= 1:
+        raise BadInputError(f"--interval {text}: must be less than 100% of p50, such as 1%")
+    return half_width
 
 
 def _read_load(given: LoadOptions, slo: Slo | None, *, energy: bool) -> LoadSpec:
@@ -140,9 +148,10 @@ def pair_from_targets(
     """The two artifacts of `bench-pair`: two MODELs of one artifact each, or one MODEL that names two."""
     every = [artifact for group in groups for artifact in group]
     if len(every) != 2:
-        labels = ", ".join(f"{each.entry.id} {each.label}" for each in every)
+        labels = ", ".join(dict.fromkeys(f"{each.entry.id} {each.label}" for each in every))
+        named = " ".join(dict.fromkeys(models))
         raise BadInputError(
-            f"bench-pair compares two artifacts; {' '.join(models)} matches {len(every)}: {labels}\nspecify two IDs"
+            f"bench-pair compares two artifacts; {named} matches {labels}\nspecify two IDs, the baseline first"
         )
     return every[0], every[1]
 

@@ -98,10 +98,11 @@ def build(
     from optpipe.build.records import result_from_build
     from optpipe.commands.parsing import build_plan_from_options, choice_plan_from_options, model_from_options
     from optpipe.commands.terminal import Terminal
-    from optpipe.errors import BadInputError
+    from optpipe.errors import BadInputError, require_existing
     from optpipe.reporters.terminal_build import render_build
     from optpipe.workspace.store import Store
 
+    require_existing(images, "--images/--data")
     wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
     if precision == "auto":
         choice = choice_plan_from_options(

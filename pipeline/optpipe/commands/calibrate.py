@@ -84,7 +84,7 @@ def calibrate(
     from optpipe.reporters.terminal_calibrate import render_calibration
     from optpipe.workspace.store import Store
 
-    require_existing(data, "--images")
+    require_existing(data, "--images/--data")
     plan = CalibrationPlan(
         source=data,
         count=count,

@@ -90,7 +90,6 @@ def choice_plan_from_options(
     compare_at: str | None,
 ) -> ChoicePlan:
     """Reads the options of `build --precision auto`: without `--backend`, all of them are candidates."""
-    require_existing(images, "--images")
     require_existing(calibration, "--calibration")
     target = require_device(device)
     named = backend not in ("auto", "all")

@@ -49,7 +49,7 @@ def signoff(
 ) -> Outcome:
     """Judge a build against a policy and write a dossier."""
     if init:
-        return _write_policy_template(policy or Path("policy.toml"))
+        return _write_policy_template(policy or Path("policy.toml"), output)
     from optpipe.commands.ci import require_step_summary, write_ci_files
     from optpipe.commands.parsing import model_from_options, share_from_text
     from optpipe.commands.release_options import policy_from_file, waivers_from_options
@@ -88,7 +88,7 @@ def signoff(
     return Outcome(document, lambda: render_verdict(signed.verdict, signed.folder), signed.verdict.verdict.exit_status)
 
 
-def _write_policy_template(policy: Path) -> Outcome:
+def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
     import json as json_module
     from shlex import quote
 
@@ -96,6 +96,10 @@ def _write_policy_template(policy: Path) -> Outcome:
     from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
     from optpipe.workspace.places import require_writable_file
 
+    if output is not None:
+        raise BadInputError(
+            f"--output is for the dossier; signoff --init --policy {quote(str(output))} writes the template there"
+        )
     if policy.exists():
         raise BadInputError(f"{policy} already exists; choose another name with --policy")
     require_writable_file(policy, "--policy")

@@ -126,7 +126,7 @@ def sweep(
     from optpipe.reporters.terminal_sweep import render_sweep
     from optpipe.sweep.bucket import is_bucket
     from optpipe.sweep.launch import Limits
-    from optpipe.sweep.matrix import cells_from_matrix, require_sound
+    from optpipe.sweep.matrix import cells_from_matrix, require_sound, resolve_models
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import SweepOptions, run_sweep
@@ -146,8 +146,9 @@ def sweep(
     slots, execute = _connect(how, terminal.warn)
     if how.store is not None and not is_bucket(how.store):
         workspace = Path(how.store)
-    cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
     store = Store(workspace)
+    matrix = resolve_models(matrix, store, local=how.on is None)
+    cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
     if how.calibrate_host:
         return _calibrate_host(cells, slots, how, store)
     options = SweepOptions(

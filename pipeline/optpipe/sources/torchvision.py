@@ -73,18 +73,25 @@ class TorchvisionSource:
         )
         return LoadedModel(card, record, module=exportable)
 
+    def require_known(self) -> None:
+        """Raises BadInputError, with names like it, for a builder that torchvision does not have."""
+        from torchvision.models import list_models
+
+        known = list_models()
+        if self.builder in known:
+            return
+        near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
+        hint = (
+            f"did you mean {', '.join(near)}?"
+            if near
+            else "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
+        )
+        raise BadInputError(
+            f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
+        )
+
     def _task(self, models: Any) -> Task:
-        known = models.list_models()
-        if self.builder not in known:
-            near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
-            hint = (
-                f"did you mean {', '.join(near)}?"
-                if near
-                else "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
-            )
-            raise BadInputError(
-                f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
-            )
+        self.require_known()
         module = models.get_model_builder(self.builder).__module__
         task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
         if task is None:

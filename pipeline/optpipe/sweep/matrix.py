@@ -9,16 +9,20 @@ from pathlib import Path
 
 import msgspec
 
+from optpipe.artifacts.lookup import find_stored_source
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.core.defaults import MAX_CV, PROCESSES
-from optpipe.core.entries import Device
+from optpipe.core.entries import Device, ModelInfo
 from optpipe.core.hashing import hash_file
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.precision import Precision, precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError, read_as_user_file, require_existing
+from optpipe.sources.resolve import source_from_text
+from optpipe.sources.torchvision import TorchvisionSource
 from optpipe.sweep.job import CPU, Cell, Recipe
+from optpipe.workspace.store import Store
 
 LARGEST = 100_000
 """Cells of a matrix; more is a mistake in it."""
@@ -67,6 +71,19 @@ def matrix_from_file(path: Path) -> Matrix:
     except msgspec.ValidationError as error:
         names = ", ".join(Matrix.__struct_fields__)
         raise BadInputError(f"{path}: {error}\na matrix has the keys {names}") from error
+
+
+def resolve_models(matrix: Matrix, store: Store, *, local: bool) -> Matrix:
+    """The matrix with stored models by their sources, as `build` takes them.
+
+    Raises BadInputError for one that is unknown; of a cluster (not `local`) the nodes may know files and cards of their own.
+    """
+    models = tuple(find_stored_source(each, store) or each for each in matrix.models)
+    exported = {entry.info.source for entry in store.list_entries(ModelInfo)}
+    for source in map(source_from_text, models if local else ()):
+        if isinstance(source, TorchvisionSource) and source.name not in exported:
+            source.require_known()
+    return msgspec.structs.replace(matrix, models=models)
 
 
 def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, ...]:

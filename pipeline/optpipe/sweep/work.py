@@ -8,7 +8,6 @@ from optpipe.artifacts.lookup import (
     StoredArtifact,
     choose_batch_sizes,
     find_artifacts,
-    find_stored_source,
     require_lengths,
     select_runnable,
 )
@@ -47,7 +46,7 @@ def build_recipe(task: Task) -> CellOutcome:
         truncate=recipe.truncate,
     )
     model = Model(
-        source_from_text(find_stored_source(recipe.model, store) or recipe.model, {}),
+        source_from_text(recipe.model, {}),
         weights_from_text(recipe.weights, recipe.seed),
         batch_range_from_text(recipe.profile) if recipe.profile is not None else None,
         {},

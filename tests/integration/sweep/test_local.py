@@ -100,7 +100,7 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("nothing-of-this-name", "--precision", "fp32"), 3, "impossible"),
+        (("nothing-of-this-name", "--precision", "fp32"), 2, "unknown model"),
         (("digits", "--precision", "fp9"), 2, "fp9"),
         (("digits", "--shard", "3/2"), 2, "--shard 3/2"),
         (("digits", "--matrix", "/no/such.toml"), 2, "/no/such.toml"),

@@ -13,6 +13,7 @@ from optpipe.artifacts.lookup import (
     find_stored_source,
     format_model_argument,
 )
+from optpipe.commands.bench_request import pair_from_targets
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import SilentListener
@@ -174,6 +175,17 @@ def test_a_model_of_a_file_is_also_known_by_the_name_that_messages_give_it(store
         built(store, name, f"cards/{name}.onnx")
     built(store, "cut.make", f"{Path.cwd()}/cards/cut.py:make")
     assert find_stored_source(text, store) == (source and source.replace("/cards/cut", f"{Path.cwd()}/cards/cut"))
+
+
+def test_a_pair_to_choose_from_is_listed_once(store: Store) -> None:
+    ids = [built(store, "digits", "digits.py:make", precision=each).id for each in ("fp32", "int8")]
+    group = find_artifacts("digits", store)
+    with pytest.raises(BadInputError) as refused:
+        pair_from_targets(("digits", "digits"), (group, group))
+    assert str(refused.value).splitlines() == [
+        f"bench-pair compares two artifacts; digits matches {ids[0]} {group[0].label}, {ids[1]} {group[1].label}",
+        "specify two IDs, the baseline first",
+    ]
 
 
 def test_a_path_with_a_space_is_quoted_in_the_command_that_builds_it(store: Store) -> None:

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.entries import ModelInfo
+from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_value
 from optpipe.core.measurement import Scenario
 from optpipe.core.records import plain_from_record
+from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
 from optpipe.sweep.job import CPU
-from optpipe.sweep.matrix import Matrix, cells_from_matrix, find_obstacle, matrix_from_file
+from optpipe.sweep.matrix import Matrix, cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
 from optpipe.sweep.plan import select_shard, shard_from_text
+from optpipe.workspace.store import Store
 
 ORT: dict[str, Any] = {"models": ("digits",), "backends": ("onnxruntime",)}
 
@@ -62,6 +66,19 @@ def test_a_file_counts_by_its_content_not_by_its_name(tmp_path):
         matrix = Matrix(models=(str(tmp_path / "a.onnx"),), precisions=("fp32",), backends=("onnxruntime",))
         keys.append(cells_from_matrix(matrix, (CPU,))[0].key)
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_stored_model_is_swept_by_its_file(tmp_path, monkeypatch):
+    store = Store(tmp_path / ".optpipe")
+    path = tmp_path / "light_one.onnx"
+    path.touch()
+    info = ModelInfo("light_one", str(path), WeightsRecord("embedded", ""), simplified=True, own_precision=None)
+    store.produce(ModelInfo, {}, lambda _: info, listener=SilentListener())
+    monkeypatch.chdir(store.workspace)
+    assert resolve_models(Matrix(models=("light_one", "digits")), store, local=True).models == (str(path), "digits")
+    assert resolve_models(Matrix(models=("theirs.onnx",)), store, local=False).models == ("theirs.onnx",)
+    with pytest.raises(BadInputError, match="no such file"):
+        resolve_models(Matrix(models=("theirs.onnx",)), store, local=True)
 
 
 def test_what_no_machine_can_do_is_known_before_it_runs():

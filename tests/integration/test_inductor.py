@@ -72,6 +72,7 @@ def test_code_for_single_batch_sizes_is_verified_and_runs_at_these(exported, tmp
     assert artifact["parity"]["passed"]
     folder = next((workspace / "store").glob(f"artifact-{artifact['id']}*"))
     assert {each.name for each in folder.glob("*.pt2")} == {"model.pt2", "batch-2.pt2", "batch-3.pt2"}
+    assert artifact["size_bytes"] == sum(each.stat().st_size for each in folder.glob("*.pt2"))
     found = find_artifacts(artifact["id"], Store(workspace))[0]
     specs = [tensor_from_dict(each) for each in found.entry.info.details["inputs"]]
     (folder / "batch-3.pt2").unlink()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from optpipe.artifacts.engine import hash_engine, measure_engine
 from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.entries import ArtifactInfo
 from optpipe.workspace.store import Entry
@@ -36,15 +37,15 @@ class JudgedBuild:
 
 def judged_build_from_entry(entry: Entry[ArtifactInfo]) -> JudgedBuild:
     """The build that a stored artifact is."""
-    info, file = entry.info, entry.manifest.files[entry.info.file]
+    info = entry.info
     return JudgedBuild(
         model=info.model,
         artifact=entry.id,
         backend=info.backend,
         precision=info.precision,
         source=info.source,
-        sha256=file.sha256,
-        size_bytes=file.size_bytes,
+        sha256=hash_engine(entry),
+        size_bytes=measure_engine(entry),
         macs_share=info.precision_proof.share.counted,
         weights=info.weights.source,
         options=info.options,

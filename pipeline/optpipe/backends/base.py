@@ -74,6 +74,8 @@ class BuildResult:
     """Where the runtime puts the nodes, for one that may leave some to another execution provider."""
     remarks: tuple[str, ...] = ()
     """What it found while it built that its user must know."""
+    more_files: tuple[str, ...] = ()
+    """What the artifact loads beside its main file."""
 
 
 class Binding(Protocol):

@@ -113,7 +113,6 @@ class Inductor(TorchBackend):
         made: dict[str, object] = {
             "compiled_for": name_processor(request.device),
             "compiled_by": get_package_version("torch"),
-            STATIC_BATCHES: list(sizes),
         }
         tf32, is_fp8 = request.precision is Precision.TF32, request.precision is Precision.FP8
         on_gpu = request.device == "cuda"
@@ -132,11 +131,12 @@ class Inductor(TorchBackend):
             speeds = _compare_with_fp16(request, rival.package) if on_gpu else ()
             made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
             remarks = (*explain_missed(missed), *(explain_speeds(speeds, Precision.FP8) if speeds else (ON_CPU,)))
-        if on_gpu and sizes:
-            kept, said = _keep_faster(request, sizes)
-            made[STATIC_BATCHES], remarks = list(kept), (*remarks, *said)
+        kept, said = _keep_faster(request, sizes) if on_gpu and sizes else (list(sizes), [])
+        made[STATIC_BATCHES], remarks = kept, (*remarks, *said)
         layers = layers_from_program(program, request.precision)
-        return BuildResult(layers, GENERAL, options, {**record_tensors(request), **made}, remarks=remarks)
+        more = tuple(map(name_static_package, kept))
+        details = {**record_tensors(request), **made}
+        return BuildResult(layers, GENERAL, options, details, remarks=remarks, more_files=more)
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """Loads the package's shared library."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.core.defaults import PROCESSES
 from optpipe.core.entries import ArtifactInfo
@@ -155,7 +156,7 @@ def subject_from_artifact(artifact: StoredArtifact, options: Options) -> Subject
         precision=info.precision,
         device="cuda:0" if info.device == "cuda" else "cpu",
         model=info.model,
-        sha256=artifact.entry.sha256(info.file),
+        sha256=hash_engine(artifact.entry),
         options=dict(options),
         cuda_graph=None if info.device == "cpu" else bool(options.get("cuda_graph", False)),
         threads=int(options["threads"]) or None if "threads" in options else None,

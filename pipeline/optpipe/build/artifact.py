@@ -60,6 +60,7 @@ def build_artifact(
             precision=precision,
             device=device,
             file=built.file,
+            more_files=built.more_files,
             weights=model.info.weights,
             precision_proof=prove_precision(precision, built.layers, built.placement),
             lint=_lint_graph(graph, device, precision),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from optpipe.artifacts.engine import hash_engine, measure_engine
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.entries import ArtifactInfo, Device, LintSummary, ModelInfo, SkippedLayer
 from optpipe.core.mixed_precision import MixedPrecision
@@ -132,15 +133,14 @@ def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequ
 
 def _describe_artifact(built: BuiltArtifact) -> ArtifactResult:
     entry, info = built.entry, built.entry.info
-    file = entry.manifest.files[info.file]
     return ArtifactResult(
         id=entry.id,
         backend=info.backend,
         precision=info.precision,
         device=info.device,
         path=str(entry.file(info.file)),
-        sha256=file.sha256,
-        size_bytes=file.size_bytes,
+        sha256=hash_engine(entry),
+        size_bytes=measure_engine(entry),
         build_seconds=entry.manifest.seconds,
         why_not=built.why_not,
         precision_proof=info.precision_proof,

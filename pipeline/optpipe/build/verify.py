@@ -6,6 +6,7 @@ from math import gcd, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.backends.base import Backend, Session
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, OutputError, ReferenceInfo
@@ -67,7 +68,7 @@ def verify_artifact(
     card = card_from_file(model.file(CARD))
     recipe = {
         "revision": REVISION,
-        "artifact": {"id": artifact.id, "sha256": artifact.sha256(artifact.info.file)},
+        "artifact": {"id": artifact.id, "sha256": hash_engine(artifact)},
         "reference": reference.id,
         "gpu": get_gpu_name() if artifact.info.device == "cuda" else None,
     }

@@ -155,6 +155,8 @@ class ArtifactInfo:
     """What its backend found while it built: INT8 or FP8 that does not pay on this GPU."""
     mixed: MixedPrecision | None = None
     """Where it was built within a budget: the layers kept for it."""
+    more_files: tuple[str, ...] = ()
+    """What it loads beside the main file."""
 
     @property
     def label(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.records import read_record
@@ -81,7 +82,7 @@ def find_configuration_problems(folder: Path, record: DeploymentRecord, card: Mo
 
 def _check_engine(folder: Path, record: DeploymentRecord) -> Iterator[str]:
     entry = entry_from_folder(folder / "1", ArtifactInfo)
-    if entry.id != record.artifact or entry.sha256(entry.info.file) != record.artifact_sha256:
+    if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
         yield f"{folder.name}: the artifact is {entry.id}, the dossier signs off {record.artifact}"
     elif (damage := entry.find_damage()) is not None:
         yield f"{folder.name}: {damage}"

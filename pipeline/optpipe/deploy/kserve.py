@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.core.units import format_bytes
 from optpipe.deploy.choices import Settings
 from optpipe.deploy.records import MODELS, Choice
@@ -141,7 +142,7 @@ def _make_manifest(build: SignedBuild, plan: ServicePlan, resources: dict[str, s
         "metadata:\n"
         f"  name: {json.dumps(_name_service(build.card.name))}\n"
         "  annotations:\n"
-        f"    optpipe/artifact-sha256: {json.dumps(build.artifact.sha256(build.artifact.info.file))}\n"
+        f"    optpipe/artifact-sha256: {json.dumps(hash_engine(build.artifact))}\n"
         f"    optpipe/dossier: {json.dumps(build.reference.name)}\n"
         f"    optpipe/dossier-sha256: {json.dumps(build.reference.sha256)}\n"
         f"    optpipe/verdict: {json.dumps(str(build.reference.verdict))}\n"

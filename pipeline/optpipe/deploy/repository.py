@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe import __version__
+from optpipe.artifacts.engine import hash_engine
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.tensorrt_options import find_profiles, options_from_details
 from optpipe.core.card import Task
@@ -139,7 +140,7 @@ def describe_deployment(
         target=target,
         model=build.card.name,
         artifact=build.artifact.id,
-        artifact_sha256=build.artifact.sha256(info.file),
+        artifact_sha256=hash_engine(build.artifact),
         backend=info.backend,
         precision=info.precision,
         device=info.device,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
@@ -102,9 +103,9 @@ def _find_signed_entry(folder: Path, store: Store, artifact: str) -> Entry[Artif
             f"or build it again: {signed.manifest.command}"
         )
     entry = store.verify_entry(entry_from_folder(path, ArtifactInfo))
-    if (file := entry.info.file) and entry.sha256(file) != signed.sha256(signed.info.file):
+    if hash_engine(entry) != hash_engine(signed):
         raise BadInputError(
-            f"artifact {artifact} in {store.workspace} is not the one that was signed off: {file} has another sha256; "
+            f"artifact {artifact} in {store.workspace} is not the one that was signed off: {entry.info.file} has another sha256; "
             "sign off this build, or pass the --workspace that the dossier was made in"
         )
     return entry

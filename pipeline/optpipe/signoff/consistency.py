@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measurements
@@ -124,7 +125,7 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     stated = {"backend": subject.backend, "precision": str(subject.precision), "device": kind}
     expected: dict[str, object] = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
     if subject.sha256 is not None:
-        stated["sha256"], expected["sha256"] = subject.sha256, build.sha256(info.file)
+        stated["sha256"], expected["sha256"] = subject.sha256, hash_engine(build)
     yield from _compare(stated, expected, place, name)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.int8_notes import list_int8_notes
@@ -221,7 +222,7 @@ def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInf
     )
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
-    if checked.manifest.recipe.get("artifact", {}).get("sha256") != artifact.sha256(info.file):
+    if checked.manifest.recipe.get("artifact", {}).get("sha256") != hash_engine(artifact):
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
     snr = checked.info.snr_db
     seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import reduce
+from math import isclose
 from typing import Any
 
 from optpipe.backends.torch_int8.movements import MOVEMENTS, read_axes, refuse
@@ -107,10 +108,14 @@ def _reduce(name: str) -> _Operator:
 
 
 def _gemm(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
+    import torch
+
     left = inputs[0].t() if attributes.get("transA", 0) else inputs[0]
     right = inputs[1].t() if attributes.get("transB", 0) else inputs[1]
-    product = attributes.get("alpha", 1.0) * (left @ right)
-    return product + attributes.get("beta", 1.0) * inputs[2] if len(inputs) > 2 else product
+    alpha, beta = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
+    if len(inputs) > 2:
+        return torch.addmm(inputs[2], left, right, beta=beta, alpha=alpha)
+    return left @ right if alpha == 1.0 else alpha * (left @ right)
 
 
 def _clip(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
@@ -120,11 +125,19 @@ def _clip(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
 
 
 def _hard_sigmoid(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
-    return (inputs[0] * attributes.get("alpha", 0.2) + attributes.get("beta", 0.5)).clamp(0, 1)
+    import torch
+
+    alpha, beta = attributes.get("alpha", 0.2), attributes.get("beta", 0.5)
+    if isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:  # torch's own, in one kernel
+        return torch.nn.functional.hardsigmoid(inputs[0])
+    return (inputs[0] * alpha + beta).clamp(0, 1)
 
 
-def _hard_swish(inputs: tuple[Any, ...], _: _Attributes) -> Any:
-    return inputs[0] * (inputs[0] / 6 + 0.5).clamp(0, 1)
+def _swish(inputs: tuple[Any, ...], attributes: _Attributes) -> Any:
+    import torch
+
+    alpha = attributes.get("alpha", 1.0)
+    return torch.nn.functional.silu(inputs[0]) if alpha == 1.0 else inputs[0] * (alpha * inputs[0]).sigmoid()
 
 
 def _scale_and_shift(inputs: tuple[Any, ...], _: _Attributes) -> Any:
@@ -294,7 +307,7 @@ FLOATING: dict[str, _Operator] = {
     "GlobalAveragePool": lambda inputs, _: inputs[0].mean(dim=tuple(range(2, inputs[0].dim())), keepdim=True),
     "GlobalMaxPool": lambda inputs, _: inputs[0].amax(dim=tuple(range(2, inputs[0].dim())), keepdim=True),
     "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
+    "HardSwish": _functional("hardswish"),
     "InstanceNormalization": _normalize_instances,
     "LayerNormalization": _normalize_layer,
     "LeakyRelu": _leak,
@@ -305,5 +318,5 @@ FLOATING: dict[str, _Operator] = {
     "Resize": _resize,
     "Softmax": lambda inputs, attributes: inputs[0].softmax(attributes.get("axis", -1)),
     "Softplus": _functional("softplus"),
-    "Swish": lambda inputs, attributes: inputs[0] * (attributes.get("alpha", 1.0) * inputs[0]).sigmoid(),
+    "Swish": _swish,
 }

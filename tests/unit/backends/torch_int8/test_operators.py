@@ -38,6 +38,9 @@ PLAIN: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "flattened but for the last axis": ("Flatten", [], {"axis": 3}),
     "gather": ("Gather", [numbers(3, -1, 0)], {"axis": 1}),
     "gather one": ("Gather", [np.int64(2)], {"axis": 2}),
+    "hard sigmoid": ("HardSigmoid", [], {}),
+    "hard sigmoid as in squeeze and excitation": ("HardSigmoid", [], {"alpha": 1 / 6, "beta": 0.5}),
+    "hard swish": ("HardSwish", [], {}),
     "gelu": ("Gelu", [], {"approximate": "tanh"}),
     "instance normalization": ("InstanceNormalization", [drawn(8), drawn(8)], {}),
     "layer normalization": ("LayerNormalization", [drawn(6), drawn(6)], {}),
@@ -136,6 +139,30 @@ def test_shapes_of_the_batch_stay_in_the_host_s_memory():
         "one number": np.float32(2),
     }  # fmt: skip
     compare(graph(nodes, weights))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_product_with_its_own_sigmoid_is_one_step(swapped):
+    operands = ["s", "x"] if swapped else ["x", "s"]
+    model = graph([helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", operands, ["y"])], {})
+    compare(model)
+    assert [each.operator for each in lower(model).steps] == ["Swish"]
+
+
+def test_a_product_with_another_sigmoid_stays():
+    make = helper.make_node
+    nodes = [make("Neg", ["x"], ["n"]), make("Sigmoid", ["n"], ["s"]), make("Mul", ["x", "s"], ["y"])]
+    compare(graph(nodes, {}))
+    assert [each.operator for each in lower(graph(nodes, {})).steps] == ["Neg", "Sigmoid", "Mul"]
+
+
+@pytest.mark.parametrize("bias", [(), (drawn(4),), (drawn(3, 4),)])
+def test_a_matrix_product_with_factors(bias):
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["rows"]),
+        helper.make_node("Gemm", ["rows", "w", *["b"][: len(bias)]], ["y"], alpha=0.5, beta=2.0, transB=1),
+    ]
+    compare(graph(nodes, {"w": drawn(4, 288), **({"b": bias[0]} if bias else {})}))
 
 
 def test_constants_among_the_nodes_are_weights():

@@ -6,6 +6,7 @@ cache or the folder); the weights may be replaced by random ones.
 """
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +17,12 @@ from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
+from optpipe.sources.hub import HUB, explain_hub_error, is_not_cached, use_hub
 from optpipe.sources.modules import flatten_module, pool_tokens
 from optpipe.sources.transform import transform_from_processor
 from optpipe.sources.weights import hash_module_weights, make_with_weights, use_seed
 from optpipe.workspace.environment import get_package_version
 
-HUB = "huggingface.co"
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
 """Profile of a text model's sequence length, cut at what its position embeddings allow."""
 POOLING_FOLDER = "1_Pooling"
@@ -71,14 +72,13 @@ class HuggingFaceSource:
 
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()  # tensors that are not in the checkpoint are in the record
-        try:
-            config = transformers.AutoConfig.from_pretrained(self.repository)
-        except (OSError, ValueError) as error:
-            raise (BadInputError if Path(self.repository).exists() else MissingError)(
-                f"{self.name}: no configuration found ({first_line(error)}); use a name on {HUB} or a local folder"
-            ) from error
+        with nullcontext() if Path(self.repository).exists() else use_hub() as unreachable:
+            return self._load(transformers, weights, unreachable)
+
+    def _load(self, transformers: Any, weights: WeightsRequest, unreachable: str | None) -> LoadedModel:
+        config = self._read_config(transformers, unreachable)
         kind, task = _choose_head(transformers, config, self.name)
-        module, record = self._module(kind, config, weights)
+        module, record = self._module(kind, config, weights, unreachable)
         image = task is Task.CLASSIFICATION
         tokenizer = None if image else _load_tokenizer(transformers, self.repository)
         card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer, task)
@@ -91,15 +91,30 @@ class HuggingFaceSource:
             card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None
         )
 
-    def _module(self, kind: Any, config: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+    def _read_config(self, transformers: Any, unreachable: str | None) -> Any:
+        try:
+            return transformers.AutoConfig.from_pretrained(self.repository)
+        except (OSError, ValueError) as error:
+            if unreachable is not None and is_not_cached(error):
+                raise MissingError(
+                    f"{self.name}: {explain_hub_error(error, unreachable)}\n"
+                    f"use a local folder (hf:FOLDER), or fill the cache with `hf download {self.repository}` where there is a network"
+                    " and HF_HUB_OFFLINE is not set"
+                ) from error
+            raise (BadInputError if Path(self.repository).exists() else MissingError)(
+                f"{self.name}: no configuration found ({first_line(error)}); use a name on {HUB} or a local folder"
+            ) from error
+
+    def _module(
+        self, kind: Any, config: Any, request: WeightsRequest, unreachable: str | None
+    ) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
             return make_with_weights(lambda: kind.from_config(config), request)
         try:
             with use_seed(request.seed):
                 module, said = kind.from_pretrained(self.repository, use_safetensors=True, output_loading_info=True)
         except OSError as error:
-            reason = f"{self.name}: {first_line(error)}"
-            raise NoWeightsError(reason, HUB) from error
+            raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
         except (RuntimeError, ValueError) as error:
             raise BadInputError(
                 f"{self.name}: its checkpoint does not fit its configuration: {first_line(error)}"

@@ -7,14 +7,12 @@ from typing import Any, ClassVar
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord, WeightsRequest
-from optpipe.errors import BadInputError, MissingError, first_line
+from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
+from optpipe.sources.hub import HUB, explain_hub_error, use_hub
 from optpipe.sources.transform import transform_from_timm
 from optpipe.sources.weights import hash_module_weights, make_with_weights
 from optpipe.workspace.environment import get_package_version
-
-HUB = "huggingface.co"
-"""Where timm's published weights come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,9 @@ class TimmSource:
     def _module(self, timm: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
             return make_with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
-        try:
-            module = timm.create_model(self.model, pretrained=True).eval()
-        except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
-            reason = f"{self.name}: {first_line(error)}"
-            raise NoWeightsError(reason, HUB) from error
+        with use_hub() as unreachable:
+            try:
+                module = timm.create_model(self.model, pretrained=True).eval()
+            except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
+                raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
         return module, WeightsRecord(f"default:{self.name}", hash_module_weights(module))

@@ -83,7 +83,11 @@ def onnx_from_file(path: Path) -> Any:
     with read_as_user_file(path, "ONNX"):
         _require_bounded(model, path)
         _require_known_operators(model, path)
-        onnx.checker.check_model(str(path), full_check=True)
+        try:
+            onnx.checker.check_model(str(path), full_check=True)
+        except onnx.shape_inference.InferenceError:
+            _require_accepted_types(model, path)
+            raise
         _require_small_enough(model, path)
     return model
 
@@ -147,14 +151,50 @@ def _require_known_operators(model: Any, path: Path) -> None:
         )
 
 
-def _require_small_enough(model: Any, path: Path) -> None:
-    """Raises `BadInputError` for a graph one of whose tensors alone fills the memory of this machine."""
+def _require_accepted_types(model: Any, path: Path) -> None:
+    """Raises `BadInputError` for a tensor of a type that its operator does not take at the file's opset, as Conv takes no BF16 at 17."""
     import onnx
 
+    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    types = {name: dtype for name, dtype, _ in _iterate_tensors(_infer_shapes(model)) if dtype}
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            kind = onnx.TensorProto.DataType.Name(types.get(name, 0)).lower()
+            if name not in types or _accepts(node, place, kind, opset):
+                continue
+            newest = onnx.defs.onnx_opset_version()
+            later = next((each for each in range(opset + 1, newest + 1) if _accepts(node, place, kind, each)), None)
+            way_out = f"export it with opset {later} or later" if later else "export it in another type"
+            if kind == "bfloat16":
+                way_out = "export the model in float32; `optpipe build --precision bf16` converts it"
+            raise BadInputError(
+                f"{path}: {node.op_type} ('{escape(node.name or name)[:80]}') does not take {kind} tensors at opset {opset}"
+                + (f", only from opset {later} on" if later else "")
+                + f"\n{way_out}"
+            )
+
+
+def _accepts(node: Any, place: int, kind: str, opset: int) -> bool:
+    """Whether a node's input may have the element type `kind` at an opset; also where its operator is not one of ONNX's."""
+    import onnx
+
+    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset):
+        return True
+    inputs = onnx.defs.get_schema(node.op_type, opset).inputs
+    return not inputs or f"tensor({kind})" in inputs[min(place, len(inputs) - 1)].types
+
+
+def _infer_shapes(model: Any) -> Any:
+    """The model with the types and sizes of all tensors that ONNX can infer; a large one as it is."""
+    import onnx
+
+    return model if model.ByteSize() > 1 << 28 else onnx.shape_inference.infer_shapes(model)
+
+
+def _require_small_enough(model: Any, path: Path) -> None:
+    """Raises `BadInputError` for a graph one of whose tensors alone fills the memory of this machine."""
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name, dtype, sizes in _iterate_tensors(
-        model if model.ByteSize() > 1 << 28 else onnx.shape_inference.infer_shapes(model)
-    ):
+    for name, dtype, sizes in _iterate_tensors(_infer_shapes(model)):
         if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
             raise BadInputError(
                 f"{path}: tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))}, exceeds this machine's memory"

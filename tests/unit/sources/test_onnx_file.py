@@ -98,6 +98,20 @@ def mismatched(model):
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((7, 4), np.float32), "w"))
 
 
+def type_of_all(kind):
+    """Another operator, whose tensors are all of the type `kind`."""
+
+    def change(model):
+        model.graph.node[0].op_type = "Conv"
+        del model.graph.initializer[:]
+        tensors = ("x", [1, 4, 8, 8]), ("w", [8, 4, 3, 3])
+        del model.graph.input[:]
+        model.graph.input.extend(helper.make_tensor_value_info(name, kind, shape) for name, shape in tensors)
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", kind, [1, 8, 6, 6]))
+
+    return change
+
+
 def cycle(model):
     model.graph.node.append(helper.make_node("Relu", ["z"], ["z"]))
 
@@ -123,6 +137,12 @@ BAD = {
     "external data that is missing": (external("w.bin"), "external data w.bin is missing"),
     "an output from nowhere": (disconnected, "nowhere"),
     "sizes that do not fit": (mismatched, "cannot be read as ONNX"),
+    "convolutions in BF16 at opset 17": (
+        type_of_all(TensorProto.BFLOAT16),
+        r"Conv \('product'\) does not take bfloat16 tensors at opset 17, only from opset 22 on\n"
+        "export the model in float32; `optpipe build --precision bf16` converts it",
+    ),
+    "convolutions in INT32": (type_of_all(TensorProto.INT32), r"int32 tensors at opset 17\nexport it in another type"),
     "a cycle": (cycle, "cannot be read as ONNX"),
 }
 

@@ -67,7 +67,10 @@ def create_inference_session(
         state.RuntimeException,
     ) as error:
         name = graph.name if isinstance(graph, Path) else "the graph"
-        raise StageError(f"ONNX Runtime rejected {name}: {_reason(error)}") from error
+        way_out = ""
+        if isinstance(error, state.NotImplemented):  # as for BF16 on the CPU
+            way_out = f"\nit has no kernel on {device} for this operator with these types; export the model in float32"
+        raise StageError(f"ONNX Runtime rejected {name}: {_reason(error)}{way_out}") from error
     if device == "cuda" and session.get_providers()[0] != PROVIDERS["cuda"]:
         raise MissingError(
             "ONNX Runtime's CUDA provider did not start and would silently use the CPU; run `optpipe doctor` for the cause"
@@ -89,7 +92,7 @@ def find_graph_refusal(graph: Path, device: "Device") -> str | None:
     try:
         create_inference_session(graph, device, options, {})
     except StageError as error:
-        return str(error).partition(": ")[2]
+        return str(error).partition(": ")[2].splitlines()[0]
     return None
 
 

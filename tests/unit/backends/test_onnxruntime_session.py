@@ -6,7 +6,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from optpipe.backends.onnxruntime_session import QDQ_AS_WRITTEN
+from optpipe.backends.onnxruntime_session import QDQ_AS_WRITTEN, OnnxRuntimeSession, find_graph_refusal
+from optpipe.errors import StageError
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +70,19 @@ def test_weights_are_constants_not_dequantized_in_every_call(quantized_in_fp16, 
     written = onnx.load(target).graph
     constants = {each.name for each in written.initializer}
     assert sum(node.op_type == "DequantizeLinear" and node.input[0] in constants for node in written.node) == count
+
+
+def test_a_type_without_a_kernel_is_said_with_the_way_out(tmp_path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["n", 8]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Sigmoid", ["x"], ["y"], name="s")], "g", [x], [y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "bf16.onnx"
+    )
+    refusal = "Could not find an implementation for Sigmoid(13) node with name 's'"
+    with pytest.raises(StageError) as refused:
+        OnnxRuntimeSession(tmp_path / "bf16.onnx", "cpu", {})
+    assert str(refused.value).splitlines() == [
+        f"ONNX Runtime rejected bf16.onnx: {refusal}",
+        "it has no kernel on cpu for this operator with these types; export the model in float32",
+    ]
+    assert find_graph_refusal(tmp_path / "bf16.onnx", "cpu") == refusal

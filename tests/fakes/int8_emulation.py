@@ -5,7 +5,7 @@ may differ from the kernel's by one step, and only where it lies within FP32's r
 in FP16 sum in another order and may differ by one step of the quantization behind them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.torch_int8 import steps
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     import torch
 
 LOWEST, HIGHEST = -128, 127
+_ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
+    "": lambda value: value,
+    "relu": lambda value: value.relu(),
+    "silu": lambda value: value * value.sigmoid(),
+    "hardswish": lambda value: value * (value + 3).clamp(0, 6) / 6,
+}
 
 
 def emulate(network: steps.Network, inputs: Mapping[str, Any]) -> "dict[str, torch.Tensor]":
@@ -71,7 +77,8 @@ def _convolve(step: steps.Convolution, values: Mapping[str, Any]) -> Any:
     )
     if step.added is not None:
         value = _scale_and_add(values[step.added].double(), torch.tensor(step.added_scale, dtype=torch.float32), value)
-    value = (value.relu() if step.relu else value).half() if step.half else _quantize_values(value, relu=step.relu)
+    bent = _ACTIVATIONS[step.activation](value)
+    value = bent.half() if step.half else _quantize_values(bent, relu=step.activation == "relu")
     return value.reshape(*ahead, -1) if step.flat else value
 
 

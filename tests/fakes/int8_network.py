@@ -13,7 +13,7 @@ from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
 
 
-def random_convolution(seed=0, channels=32, outputs=32, kernel=3, stride=1, relu=True, half=False, added=False):
+def random_convolution(seed=0, channels=32, outputs=32, kernel=3, stride=1, activation="relu", half=False, added=False):
     """Values of about a third of the INT8 range, so that few are clamped."""
     rng = np.random.default_rng(seed)
     scale = (rng.random(outputs, np.float32) + np.float32(0.5)) / np.float32(50 * kernel * np.sqrt(channels))
@@ -26,7 +26,7 @@ def random_convolution(seed=0, channels=32, outputs=32, kernel=3, stride=1, relu
         bias=rng.standard_normal(outputs, np.float32) * 10,
         stride=stride,
         padding=(kernel // 2,) * 4,
-        relu=relu,
+        activation=activation,
         half=half,
         added="z" if added else None,
         added_scale=0.37 if added else 0.0,
@@ -213,6 +213,32 @@ def token_network():
     weights = {
         "tokens": np.array([0, 32, 96]), "gamma": 1 + weight(96), "beta": weight(96), "w1": weight(96, 64), "b1": weight(64),
         "w2": weight(64, 10), "b2": weight(10), "w3": weight(32, 32), "axis": np.array([2]),
+    }  # fmt: skip
+    return make_model(nodes, weights)
+
+
+def smooth_network(kind):
+    """The layer `wide`, SiLU or HardSwish, and the layer `second`."""
+    make, rng = helper.make_node, np.random.default_rng(17)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    bent = [make("HardSwish", ["w"], ["a"], name="bend")]
+    if kind == "SiLU":
+        bent = [make("Sigmoid", ["w"], ["s"], name="gate"), make("Mul", ["s", "w"], ["a"], name="bend")]
+    nodes = [
+        make("Conv", ["image", "w0", "b0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
+        make("Conv", ["c0", "w3", "b3"], ["w"], name="wide"),
+        *bent,
+        make("Conv", ["a", "w1"], ["c1"], name="second", pads=[1, 1, 1, 1]),
+        make("GlobalAveragePool", ["c1"], ["m"], name="mean"),
+        make("Flatten", ["m"], ["f"], name="flatten"),
+        make("Gemm", ["f", "w2", "b2"], ["logits"], name="head", transB=1),
+    ]
+    weights = {
+        "w0": weight(32, 3, 3, 3), "b0": weight(32), "w1": weight(64, 32, 3, 3), "w2": weight(10, 64), "b2": weight(10),
+        "w3": weight(32, 32, 1, 1), "b3": weight(32),
     }  # fmt: skip
     return make_model(nodes, weights)
 

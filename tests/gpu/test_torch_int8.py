@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NV
         (256, 64, 1, 1, 14, {"half": True}),
         (48, 80, 3, 1, 14, {"added": True, "half": True}),
         (128, 128, 3, 2, 28, {}),
-        (64, 128, 1, 2, 7, {"relu": False}),
+        (64, 128, 1, 2, 7, {"activation": ""}),
     ],
 )
 def test_every_tactic_gives_the_emulation_s_numbers(images, channels, outputs, kernel, stride, size, end):
@@ -54,6 +54,21 @@ def test_every_tactic_gives_the_emulation_s_numbers(images, channels, outputs, k
     for tactic in list_tactics(step, on_gpu["x"]):
         found = program.launch(step, on_gpu, tactic).cpu()
         assert torch.equal(found, expected), tactic
+
+
+@pytest.mark.parametrize("activation", ["silu", "hardswish"])
+@pytest.mark.parametrize("images", [1, 64])
+def test_smooth_activations_are_the_emulation_s_to_the_rounding_of_fp16(images, activation):
+    step = random_convolution(0, 32, 96, 1, 1, activation=activation, half=True)
+    step = replace(step, scale=step.scale / 20, bias=step.bias / 20)
+    values = {"x": random_int8(1, images, 32, 28, 28)}
+    expected = emulate_step(step, values).float()
+    program = Program(steps.Network(("x",), ("y",), (step,)), {})
+    on_gpu = {name: value.cuda() for name, value in values.items()}
+    tactics = list(list_tactics(step, on_gpu["x"]))
+    assert tactics
+    for tactic in tactics:
+        torch.testing.assert_close(program.launch(step, on_gpu, tactic).cpu().float(), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -20,28 +20,32 @@ def _in_turn():
 
 
 @triton.jit
-def _quantized(value, RELU: tl.constexpr):
-    low = 0.0 if RELU else -128.0
+def _quantized(value, ACTIVATION: tl.constexpr):
+    low = 0.0 if ACTIVATION else -128.0
     clipped = tl.minimum(tl.maximum(value, low), 127.0)
     return (clipped + ROUND).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
-def _ended(acc, scale, bias, added, added_scale, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr):
+def _ended(acc, scale, bias, added, added_scale, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
     value = tl.fma(acc.to(tl.float32), scale[None, :], bias[None, :])
     if ADD:
         value = tl.fma(added.to(tl.float32), added_scale, value)
     if HALF:
-        if RELU:
+        if ACTIVATION == 1:  # as in `steps.ACTIVATIONS`
             value = tl.maximum(value, 0.0)
+        elif ACTIVATION == 2:
+            value = value / (1.0 + tl.exp(-value))
+        elif ACTIVATION == 3:
+            value = value * (tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) * (1.0 / 6.0))
         return value.to(tl.float16)
     else:  # Triton would type both returns without it
-        return _quantized(value, RELU)
+        return _quantized(value, ACTIVATION)
 
 
 @triton.jit
 def _store(
-    acc, added, y, scale, bias, added_scale, m, n, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    acc, added, y, scale, bias, added_scale, m, n, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Ends a tile in PARTS pieces side by side: fewer registers at a time."""
@@ -50,17 +54,20 @@ def _store(
         r = acc
         if ADD:
             r = added.load([m, n])
-        y.store([m, n], _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, RELU, HALF))
+        y.store(
+            [m, n],
+            _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, ACTIVATION, HALF),
+        )
     else:
         half: tl.constexpr = BN // 2
         left, right = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
-        _store(left, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, half, PARTS // 2)
-        _store(right, added, y, scale, bias, added_scale, m, n + half, ADD, RELU, HALF, BM, half, PARTS // 2)
+        _store(left, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, half, PARTS // 2)
+        _store(right, added, y, scale, bias, added_scale, m, n + half, ADD, ACTIVATION, HALF, BM, half, PARTS // 2)
 
 
 @triton.jit(do_not_specialize=["tiles", "across", "depth"])
 def int8_wgmma_product(
-    x, w, added, y, scale, bias, added_scale, tiles, across, depth, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    x, w, added, y, scale, bias, added_scale, tiles, across, depth, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """A 1x1 convolution: (pixels, depth) times (channels, depth)."""
@@ -74,7 +81,7 @@ def int8_wgmma_product(
                 a = x.load([m, k])
                 b = w.load([n, k])
                 acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-            _store(acc, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, BN, PARTS)
+            _store(acc, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
     else:
         tile = tl.program_id(0)
         m = (tile // across) * BM
@@ -84,14 +91,14 @@ def int8_wgmma_product(
             a = x.load([m, k])
             b = w.load([n, k])
             acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-        _store(acc, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, BN, PARTS)
+        _store(acc, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
 
 
 @triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width", "across", "per_group"])
 def int8_wgmma_convolution_gathered(
     x, w, added, y, scale, bias, added_scale, pixels, height, width, out_height, out_width, across, channels, per_group, depth,
     R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-    GROUPED: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    GROUPED: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """A convolution as a matrix product over (kernel row, kernel column, channel); pixels gathered by asynchronous copies.
@@ -126,13 +133,13 @@ def int8_wgmma_convolution_gathered(
             a = tl.load(base + offset, mask=inside[:, None], other=0)
         b = w.load([n, step * BK])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-    _store(acc, added, y, scale, bias, added_scale, m, n, ADD, RELU, HALF, BM, BN, PARTS)
+    _store(acc, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
 
 
 @triton.jit(do_not_specialize=["down", "along", "across", "blocks"])
 def int8_wgmma_convolution_boxes(
     x, w, added, y, scale, bias, added_scale, down, along, across, blocks, channels,
-    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, HALF: tl.constexpr,
+    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The same over boxes of BI images, BH rows and BW columns, each a TMA copy that puts zeros outside of the image.
@@ -161,7 +168,7 @@ def int8_wgmma_convolution_boxes(
     r = acc
     if ADD:
         r = added.load([i0, h0, w0, n]).reshape(BM, BN)
-    value = _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, RELU, HALF)
+    value = _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, ACTIVATION, HALF)
     y.store([i0, h0, w0, n], value.reshape(BI, BH, BW, BN))
 
 

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @gluon.jit(do_not_specialize=["across"])
 def int8_wgmma_product_at_once(
-    x, w, added, y, scale, bias, added_scale, across, ADD: gl.constexpr, RELU: gl.constexpr, HALF: gl.constexpr,
+    x, w, added, y, scale, bias, added_scale, across, ADD: gl.constexpr, ACTIVATION: gl.constexpr, HALF: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, BLOCKS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """(pixels, BLOCKS * BK) times (channels, BLOCKS * BK); rounding as in `kernels`."""
@@ -58,11 +58,11 @@ def int8_wgmma_product_at_once(
     if ADD:
         value = gl.fma(added_tile.load(layout).to(gl.float32), added_scale, value)
     if HALF:
-        if RELU:
+        if ACTIVATION:
             value = gl.maximum(value, 0.0)
         ys.store(value.to(gl.float16))
     else:
-        low: gl.constexpr = 0.0 if RELU else -128.0
+        low: gl.constexpr = 0.0 if ACTIVATION else -128.0
         value = gl.minimum(gl.maximum(value, low), 127.0) + 12582912.0
         ys.store(value.to(gl.int32, bitcast=True).to(gl.int8))
     fence_async_shared()

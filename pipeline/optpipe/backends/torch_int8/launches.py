@@ -129,7 +129,7 @@ def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tact
         for (columns,) in _fit_columns(((64,), (16,)), 0, width):
             sizes = {"BM": 64, "BN": columns, "BK": deep, "PARTS": 1, "STAGES": 1 if channels <= deep else 4}
             yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
-    if channels <= ONCE * depth:
+    if channels <= ONCE * depth and step.activation in ("", "relu"):
         for rows, columns, warps in _fit_columns(((64, 128, 4), (64, 64, 4), (128, 64, 4)), 1, width):
             yield Tactic("int8_wgmma_product_at_once", {"BM": rows, "BN": columns, "BK": depth, "warps": warps})
     if tiles > MANY_TILES:

@@ -89,7 +89,7 @@ class _Lowering:
         weight, scale, groups = self._read_layer(node, given_scale)
         bias = self._read_bias(node, end, outputs)
         flat, half = node.op_type != "Conv", end.quantize is None
-        if flat and half and not end.relu and self._is_last(end.tensor):
+        if flat and half and not end.activation and self._is_last(end.tensor):
             macs = count_node_macs(node, self.types)
             self.done.append(steps.Linear(node.name, given, end.tensor, weight[:, 0, 0], scale, bias, macs))
             self.halves.add(end.tensor)
@@ -146,7 +146,7 @@ class _Lowering:
                 bias=_pad(bias / out_scale, 0, spare),
                 stride=get_attribute(node, "strides", [1])[0],
                 padding=pads,
-                relu=end.relu,
+                activation=end.activation,
                 half=end.quantize is None,
                 added=added[0] if added else None,
                 added_scale=float(np.float32(added[1]) / out_scale) if added else 0.0,

@@ -27,7 +27,8 @@ class FusedEnd:
     added: str | None = None
     bias: str | None = None
     """Constants that an addition behind a matrix product adds to each row."""
-    relu: bool = False
+    activation: str = ""
+    """One of `steps.ACTIVATIONS`."""
     pool: Any = None
     quantize: Any = None
 
@@ -97,7 +98,14 @@ class GraphMatcher:
         fits = channels <= _STEM_CHANNELS and height == width <= 7 and count in (16, 32, 64, 128)
         end = self._follow(node)
         strided = list(get_attribute(node, "strides", [1, 1])) == [2, 2]
-        return fits and strided and _is_square(node) and end.relu and end.quantize is not None and end.added is None
+        return (
+            fits
+            and strided
+            and _is_square(node)
+            and end.activation == "relu"
+            and end.quantize is not None
+            and end.added is None
+        )
 
     def _is_mean(self, node: Any) -> bool:
         if node.op_type not in ("GlobalAveragePool", "ReduceMean"):
@@ -107,7 +115,7 @@ class GraphMatcher:
             list(self.read_constant(node.input[1]).reshape(-1)) if len(node.input) > 1 else []
         )
         whole = node.op_type == "GlobalAveragePool" or sorted(each % 4 for each in axes) == [2, 3]
-        quantized = self._follow(node).quantize is not None and not self._follow(node).relu
+        quantized = self._follow(node).quantize is not None and not self._follow(node).activation
         return given is not None and len(given) == 4 and given[1] % 64 == 0 and whole and quantized
 
     @cached_property
@@ -142,7 +150,7 @@ class GraphMatcher:
 
     def _follow(self, node: Any) -> FusedEnd:
         """Follows what only the layer feeds."""
-        tensor, added, bias, relu, pool = str(node.output[0]), None, None, False, None
+        tensor, added, bias, activation, pool = str(node.output[0]), None, None, "", None
         absorbed: list[str] = []
         mean = node.op_type in ("GlobalAveragePool", "ReduceMean")
         while tensor not in self.graph.outputs:
@@ -151,25 +159,50 @@ class GraphMatcher:
             if quantize is not None:
                 if any(each is not quantize and not self._reads_as_shortcut(each, tensor) for each in readers):
                     break
-                return FusedEnd(tensor, (*absorbed, quantize.name), added, bias, relu, pool, quantize)
+                return FusedEnd(tensor, (*absorbed, quantize.name), added, bias, activation, pool, quantize)
+            if not activation and (found := self._find_smooth_activation(node, tensor)) is not None:
+                activation, names, tensor = found
+                absorbed += names
+                continue
             if len(readers) != 1:
                 break
             reader = readers[0]
-            if reader.op_type == "Relu" and not relu and not mean and pool is None:
-                relu = True
+            if reader.op_type == "Relu" and not activation and not mean and pool is None:
+                activation = "relu"
             elif reader.op_type == "Add" and not absorbed and self._takes_bias(node, self._get_other(reader, tensor)):
                 bias = self._get_other(reader, tensor)
-            elif reader.op_type == "Add" and added is None and not relu and self._takes_addition(node, reader, tensor):
+            elif (
+                reader.op_type == "Add"
+                and added is None
+                and not activation
+                and self._takes_addition(node, reader, tensor)
+            ):
                 added = self._get_other(reader, tensor)
-            elif reader.op_type == "MaxPool" and relu and self._takes_pool(node, reader):
+            elif reader.op_type == "MaxPool" and activation == "relu" and self._takes_pool(node, reader):
                 pool = reader
             elif not (mean and reader.op_type in ("Reshape", "Flatten", "Squeeze")):
                 break
             absorbed.append(reader.name)
             tensor = str(reader.output[0])
         if pool is not None:  # not quantized behind it
-            return FusedEnd(str(pool.input[0]), tuple(absorbed[: absorbed.index(pool.name)]), added, bias, relu)
-        return FusedEnd(tensor, tuple(absorbed), added, bias, relu)
+            return FusedEnd(str(pool.input[0]), tuple(absorbed[: absorbed.index(pool.name)]), added, bias, activation)
+        return FusedEnd(tensor, tuple(absorbed), added, bias, activation)
+
+    def _find_smooth_activation(self, node: Any, tensor: str) -> tuple[str, list[str], str] | None:
+        """SiLU or HardSwish of an INT8 layer's output: its name, the nodes, and the tensor behind; None where it is quantized, for
+        INT8 ends have no steps for it.
+        """
+        readers = self.graph.consumers.get(tensor, [])
+        kinds = sorted(each.op_type for each in readers)
+        if not self.is_int8(node) or kinds not in (["HardSwish"], ["Mul", "Sigmoid"]):
+            return None
+        *gates, last = sorted(readers, key=lambda each: each.op_type == "Mul")
+        if gates and set(last.input) != {tensor, gates[0].output[0]}:
+            return None
+        output = str(last.output[0])
+        if any(each.op_type == "QuantizeLinear" for each in self.graph.consumers.get(output, [])):
+            return None
+        return "silu" if gates else "hardswish", [each.name for each in (*gates, last)], output
 
     def _takes_bias(self, node: Any, other: str) -> bool:
         found = self.read_weights(node.input[1]) if node.op_type == "MatMul" else None

@@ -113,8 +113,8 @@ def _allocate_convolved(step: steps.Convolution, given: Any) -> Any:
     return _allocate((len(given), len(step.scale), *size), dtype, given)
 
 
-def _get_ending(step: steps.Convolution) -> dict[str, bool]:
-    return {"ADD": step.added is not None, "RELU": step.relu, "HALF": step.half}
+def _get_ending(step: steps.Convolution) -> dict[str, int]:
+    return {"ADD": step.added is not None, "ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
 
 
 def _launch_product(

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+ACTIVATIONS = ("", "relu", "silu", "hardswish")
+"""What a convolution may end in; the last two only in FP16."""
+
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """An INT8 convolution, or with `flat` a linear layer over the last axis, with all that is fused with it.
 
-    With `sum` the INT32 sum of products: value = sum * scale + bias, + added * added_scale, ReLU; then rounded half to even
+    With `sum` the INT32 sum of products: value = sum * scale + bias, + added * added_scale, activation; then rounded half to even
     and clamped to [-128, 127], or in FP16 with `half`. Scale and bias are in steps of the output.
     """
 
@@ -30,7 +33,8 @@ class Convolution:
     stride: int
     padding: tuple[int, int, int, int]
     """Zeros above, left, below and right of an image."""
-    relu: bool
+    activation: str
+    """One of ACTIVATIONS."""
     half: bool
     added: str | None = None
     added_scale: float = 0.0

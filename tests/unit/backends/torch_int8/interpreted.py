@@ -34,7 +34,7 @@ def compare(step, values):
 def list_cases():
     shapes = ((64, 32, 1, 1, 8), (48, 16, 3, 1, 8), (32, 80, 3, 2, 8), (64, 64, 1, 2, 8), (16, 32, 3, 2, 7))
     for index, (channels, outputs, kernel, stride, size) in enumerate(shapes):
-        end = {"relu": index % 2 == 0, "half": index == 1, "added": index in (0, 2)}
+        end = {"activation": "" if index % 2 else "relu", "half": index == 1, "added": index in (0, 2)}
         step = random_convolution(index, channels, outputs, kernel, stride, **end)
         out = (size - 1) // stride + 1
         yield step, {"x": random_int8(1, 2, channels, size, size), "z": random_int8(2, 2, outputs, out, out)}
@@ -47,6 +47,11 @@ def list_cases():
         {"x": random_int8(3, 3, 64, 1, 1).flatten(1)},
     )
     yield random_convolution(6, 32, 24, 3, 2, half=True), {"x": random_int8(6, 2, 32, 7, 7)}
+    smooth = random_convolution(9, 64, 48, 1, half=True, added=True)
+    small = replace(smooth, scale=smooth.scale / 20, bias=smooth.bias / 20)  # where SiLU and HardSwish bend
+    values = {"x": random_int8(11, 2, 64, 6, 6), "z": random_int8(12, 2, 48, 6, 6)}
+    yield replace(small, activation="silu"), values
+    yield replace(small, activation="hardswish"), values
     thirds = random_convolution(7, 32, 48, 3, 1)
     yield replace(thirds, weight=thirds.weight[:, :1], padding=(0, 1, 0, 1)), {"x": random_int8(7, 2, 32, 6, 7)}
     yield replace(thirds, dilation=2, padding=(2, 2, 2, 2)), {"x": random_int8(8, 2, 32, 7, 6)}

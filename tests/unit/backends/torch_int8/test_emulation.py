@@ -17,7 +17,7 @@ layers = st.fixed_dictionaries(
         "outputs": st.sampled_from([16, 32]),
         "kernel": st.sampled_from([1, 3]),
         "stride": st.sampled_from([1, 2]),
-        "relu": st.booleans(),
+        "activation": st.sampled_from(("", "relu")),
         "added": st.booleans(),
     }
 )
@@ -31,7 +31,7 @@ def in_fp64(step, values):
     value += torch.from_numpy(step.bias).double()[:, None, None]
     if step.added:
         value += values["z"].double() * step.added_scale
-    return value.relu() if step.relu else value
+    return value.relu() if step.activation else value
 
 
 @given(layers)
@@ -65,7 +65,7 @@ def test_sums_that_fp32_cannot_hold_are_exact_before_they_are_scaled():
     weight = np.full((16, 1, 1, 2048), 127, np.int8)
     weight[0, 0, 0, 0] = 126
     ones, zeros = np.full(16, 2.0**-18, np.float32), np.zeros(16, np.float32)
-    step = steps.Convolution("layer", "x", "y", weight, ones, zeros, 1, (0, 0, 0, 0), relu=False, half=False)
+    step = steps.Convolution("layer", "x", "y", weight, ones, zeros, 1, (0, 0, 0, 0), activation="", half=False)
     given_ = torch.full((1, 2048, 1, 1), 127, dtype=torch.int8)
     total = 2048 * 127 * 127
     assert emulate_step(step, {"x": given_}).flatten()[1] == round(total / 2**18)

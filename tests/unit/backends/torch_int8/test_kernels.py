@@ -1,4 +1,4 @@
-"""Triton's kernels in its interpreter, on the CPU: the same numbers as the emulation."""
+"""Triton's kernels on the CPU: in its interpreter the same numbers as the emulation; and compiled for a GPU that is not here."""
 
 import json
 import os
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from optpipe.backends.torch_int8.steps import ACTIVATIONS
 
 CHECKOUT = Path(__file__).parents[4]
 
@@ -27,3 +29,35 @@ def test_every_kernel_gives_the_emulation_s_numbers():
         "fp16_wgmma_stem",
     } <= kernels
     assert [row for row in compared if row[1] > 1e-3] == []  # INT8 equal, FP16 and FP32 to rounding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", range(len(ACTIVATIONS)))
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, parts):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from optpipe.backends.torch_int8.kernels import int8_wgmma_product
+
+    fixed = {"ADD": True, "ACTIVATION": activation, "HALF": True, "PERSISTENT": 0, "STAGES": 3, "PARTS": parts}
+    fixed |= {"BM": 64, "BN": 64, "BK": 64}
+    types = {"x": "tensordesc<i8[64, 64]>", "w": "tensordesc<i8[64, 64]>", "scale": "*fp32", "bias": "*fp32"}
+    types |= {"added": f"tensordesc<i8[64, {64 // parts}]>", "y": f"tensordesc<fp16[64, {64 // parts}]>"}
+    types |= {
+        "added_scale": "fp32",
+        "tiles": "i32",
+        "across": "i32",
+        "depth": "i32",
+        **dict.fromkeys(fixed, "constexpr"),
+    }
+    names = int8_wgmma_product.arg_names
+    source = ASTSource(
+        int8_wgmma_product,
+        signature={name: types[name] for name in names},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
+    assert compiled.asm["cubin"]

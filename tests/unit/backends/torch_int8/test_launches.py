@@ -39,7 +39,7 @@ def test_every_convolution_has_a_tactic(kernel, stride, channels, width, images,
         ones,
         stride=stride,
         padding=(kernel // 2,) * 4,
-        relu=True,
+        activation="relu",
         half=False,
         groups=groups,
     )

@@ -15,6 +15,7 @@ from tests.fakes.int8_network import (
     sequence_network,
     shuffled_network,
     small_network,
+    smooth_network,
     token_network,
     varied_network,
 )
@@ -36,22 +37,25 @@ def test_a_residual_network_is_one_step_a_layer():
     assert by_name["conv2"].added == by_name["down"].output  # the shortcut comes in INT8
     assert by_name["conv3"].added == by_name["conv2"].output  # although the graph adds its value before quantization
     assert by_name["conv3"].half  # nothing quantizes it before the mean
-    assert [by_name[name].relu for name in ("conv1", "down", "conv2", "conv3")] == [True, False, True, True]
+    assert [by_name[name].activation for name in ("conv1", "down", "conv2", "conv3")] == ["relu", "", "relu", "relu"]
 
 
 @pytest.mark.parametrize(
     "make", [small_network, shuffled_network, token_network, narrow_network, varied_network, sequence_network]
 )
 def test_it_computes_what_the_graph_computes(make):
-    graph = quantize(make())
+    assert measure_snr(quantize(make())) > 40
+
+
+def measure_snr(graph):
+    """dB, of a lowered network to its graph."""
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, {"image": images})
     found = emulate(lower(graph), {"image": torch.from_numpy(images)})["logits"].numpy()
-    noise = np.square(found - expected).sum() / np.square(expected).sum()
-    assert 10 * np.log10(1 / noise) > 40
+    return 10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum())
 
 
 def test_a_split_is_a_view_each_and_batch_normalization_a_scale_and_a_shift():
@@ -66,10 +70,10 @@ def test_a_split_is_a_view_each_and_batch_normalization_a_scale_and_a_shift():
 
 def test_linear_layers_over_tokens_take_their_bias_in_and_leave_in_fp16():
     found = [step for step in lower(quantize(token_network())).steps if isinstance(step, steps.Convolution)]
-    assert [(step.name, bool(step.bias.any()), step.half, step.relu) for step in found] == [
-        ("up", True, True, False),
-        ("down", True, True, True),
-        ("mix", False, True, False),
+    assert [(step.name, bool(step.bias.any()), step.half, step.activation) for step in found] == [
+        ("up", True, True, ""),
+        ("down", True, True, "relu"),
+        ("mix", False, True, ""),
     ]
 
 
@@ -139,3 +143,19 @@ def test_an_artifact_whose_graph_became_other_steps_is_not_run():
     assert find_stale_lowering(older) == "built by an older version of the INT8 lowering; build it again"
     assert find_stale_lowering(current) is None
     assert find_stale_lowering(artifact_info(backend="torch", details={})) is None
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("SiLU", "silu"), ("HardSwish", "hardswish")])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_smooth_activations_join_a_layer_that_leaves_in_fp16(kind, expected, quantized):
+    graph = quantize(smooth_network(kind), keep=() if quantized else ("second",))
+    network = lower(graph)
+    first = next(step for step in network.steps if step.name == "wide")
+    others = [step.operator for step in network.steps if isinstance(step, steps.Floating)]
+    if quantized:  # an INT8 end has no such step
+        assert first.activation == ""
+        assert {"silu": "Swish", "hardswish": "HardSwish"}[expected] in others
+    else:
+        assert (first.activation, first.half) == (expected, True)
+        assert not {"Swish", "HardSwish", "Sigmoid", "Mul"} & set(others)
+    assert measure_snr(graph) > 40

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from optpipe.backends.torch_int8 import steps
@@ -65,7 +65,7 @@ def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice,
     for step in network.steps:
         tactic = None
         if isinstance(step, Kerneled):
-            key = _sign_step(step, values)
+            key = sign_step(step, values)
             if key not in known:
                 known[key] = _find_fastest(program, step, values)
             seen = known[key]
@@ -75,13 +75,16 @@ def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice,
     return tuple(found)
 
 
-def _sign_step(step: steps.Step, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All of a step that its time depends on."""
-    weight = getattr(step, "weight", None)
-    plain = ("stride", "padding", "kernel", "relu", "half", "flat", "dilation", "groups")
-    settings = (getattr(step, name, None) for name in plain)
+def sign_step(step: Kerneled, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All of a step that its tactics and its time depend on: each field but names and values, and the shapes that it reads."""
+    settings = {each.name: getattr(step, each.name) for each in fields(step) if each.name not in _WITHOUT_EFFECT}
+    plain = ((name, getattr(value, "shape", value)) for name, value in settings.items())
     shapes = (tuple(values[name].shape) for name in steps.list_tensors_read(step))
-    return (type(step).__name__, None if weight is None else weight.shape, *settings, *shapes)
+    return (type(step).__name__, *plain, *shapes)
+
+
+_WITHOUT_EFFECT = ("name", "given", "output", "added", "added_scale", "inverse_scale", "macs")
+"""Whether there is an `added` shows in the shapes."""
 
 
 def _find_fastest(program: Program, step: Any, values: Mapping[str, Any]) -> Choice:

@@ -43,6 +43,8 @@ def emulate_step(step: steps.Step, values: Mapping[str, Any]) -> Any:
             return _scale_and_add(total, torch.from_numpy(step.scale), torch.from_numpy(step.bias))
         case steps.Stem():
             return _convolve_stem(step, values[step.given])
+        case steps.Depthwise():
+            return _convolve_depthwise(step, values[step.given])
         case steps.MaxPool():
             pooled = torch.nn.functional.max_pool2d(values[step.given].float(), step.kernel, step.stride, step.padding)
             return pooled.to(torch.int8)
@@ -80,6 +82,17 @@ def _convolve(step: steps.Convolution, values: Mapping[str, Any]) -> Any:
     bent = _ACTIVATIONS[step.activation](value)
     value = bent.half() if step.half else _quantize_values(bent, relu=step.activation == "relu")
     return value.reshape(*ahead, -1) if step.flat else value
+
+
+def _convolve_depthwise(step: steps.Depthwise, given: Any) -> Any:
+    import torch
+
+    top, left, below, right = step.padding
+    wide = torch.nn.functional.pad(given.float(), (left, right, top, below))
+    weight, bias = torch.from_numpy(step.weight[:, None]).float(), torch.from_numpy(step.bias)
+    value = torch.nn.functional.conv2d(wide, weight, bias, step.stride, groups=len(step.weight))
+    value = torch.nn.functional.pad(_ACTIVATIONS[step.activation](value), (0, 0, 0, 0, 0, step.spare))
+    return value.half() if step.half else _quantize_values(value * step.inverse_scale, relu=False)
 
 
 def _scale_and_add(total: Any, scale: Any, bias: Any) -> Any:

@@ -33,6 +33,22 @@ def random_convolution(seed=0, channels=32, outputs=32, kernel=3, stride=1, acti
     )
 
 
+def random_depthwise(seed=0, channels=48, kernel=3, stride=1, activation="", half=True, spare=0):
+    """Sums of about 1."""
+    rng = np.random.default_rng(seed)
+    weight = (rng.standard_normal((channels, kernel, kernel)) / kernel).astype(np.float16)
+    bias = rng.standard_normal(channels).astype(np.float32)
+    sides = (kernel // 2,) * 4 if stride == 1 else (kernel // 2 - 1, kernel // 2 - 1, kernel // 2, kernel // 2)
+    return steps.Depthwise(
+        "layer", "x", "y", weight, bias, stride, sides, activation, half, 1.0 if half else 30.0, spare
+    )
+
+
+def random_half(seed, *shape):
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+    return torch.from_numpy(values).contiguous(memory_format=torch.channels_last)
+
+
 def random_int8(seed, *shape):
     values = np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8)
     return torch.from_numpy(values).contiguous(memory_format=torch.channels_last)
@@ -217,20 +233,24 @@ def token_network():
     return make_model(nodes, weights)
 
 
-def smooth_network(kind):
-    """The layer `wide`, SiLU or HardSwish, and the layer `second`."""
+def smooth_network(kind, depthwise=False):
+    """The layer `wide`, SiLU or HardSwish, and the layer `second`; with `depthwise` a depthwise layer and the same between."""
     make, rng = helper.make_node, np.random.default_rng(17)
 
     def weight(*shape):
         return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
-    bent = [make("HardSwish", ["w"], ["a"], name="bend")]
-    if kind == "SiLU":
-        bent = [make("Sigmoid", ["w"], ["s"], name="gate"), make("Mul", ["s", "w"], ["a"], name="bend")]
+    def bend(given, output):
+        if kind == "HardSwish":
+            return [make("HardSwish", [given], [output], name=f"bend_{given}")]
+        gate = make("Sigmoid", [given], [f"{given}_gate"], name=f"gate_{given}")
+        return [gate, make("Mul", [f"{given}_gate", given], [output], name=f"bend_{given}")]
+
+    between = [make("Conv", ["b", "w4", "b3"], ["d"], name="deep", group=32, pads=[1, 1, 1, 1]), *bend("d", "a")]
     nodes = [
         make("Conv", ["image", "w0", "b0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
         make("Conv", ["c0", "w3", "b3"], ["w"], name="wide"),
-        *bent,
+        *(bend("w", "b") + between if depthwise else bend("w", "a")),
         make("Conv", ["a", "w1"], ["c1"], name="second", pads=[1, 1, 1, 1]),
         make("GlobalAveragePool", ["c1"], ["m"], name="mean"),
         make("Flatten", ["m"], ["f"], name="flatten"),
@@ -238,7 +258,7 @@ def smooth_network(kind):
     ]
     weights = {
         "w0": weight(32, 3, 3, 3), "b0": weight(32), "w1": weight(64, 32, 3, 3), "w2": weight(10, 64), "b2": weight(10),
-        "w3": weight(32, 32, 1, 1), "b3": weight(32),
+        "w3": weight(32, 32, 1, 1), "b3": weight(32), "w4": weight(32, 1, 3, 3),
     }  # fmt: skip
     return make_model(nodes, weights)
 

@@ -11,6 +11,8 @@ from tests.fakes.int8_network import (
     narrow_network,
     quantize,
     random_convolution,
+    random_depthwise,
+    random_half,
     random_int8,
     shuffled_network,
     small_network,
@@ -54,6 +56,24 @@ def test_every_tactic_gives_the_emulation_s_numbers(images, channels, outputs, k
     for tactic in list_tactics(step, on_gpu["x"]):
         found = program.launch(step, on_gpu, tactic).cpu()
         assert torch.equal(found, expected), tactic
+
+
+@pytest.mark.parametrize(
+    ("activation", "half", "spare"), [("", True, 0), ("silu", True, 0), ("hardswish", False, 8), ("relu", False, 0)]
+)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "channels", "size"), [(3, 1, 96, 28), (3, 2, 40, 15), (5, 1, 480, 14), (7, 1, 96, 28)]
+)
+def test_depthwise_kernels_give_the_emulation_s_numbers(kernel, stride, channels, size, activation, half, spare):
+    step = random_depthwise(0, channels, kernel, stride, activation, half, spare)
+    values = {"x": random_half(1, 8, channels, size, size)}
+    expected = emulate_step(step, values).float()
+    program = Program(steps.Network(("x",), ("y",), (step,)), {})
+    on_gpu = {"x": values["x"].cuda()}
+    for tactic in list_tactics(step, on_gpu["x"]):
+        found = program.launch(step, on_gpu, tactic).cpu().float()
+        near = 2e-2 if half else 1.0
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=near)
 
 
 @pytest.mark.parametrize("activation", ["silu", "hardswish"])

@@ -126,6 +126,8 @@ def list_executed_layers(network: steps.Network) -> tuple[LayerType, ...]:
                 layers.append(LayerType(step.name, type(step).__name__, "int8", step.macs))
             case steps.Stem():
                 layers.append(LayerType(step.name, "Stem", "fp16", step.macs))
+            case steps.Depthwise():
+                layers.append(LayerType(step.name, "Conv", "fp16", step.macs))
             case steps.MaxPool():
                 layers.append(LayerType(step.name, "MaxPool", "int8", 0))
             case steps.MeanPool():

@@ -34,12 +34,17 @@ def _describe_step(step: steps.Step, output: Any, moved: int) -> NodeCost:
     channels, macs = None, 0
     if weight is not None:
         depth = prod(weight.shape[1:])
-        inside = weight.shape[1] if isinstance(step, steps.Stem) else weight.shape[-1]
+        inside = {steps.Stem: weight.shape[1], steps.Depthwise: 1}.get(type(step), weight.shape[-1])
         channels, macs = (int(inside), int(weight.shape[0])), int(output.numel() * depth)
     return NodeCost(step.name, operator, kind, macs, moved, channels)
 
 
-_OPERATORS: dict[type, str] = {steps.Convolution: "Conv", steps.Stem: "Conv", steps.Linear: "Gemm"}
+_OPERATORS: dict[type, str] = {
+    steps.Convolution: "Conv",
+    steps.Stem: "Conv",
+    steps.Depthwise: "Conv",
+    steps.Linear: "Gemm",
+}
 
 
 def _count_weight_bytes(step: steps.Step) -> int:

@@ -27,18 +27,23 @@ def _quantized(value, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _bent(value, ACTIVATION: tl.constexpr):
+    if ACTIVATION == 1:  # as in `steps.ACTIVATIONS`
+        value = tl.maximum(value, 0.0)
+    elif ACTIVATION == 2:
+        value = value / (1.0 + tl.exp(-value))
+    elif ACTIVATION == 3:
+        value = value * (tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) * (1.0 / 6.0))
+    return value
+
+
+@triton.jit
 def _ended(acc, scale, bias, added, added_scale, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
     value = tl.fma(acc.to(tl.float32), scale[None, :], bias[None, :])
     if ADD:
         value = tl.fma(added.to(tl.float32), added_scale, value)
     if HALF:
-        if ACTIVATION == 1:  # as in `steps.ACTIVATIONS`
-            value = tl.maximum(value, 0.0)
-        elif ACTIVATION == 2:
-            value = value / (1.0 + tl.exp(-value))
-        elif ACTIVATION == 3:
-            value = value * (tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) * (1.0 / 6.0))
-        return value.to(tl.float16)
+        return _bent(value, ACTIVATION).to(tl.float16)
     else:  # Triton would type both returns without it
         return _quantized(value, ACTIVATION)
 
@@ -216,6 +221,40 @@ def fp16_wgmma_stem(
         acc = tl.dot(a, b.T, acc)
     value = (acc + tl.load(bias + tl.arange(0, N))[None, :]) * inverse_scale
     y.store([m, 0], _quantized(value, True))
+
+
+@triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width"])
+def fp16_depthwise(
+    x, w, y, bias, inverse_scale, pixels, height, width, out_height, out_width, channels, out_channels,
+    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    ACTIVATION: tl.constexpr, HALF: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A depthwise convolution with FP32 sums, bias and activation; FP16 or INT8 out, with zeros behind the last channel.
+
+    Weights are (R * S, channels). The pixels of a tile lie side by side: most of what they read is in the cache.
+    """
+    _in_turn()
+    pixel = tl.program_id(0) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    known = c < channels
+    rest = pixel // out_width
+    row = (rest % out_height) * STRIDE - TOP
+    column = (pixel % out_width) * STRIDE - LEFT
+    base = x + (((rest // out_height) * height + row) * width + column)[:, None] * channels + c[None, :]
+    acc = tl.zeros((BP, BC), tl.float32)
+    for r in tl.static_range(R):
+        for s in tl.static_range(S):
+            inside = (row + r >= 0) & (row + r < height) & (column + s >= 0) & (column + s < width) & (pixel < pixels)
+            value = tl.load(base + (r * width + s) * channels, mask=inside[:, None] & known[None, :], other=0.0)
+            weight = tl.load(w + (r * S + s) * channels + c, mask=known, other=0.0)
+            acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
+    value = _bent(acc + tl.load(bias + c, mask=known, other=0.0)[None, :], ACTIVATION)
+    target = y + pixel[:, None] * out_channels + c[None, :]
+    written = (pixel < pixels)[:, None] & (c < out_channels)[None, :]
+    if HALF:
+        tl.store(target, value.to(tl.float16), mask=written)
+    else:
+        tl.store(target, _quantized(value * inverse_scale, False), mask=written)
 
 
 @triton.jit

@@ -10,7 +10,9 @@ import numpy as np
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.movements import READ_ON_HOST
 
-Kerneled = steps.Convolution | steps.Linear | steps.Stem | steps.MaxPool | steps.MeanPool | steps.Quantize
+Kerneled = (
+    steps.Convolution | steps.Linear | steps.Stem | steps.Depthwise | steps.MaxPool | steps.MeanPool | steps.Quantize
+)
 FEW_TILES, MANY_TILES = 200, 60
 """Tiles of 64 rows and 128 columns below which a layer may leave multiprocessors idle, so that smaller tiles are tried, and
 above which there may be enough for larger ones; between the two both are."""
@@ -57,6 +59,14 @@ def _list_arrays(step: steps.Step) -> dict[str, np.ndarray]:
             return {"weight": _pad_depth(step.weight), **_pad_columns(step)}
         case steps.Stem():
             return {"weight": arrange_stem_weight(step), "bias": step.bias}
+        case steps.Depthwise():
+            weight = np.ascontiguousarray(step.weight.reshape(len(step.weight), -1).T)
+            return {
+                "weight": weight,
+                "bias": step.bias,
+                "by_torch": step.weight[:, None],
+                "bias_by_torch": step.bias.astype(np.float16),
+            }
         case steps.Floating():
             return {str(index): each for index, each in enumerate(step.inputs) if isinstance(each, np.ndarray)}
     return {}
@@ -106,6 +116,18 @@ def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3), (64, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
+        case steps.Depthwise():
+            for pixels, channels, warps in (
+                (32, 64, 4),
+                (16, 64, 4),
+                (64, 32, 4),
+                (8, 128, 4),
+                (64, 64, 8),
+                (8, 32, 1),
+            ):
+                yield Tactic("fp16_depthwise", {"BP": pixels, "BC": channels, "warps": warps})
+            if not step.spare and step.padding[:2] == step.padding[2:]:
+                yield Tactic("depthwise_by_torch", {})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("int8_max_pool", {"BP": pixels, "warps": warps})

@@ -80,8 +80,33 @@ class _Lowering:
             self.done.append(steps.MeanPool(node.name, given, str(end.quantize.output[0]), inverse_scale, keepdims))
         elif self.match.is_int8(node):
             self._lower_int8(node, end)
+        elif self.match.is_depthwise(node):
+            self._lower_depthwise(node, end)
         else:
             self._lower_stem(node, end)
+
+    def _lower_depthwise(self, node: Any, end: FusedEnd) -> None:
+        weight, half = self.match.read_constant(node.input[1]).astype(np.float16)[:, 0], end.quantize is None
+        output = end.tensor if half else str(end.quantize.output[0])
+        _, spare = self.match.padded.get(output, (1, 0))
+        self.done.append(
+            steps.Depthwise(
+                name=node.name,
+                given=self._read_half(node.input[0]),
+                output=output,
+                weight=weight,
+                bias=self._read_bias(node, end, len(weight)),
+                stride=get_attribute(node, "strides", [1])[0],
+                padding=tuple(get_attribute(node, "pads", [0] * 4)),
+                activation=end.activation,
+                half=half,
+                inverse_scale=1.0 if half else 1.0 / self.match.read_scale(end.quantize),
+                spare=spare,
+                macs=count_node_macs(node, self.types),
+            )
+        )
+        if half:
+            self.halves.add(output)
 
     def _lower_int8(self, node: Any, end: FusedEnd) -> None:
         given, given_scale = self.match.find_source(node.input[0])  # type: ignore[misc]

@@ -56,7 +56,16 @@ class GraphMatcher:
         return {name for node, end in self.fused for name in (node.name, *end.absorbed)} - set(self.ends)
 
     def _starts_step(self, node: Any) -> bool:
-        return self.is_int8(node) or self._is_stem(node) or self._is_mean(node)
+        return self.is_int8(node) or self._is_stem(node) or self.is_depthwise(node) or self._is_mean(node)
+
+    def is_depthwise(self, node: Any) -> bool:
+        """Whether a convolution has one input and one output for each group, and floating-point weights."""
+        if node.op_type != "Conv" or any(each not in self.graph.weights for each in node.input[1:]):
+            return False
+        dims, group = list(self.graph.weights[node.input[1]].dims), int(get_attribute(node, "group", 1))
+        dense = set(get_attribute(node, "dilations", [1])) == {1}
+        whole = len(dims) == 4 and dims[:2] == [group, 1] and group > 1 and self.find_input(node.input[0]) is None
+        return whole and dense and _is_regular(node)
 
     def is_int8(self, node: Any) -> bool:
         """Whether a convolution or linear layer can be computed in INT8: data and weights dequantized, shapes that the kernels take."""
@@ -189,18 +198,19 @@ class GraphMatcher:
         return FusedEnd(tensor, tuple(absorbed), added, bias, activation)
 
     def _find_smooth_activation(self, node: Any, tensor: str) -> tuple[str, list[str], str] | None:
-        """SiLU or HardSwish of an INT8 layer's output: its name, the nodes, and the tensor behind; None where it is quantized, for
-        INT8 ends have no steps for it.
+        """SiLU or HardSwish of a layer's output: its name, the nodes, and the tensor behind; None where an INT8 layer's is quantized,
+        whose end has no steps for it.
         """
         readers = self.graph.consumers.get(tensor, [])
         kinds = sorted(each.op_type for each in readers)
-        if not self.is_int8(node) or kinds not in (["HardSwish"], ["Mul", "Sigmoid"]):
+        if not (self.is_int8(node) or self.is_depthwise(node)) or kinds not in (["HardSwish"], ["Mul", "Sigmoid"]):
             return None
         *gates, last = sorted(readers, key=lambda each: each.op_type == "Mul")
         if gates and set(last.input) != {tensor, gates[0].output[0]}:
             return None
         output = str(last.output[0])
-        if any(each.op_type == "QuantizeLinear" for each in self.graph.consumers.get(output, [])):
+        quantized = any(each.op_type == "QuantizeLinear" for each in self.graph.consumers.get(output, []))
+        if quantized and self.is_int8(node):
             return None
         return "silu" if gates else "hardswish", [each.name for each in (*gates, last)], output
 

@@ -263,6 +263,45 @@ def _launch_stem(step: steps.Stem, given: Any, _: Any, kept: Mapping[str, Any], 
     return output
 
 
+def _launch_depthwise(
+    step: steps.Depthwise, given: Any, _: Any, kept: Mapping[str, Any], settings: Mapping[str, int]
+) -> Any:
+    import torch
+
+    from optpipe.backends.torch_int8.kernels import fp16_depthwise
+
+    memory = as_channels_last(given)
+    images, height, width, channels = memory.shape
+    top, left, below, right = step.padding
+    wide = (height + top + below, width + left + right)
+    size = [(each - span) // step.stride + 1 for each, span in zip(wide, step.kernel, strict=True)]
+    outputs = channels + step.spare
+    output = _allocate((images, outputs, *size), torch.float16 if step.half else torch.int8, given)
+    pixels = images * size[0] * size[1]
+    arguments = (
+        memory, kept["weight"], as_channels_last(output), kept["bias"], step.inverse_scale, pixels, height, width, *size,
+        channels, outputs,
+    )  # fmt: skip
+    fixed = {"R": step.kernel[0], "S": step.kernel[1], "STRIDE": step.stride, "TOP": top, "LEFT": left}
+    fixed |= {"ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
+    grid = (ceil(pixels / settings["BP"]), ceil(outputs / settings["BC"]))
+    _launch_kernel(fp16_depthwise, grid, arguments, settings, **fixed)
+    return output
+
+
+def _launch_depthwise_by_torch(
+    step: steps.Depthwise, given: Any, _: Any, kept: Mapping[str, Any], settings: Mapping[str, int]
+) -> Any:
+    """cuDNN's convolution, or torch's own, then the activation and the quantization."""
+    import torch
+
+    weight, bias, groups = kept["by_torch"], kept["bias_by_torch"], len(step.weight)
+    value = torch.nn.functional.conv2d(given, weight, bias, step.stride, step.padding[:2], groups=groups)
+    if step.activation:
+        value = getattr(torch.nn.functional, step.activation)(value)
+    return value if step.half else _launch_quantize(step, value, None, None, {"BLOCK": 1024, "warps": 4, **settings})
+
+
 def _launch_max_pool(step: steps.MaxPool, given: Any, _: Any, __: Any, settings: Mapping[str, int]) -> Any:
     import torch
 
@@ -312,7 +351,9 @@ def _launch_linear(step: steps.Linear, given: Any, _: Any, kept: Mapping[str, An
     return output
 
 
-def _launch_quantize(step: steps.Quantize, given: Any, _: Any, __: Any, settings: Mapping[str, int]) -> Any:
+def _launch_quantize(
+    step: steps.Quantize | steps.Depthwise, given: Any, _: Any, __: Any, settings: Mapping[str, int]
+) -> Any:
     """In the order of the given memory, gaps taken out."""
     import torch
 
@@ -326,6 +367,8 @@ def _launch_quantize(step: steps.Quantize, given: Any, _: Any, __: Any, settings
 
 
 _LAUNCHES: dict[str, Callable[[Any, Any, Any, Any, Mapping[str, int]], Any]] = {
+    "depthwise_by_torch": _launch_depthwise_by_torch,
+    "fp16_depthwise": _launch_depthwise,
     "fp16_wgmma_stem": _launch_stem,
     "int8_wgmma_convolution_boxes": _launch_boxes,
     "int8_wgmma_convolution_gathered": _launch_gathered,

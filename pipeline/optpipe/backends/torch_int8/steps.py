@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ACTIVATIONS = ("", "relu", "silu", "hardswish")
-"""What a convolution may end in; the last two only in FP16."""
+"""What a convolution may end in; the last two only in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,32 @@ class Stem:
 
 
 @dataclass(frozen=True, slots=True)
+class Depthwise:
+    """A depthwise convolution in FP16 with FP32 sums, bias and activation: FP16 out with `half`, else INT8."""
+
+    name: str
+    given: str
+    output: str
+    weight: NDArray[np.float16]
+    """(channels, kernel rows, kernel columns)"""
+    bias: NDArray[np.float32]
+    stride: int
+    padding: tuple[int, int, int, int]
+    """Zeros above, left, below and right of an image."""
+    activation: str
+    half: bool
+    inverse_scale: float = 1.0
+    spare: int = 0
+    """Channels of zeros behind the others."""
+    macs: int = 0
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        """Its rows and columns."""
+        return self.weight.shape[1], self.weight.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
 class MaxPool:
     """Max pooling of INT8."""
 
@@ -147,7 +173,7 @@ class Floating:
     """Whether it computes a shape, in the host's memory."""
 
 
-Step = Convolution | Linear | Stem | MaxPool | MeanPool | Quantize | Dequantize | Floating
+Step = Convolution | Linear | Stem | Depthwise | MaxPool | MeanPool | Quantize | Dequantize | Floating
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import torch
 import triton
 import triton.language as tl
 from tests.fakes.int8_emulation import emulate_step
-from tests.fakes.int8_network import random_convolution, random_int8
+from tests.fakes.int8_network import random_convolution, random_depthwise, random_half, random_int8
 
 from optpipe.backends.torch_int8 import kernels, launches, program, steps
 
-NOT_HERE = ("int8_wgmma_product_at_once", "int8_max_pool")
-"""Gluon and inline assembly have no interpreter."""
+NOT_HERE = ("int8_wgmma_product_at_once", "int8_max_pool", "depthwise_by_torch")
+"""Gluon and inline assembly have no interpreter; torch's FP16 convolution rounds otherwise."""
 
 
 @triton.jit
@@ -52,6 +52,10 @@ def list_cases():
     values = {"x": random_int8(11, 2, 64, 6, 6), "z": random_int8(12, 2, 48, 6, 6)}
     yield replace(small, activation="silu"), values
     yield replace(small, activation="hardswish"), values
+    ends = (("", True, 0), ("silu", True, 0), ("hardswish", False, 8), ("relu", False, 0))
+    pixels = {"x": random_half(1, 2, 40, 9, 9)}
+    for index, (activation, in_half, spare) in enumerate(ends):
+        yield random_depthwise(index, 40, 3 + 2 * (index % 2), 1 + index // 2, activation, in_half, spare), pixels
     thirds = random_convolution(7, 32, 48, 3, 1)
     yield replace(thirds, weight=thirds.weight[:, :1], padding=(0, 1, 0, 1)), {"x": random_int8(7, 2, 32, 6, 7)}
     yield replace(thirds, dilation=2, padding=(2, 2, 2, 2)), {"x": random_int8(8, 2, 32, 7, 6)}

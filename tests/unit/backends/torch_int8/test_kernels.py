@@ -26,6 +26,7 @@ def test_every_kernel_gives_the_emulation_s_numbers():
         "int8_wgmma_convolution_gathered",
         "int8_wgmma_convolution_boxes",
         "int8_wgmma_linear",
+        "fp16_depthwise",
         "fp16_wgmma_stem",
     } <= kernels
     assert [row for row in compared if row[1] > 1e-3] == []  # INT8 equal, FP16 and FP32 to rounding
@@ -61,3 +62,36 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, 
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     assert "wgmma.mma_async" in compiled.asm["ptx"]
     assert compiled.asm["cubin"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_a_depthwise_kernel_compiles_for_hopper_with_loads_of_16_bytes(kernel):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from optpipe.backends.torch_int8.kernels import fp16_depthwise
+
+    fixed = {
+        "R": kernel,
+        "S": kernel,
+        "STRIDE": 1,
+        "TOP": 1,
+        "LEFT": 1,
+        "ACTIVATION": 2,
+        "HALF": True,
+        "BP": 16,
+        "BC": 64,
+    }
+    types = {"x": "*fp16", "w": "*fp16", "y": "*fp16", "bias": "*fp32", "inverse_scale": "fp32"}
+    names = fp16_depthwise.arg_names
+    aligned = [("tt.divisibility", 16)]
+    source = ASTSource(
+        fp16_depthwise,
+        signature={name: types.get(name, "constexpr" if name in fixed else "i32") for name in names},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+        attrs={(names.index(name),): aligned for name in ("x", "w", "y", "bias", "channels", "out_channels")},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert compiled.asm["ptx"].count("ld.global.v4") >= kernel**2

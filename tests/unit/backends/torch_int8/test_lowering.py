@@ -159,3 +159,16 @@ def test_smooth_activations_join_a_layer_that_leaves_in_fp16(kind, expected, qua
         assert (first.activation, first.half) == (expected, True)
         assert not {"Swish", "HardSwish", "Sigmoid", "Mul"} & set(others)
     assert measure_snr(graph) > 40
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("SiLU", "silu"), ("HardSwish", "hardswish")])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_depthwise_layer_takes_in_its_activation_and_its_quantization(kind, expected, quantized):
+    graph = quantize(smooth_network(kind, depthwise=True), keep=("deep",) if quantized else ("deep", "second"))
+    network = lower(graph)
+    deep = next(step for step in network.steps if step.name == "deep")
+    assert isinstance(deep, steps.Depthwise)
+    assert (deep.activation, deep.half) == (expected, not quantized)
+    assert not {"Swish", "HardSwish", "Sigmoid", "Mul"} & {getattr(step, "operator", "") for step in network.steps}
+    assert [each.type for each in list_executed_layers(network) if each.name == "deep"] == ["fp16"]
+    assert measure_snr(graph) > 40

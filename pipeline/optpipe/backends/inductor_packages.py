@@ -34,8 +34,8 @@ def name_static_package(size: int) -> str:
 
 
 def parse_static_batches(text: str) -> tuple[int, ...]:
-    """`1,64` as sizes in ascending order, each once. Raises BadInputError for anything else."""
-    sizes = {each.strip() for each in text.split(",") if each.strip()}
+    """`1,64` as sizes in ascending order, each once; of `none` none. Raises BadInputError for anything else."""
+    sizes = {each.strip() for each in text.split(",") if each.strip()} if text != "none" else set()
     if wrong := sorted(each for each in sizes if not each.isdecimal() or int(each) < 1):
         raise BadInputError(f"option static_batches={text}: '{wrong[0]}' is not a batch size; example: 1,64")
     return tuple(sorted(map(int, sizes)))

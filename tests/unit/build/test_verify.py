@@ -58,7 +58,7 @@ def test_samples_are_repeated_as_whole_until_they_fill_batches(samples, size):
     np.testing.assert_array_equal(2 * filled.inputs["x"], filled.outputs["y"])
 
 
-@pytest.mark.parametrize(("text", "sizes"), [("", ()), ("64,1", (1, 64)), (" 8, 8", (8,))])
+@pytest.mark.parametrize(("text", "sizes"), [("", ()), ("none", ()), ("64,1", (1, 64)), (" 8, 8", (8,))])
 def test_static_batches_are_read_in_any_order(text, sizes):
     assert parse_static_batches(text) == sizes
 

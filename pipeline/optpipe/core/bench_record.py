@@ -34,6 +34,10 @@ class Ratio:
     smallest_visible: float
     """The smallest relative difference that this many rounds, this noisy, would show in 90 % of runs."""
 
+    def __str__(self) -> str:
+        """`1.31 (1.29 to 1.32)`."""
+        return f"{self.value:.2f} ({self.ci[0]:.2f} to {self.ci[1]:.2f})"
+
 
 class PairMetric(StrEnum):
     """What two artifacts are compared by."""

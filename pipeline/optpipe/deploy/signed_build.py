@@ -105,7 +105,7 @@ def _find_signed_entry(folder: Path, store: Store, artifact: str) -> Entry[Artif
     entry = store.verify_entry(entry_from_folder(path, ArtifactInfo))
     if hash_engine(entry) != hash_engine(signed):
         raise BadInputError(
-            f"artifact {artifact} in {store.workspace} is not the one that was signed off: {entry.info.file} has another sha256; "
+            f"artifact {artifact} in {store.workspace} is not the one that was signed off: its engine has another sha256; "
             "sign off this build, or pass the --workspace that the dossier was made in"
         )
     return entry

@@ -38,8 +38,7 @@ class SpeedOverFp16:
         return {"speed": round(self.speed.value, 4), "low": round(low, 4), "high": round(high, 4), "pays": self.pays}
 
     def __str__(self) -> str:
-        low, high = self.speed.ci
-        return f"{self.speed.value:.2f} ({low:.2f} to {high:.2f}) times the speed of fp16 at batch {self.batch_size}"
+        return f"{self.speed} times the speed of fp16 at batch {self.batch_size}"
 
 
 def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Clock, seed: int = 0) -> Ratio:

@@ -235,19 +235,11 @@ class _Lowering:
             self._split(node)
         elif node.op_type == "BatchNormalization":
             self._scale_and_shift(node)
-        elif node.op_type == "Mul" and (gated := self._find_gated_by_itself(node)) is not None:
+        elif node.op_type == "Mul" and (gated := self.match.find_gated_by_itself(node)) is not None:
             self.done.append(steps.Floating(node.name, "Swish", (self._read_half(gated),), output))
             self.halves.add(output)
         else:
             self._compute_floating(node, output)
-
-    def _find_gated_by_itself(self, product: Any) -> str | None:
-        """What a product multiplies by its own sigmoid: SiLU, which torch computes in one kernel instead of two."""
-        for gate, value in (tuple(product.input), tuple(product.input)[::-1]):
-            sigmoid = self.graph.producers.get(gate)
-            if sigmoid is not None and sigmoid.op_type == "Sigmoid" and sigmoid.input[0] == value:
-                return str(value)
-        return None
 
     def _quantize(self, node: Any, output: str) -> None:
         """INT8, and where it is padded, a copy with zeros behind the channels."""

@@ -203,16 +203,24 @@ class GraphMatcher:
         """
         readers = self.graph.consumers.get(tensor, [])
         kinds = sorted(each.op_type for each in readers)
-        if not (self.is_int8(node) or self.is_depthwise(node)) or kinds not in (["HardSwish"], ["Mul", "Sigmoid"]):
+        if kinds not in (["HardSwish"], ["Mul", "Sigmoid"]):
             return None
         *gates, last = sorted(readers, key=lambda each: each.op_type == "Mul")
-        if gates and set(last.input) != {tensor, gates[0].output[0]}:
+        if gates and self.find_gated_by_itself(last) != tensor:
             return None
         output = str(last.output[0])
         quantized = any(each.op_type == "QuantizeLinear" for each in self.graph.consumers.get(output, []))
-        if quantized and self.is_int8(node):
+        if not (self.is_depthwise(node) or (self.is_int8(node) and not quantized)):
             return None
         return "silu" if gates else "hardswish", [each.name for each in (*gates, last)], output
+
+    def find_gated_by_itself(self, product: Any) -> str | None:
+        """What a product multiplies by its own sigmoid: SiLU, which is one kernel instead of two."""
+        for gate, value in (tuple(product.input), tuple(product.input)[::-1]):
+            sigmoid = self.graph.producers.get(gate)
+            if sigmoid is not None and sigmoid.op_type == "Sigmoid" and sigmoid.input[0] == value:
+                return str(value)
+        return None
 
     def _takes_bias(self, node: Any, other: str) -> bool:
         found = self.read_weights(node.input[1]) if node.op_type == "MatMul" else None

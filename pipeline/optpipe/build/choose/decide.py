@@ -131,11 +131,8 @@ def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]
     equal = {name: ratio for name, ratio in race.ratios.items() if _is_equal(ratio)}
     slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
     nearest = sorted(slower, key=lambda name: slower[name].value)[:1]
-    said = [f"{_format_ratio(slower[name])} times as fast as {infos[name].label}" for name in nearest]
-    said += [
-        f"as fast as {infos[name].label} within the error, {_format_ratio(ratio)} times"
-        for name, ratio in equal.items()
-    ]
+    said = [f"{slower[name]} times as fast as {infos[name].label}" for name in nearest]
+    said += [f"as fast as {infos[name].label} within the error, {ratio} times" for name, ratio in equal.items()]
     own = infos[race.winner].precision if race.winner else None
     preferred = {
         "more precise" if infos[name].precision != own else "first in --backend auto's order" for name in equal
@@ -147,19 +144,15 @@ def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]
 def _explain_lag(size: int, race: RaceResult, artifact: str) -> str:
     ratio, dropped = race.ratios.get(artifact), race.dropped.get(artifact)
     if ratio is not None:
-        return f"batch {size}: {_format_ratio(ratio)} times the winner's time{_format_doubt(ratio)}"
+        return f"batch {size}: {ratio} times the winner's time{_format_doubt(ratio)}"
     rounds = dropped.rounds if dropped else len(race.times[artifact].race)
     known = f"from {rounds} round{'s' if rounds > 1 else ''}"
     if dropped is None or race.scatter is None:
         slowdown = race.compute_slowdown(artifact)
         return f"batch {size}: {slowdown:.2f} times the winner's time, {known}; how much rounds scatter is not known"
     known += f" at {race.scatter.sd:.1%} scatter"
-    return f"batch {size}: {_format_ratio(dropped)} times the winner's time, {known}{_format_doubt(dropped)}"
+    return f"batch {size}: {dropped} times the winner's time, {known}{_format_doubt(dropped)}"
 
 
 def _format_doubt(ratio: Ratio) -> str:
     return "" if _is_slower(ratio) else ", within the error"
-
-
-def _format_ratio(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f} ({ratio.ci[0]:.2f} to {ratio.ci[1]:.2f})"

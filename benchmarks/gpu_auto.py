@@ -20,6 +20,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from threading import Timer
@@ -87,7 +88,9 @@ def main() -> None:
     parser.add_argument("--direct", action="store_true", help="no race: the winner is the fastest beside torch.compile")
     parser.add_argument("--low", action="store_true", help="of a process that main() starts: build FP8")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--backends", help="default: all that build for the device")
     parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
+    parser.add_argument("--low-option", help="of the FP8 and INT8 builds; default: --option")
     parser.add_argument("--one", help="of a process that main() starts: this network, rows to standard output")
     given = parser.parse_args()
     sizes = {int(each) for each in given.batches.split(",")}
@@ -158,7 +161,9 @@ def list_command(name: str, given: Any) -> list[str]:
     """Of the process that builds and measures one network."""
     command = [sys.executable, __file__, str(given.out), "--one", name, "--batches", given.batches]
     command += ["--rounds", str(given.rounds), "--device", given.device, "--option", given.option]
-    command += ["--calibration", str(given.calibration)] if given.calibration else []
+    for key in ("calibration", "backends", "low_option"):
+        value = getattr(given, key)
+        command += [] if value is None else [f"--{key.replace('_', '-')}={value}"]
     return command + [f"--{each}" for each in ("build", "direct") if getattr(given, each)]
 
 
@@ -192,18 +197,31 @@ def measure_one(name: str, batches: list[int], given: Any) -> None:
     precisions = (wide, low) if images else (wide,)
     if given.build:
         precisions = (low,) if given.low else (wide,)
-    backends = tuple(each for each in BACKENDS.values() if each.probe_capability(given.device).builds)
-    options = options_from_text([each for each in given.option.split() if each])
+    names = given.backends.split(",") if given.backends else list(BACKENDS)
+    backends = tuple(BACKENDS[each] for each in names if BACKENDS[each].probe_capability(given.device).builds)
+    options, low_options = (
+        options_from_text(each.split()) for each in (given.option, given.low_option or given.option)
+    )
     build = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
     weights = choose_weights(name)
     model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text(weights, 0), batch)
     with Terminal() as terminal:
-        if given.build:
-            build_everything(model, build, batches, Store(workspace), terminal)
-            return
         winners: Mapping[int, str] = {}
-        if given.direct:
-            builds = list_builds(build_everything(model, build, batches, Store(workspace), terminal))
+        if given.build or given.direct:
+            built = [
+                each
+                for kind in precisions
+                for each in build_everything(
+                    model,
+                    replace(build, precisions=(kind,), options=low_options if kind is low else options),
+                    batches,
+                    Store(workspace),
+                    terminal,
+                )
+            ]
+            if given.build:
+                return
+            builds = list_builds(built)
         else:
             plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), given.rounds)
             decision = choose_build(model, plan, weights, Store(workspace), terminal).decision

@@ -5,7 +5,6 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ from optpipe.backends.torch_int8.comparison import compare_calls, explain_speeds
 from optpipe.backends.torch_program import (
     export_program,
     layers_from_program,
-    separate_biases,
     set_float32_products,
     translate_refusals,
 )
@@ -51,16 +49,19 @@ OPTIONS: dict[Device, dict[str, bool | int | str]] = {
 """`cuda_graph`: 0.41 instead of 0.97 ms for ResNet-50 in FP16 at batch 1 on an H200 with torch 2.11. It needs the package loaded
 for a single caller, as below: with torch's pool of runners the capture ended there."""
 TUNED = {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"}
-"""Of code for one batch size: matrix products, 1×1 convolutions among them, are chosen by time. ViT-B/16 in FP16 at batch 64 on an H200:
-7.32 ms, code for all sizes 8.41, torch.compile's max-autotune 7.11. Tuned code for all sizes, 8.90, is slower than untuned. Triton's own
-convolutions are not tried: the fastest took 430 times as long as cuDNN for a depthwise one, and minutes to time."""
+"""Matrix products, 1×1 convolutions among them, are chosen by time. Triton's own convolutions are not tried: the fastest took 430 times as
+long as cuDNN for a depthwise one, and minutes to time."""
+VARIANTS: dict[Device, tuple[Mapping[str, Any], ...]] = {"cpu": ({},), "cuda": ({}, TUNED)}
+"""Code for one batch size is compiled in each of these ways, and the fastest is kept. With torch 2.11 neither is always faster: tuned, a
+product with a bias is no longer cuBLASLt's, which adds the bias in its epilogue (12,608 × 768 → 3,072 in FP16 on an H200: 0.095 ms,
+0.162 with the bias added after it). Tuned code for all sizes is not tried: ViT-B/16 took 8.90 ms at batch 64, untuned 8.41."""
 BUILD_ONLY = ("max_autotune", STATIC_BATCHES)
 """Of the options, those that decide what is compiled and mean nothing when it is loaded."""
 _HELP = {
     "threads": "threads of one operator; 0 leaves the number to torch",
     "cuda_graph": "captures an inference into a CUDA graph",
     "max_autotune": "times more kernels while it compiles",
-    STATIC_BATCHES: "batch sizes, such as 1,64, that get code of their own: fixed shapes, on a GPU tuned products",
+    STATIC_BATCHES: "batch sizes, such as 1,64, that get code of their own, on a GPU where it is faster",
 }
 
 
@@ -122,16 +123,16 @@ class Inductor(TorchBackend):
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
         if is_fp8 and on_gpu:
             rival = replace(rival, program=export_program(replace(request, precision=Precision.FP16)))
-        static = [_export_static(request, size, {**(TUNED if on_gpu else {}), **configs}) for size in sizes]
+        static = _list_static(request, sizes, configs)
         with translate_refusals(request.card, "AOTInductor could not compile"):
             general = Compilation(program, request.directory / GENERAL, configs)
-            compile_packages(general, [static, [rival] if rival.program else []], tf32=tf32)
+            compile_packages(general, [*static, [rival] if rival.program else []], tf32=tf32)
         remarks: tuple[str, ...] = ()
         if is_fp8:
             speeds = _compare_with_fp16(request, rival.package) if on_gpu else ()
             made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
             remarks = (*explain_missed(missed), *(explain_speeds(speeds, Precision.FP8) if speeds else (ON_CPU,)))
-        kept, said = _keep_faster(request, sizes) if on_gpu and sizes else (list(sizes), [])
+        kept, said = _keep_fastest(request, sizes) if on_gpu and sizes else (list(sizes), [])
         made[STATIC_BATCHES], remarks = kept, (*remarks, *said)
         layers = layers_from_program(program, request.precision)
         more = tuple(map(name_static_package, kept))
@@ -164,10 +165,19 @@ def _export(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     return export_fp8_program(request) if request.precision is Precision.FP8 else (export_program(request), ())
 
 
-def _export_static(request: BuildRequest, size: int, configs: Mapping[str, Any]) -> Compilation:
-    with separate_biases() if request.precision is not Precision.FP8 else nullcontext():  # FP8 has its own products
-        program, _ = _export(replace(request, card=fix_batch(request.card, size)))
-    return Compilation(program, request.directory / name_static_package(size), configs)
+def _list_static(
+    request: BuildRequest, sizes: Sequence[int], configs: Mapping[str, Any]
+) -> tuple[list[Compilation], ...]:
+    """For each variant a list with its code for each size; the first variant's packages have the names that are kept."""
+    programs = {size: _export(replace(request, card=fix_batch(request.card, size)))[0] for size in sizes}
+    variants = VARIANTS[request.device]
+    return tuple(
+        [
+            Compilation(program, request.directory / name_static_package(size, variant), {**settings, **configs})
+            for size, program in programs.items()
+        ]
+        for variant, settings in enumerate(variants)
+    )
 
 
 def fix_batch(card: ModelCard, size: int) -> ModelCard:
@@ -175,18 +185,28 @@ def fix_batch(card: ModelCard, size: int) -> ModelCard:
     return card.with_profile((size, size, size), {})
 
 
-def _keep_faster(request: BuildRequest, sizes: Sequence[int]) -> tuple[list[int], list[str]]:
+def _keep_fastest(request: BuildRequest, sizes: Sequence[int]) -> tuple[list[int], list[str]]:
     """The sizes whose own code is measured to be faster than the code for all sizes, and what to say of the others; theirs is removed."""
     general = load_package(request.directory / GENERAL, request.device)
     kept, said = [], []
     for size in sizes:
-        package = request.directory / name_static_package(size)
-        own = load_package(package, request.device)
-        (found,) = compare_calls(own, general, draw_inputs(fix_batch(request.card, size).inputs))
+        inputs = draw_inputs(fix_batch(request.card, size).inputs)
+        best, *others = (
+            request.directory / name_static_package(size, variant) for variant in range(len(VARIANTS[request.device]))
+        )
+        own = load_package(best, request.device)
+        for each in others:
+            other = load_package(each, request.device)
+            if compare_calls(other, own, inputs)[0].pays:
+                own = other
+                each.replace(best)
+            else:
+                each.unlink()
+        (found,) = compare_calls(own, general, inputs)
         if found.pays:
             kept.append(size)
             continue
-        package.unlink()
+        best.unlink()
         said.append(f"batch {size} runs the code for all sizes: code of its own is {found.speed} times as fast")
     return kept, said
 

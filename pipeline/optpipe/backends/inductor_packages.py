@@ -1,8 +1,7 @@
 """AOTInductor's packages of one artifact: code for every batch size of the profile, and beside it code for single sizes.
 
-Code for one batch size has fixed shapes, and on a GPU matrix products that were timed while it was compiled. Each package holds
-weights of its own. `python -m optpipe.backends.inductor_packages TF32 JOBS` compiles saved programs one after the other, so that none
-of them is timed beside another.
+Code for one batch size has fixed shapes. Each package holds weights of its own. `python -m optpipe.backends.inductor_packages TF32 JOBS`
+compiles saved programs one after the other, so that of those which time kernels none is timed beside another.
 """
 
 import json
@@ -28,9 +27,9 @@ GENERAL = "model.pt2"
 """The package for all batch sizes."""
 
 
-def name_static_package(size: int) -> str:
-    """The file of the package for one batch size."""
-    return f"batch-{size}.pt2"
+def name_static_package(size: int, variant: int = 0) -> str:
+    """The file of the package for one batch size; of several variants the fastest gets the name of the first."""
+    return f"batch-{size}-variant-{variant}.pt2" if variant else f"batch-{size}.pt2"
 
 
 def parse_static_batches(text: str) -> tuple[int, ...]:
@@ -66,11 +65,7 @@ def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]]
     Raises what torch raises for `first`, and StageError for one of the others.
     """
     with TemporaryDirectory() as scratch, ExitStack() as stack:
-        started = [
-            (each, _start_process(each, Path(scratch) / str(at), stack, tf32=tf32))
-            for at, each in enumerate(others)
-            if each
-        ]
+        started = [(each, _start_process(each, Path(scratch), stack, tf32=tf32)) for each in others if each]
         first.run()
         for compilations, (process, log) in started:
             process.wait()
@@ -84,14 +79,14 @@ def _start_process(
 ) -> "tuple[Popen[bytes], Path]":
     import torch
 
-    folder.mkdir()
     jobs = []
     for each in compilations:
-        saved = folder / each.package.name
-        torch.export.save(each.program, saved)
+        saved = folder / f"{id(each.program)}.pt2"
+        if not saved.exists():
+            torch.export.save(each.program, saved)
         jobs.append([str(saved), str(each.package), dict(each.configs)])
     command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs)]
-    log = folder / "log"
+    log = folder / f"{compilations[0].package.stem}.log"
     return stack.enter_context(open_process_group(command, log, os.environ)), log
 
 

@@ -191,29 +191,6 @@ def _get_size_hint(size: Any) -> int:
     return int(size.node.hint) if hasattr(size, "node") else int(size)
 
 
-@contextmanager
-def separate_biases() -> Iterator[None]:
-    """What is exported inside adds the biases of linear layers over sequences after their products, where compilers fuse them.
-
-    AOTInductor (torch 2.11) does not choose cuBLASLt's products with a bias: `addmm` took 0.162 ms for 12,608 × 768 → 3,072 in FP16 on
-    an H200, with the bias in cuBLASLt's epilogue 0.095.
-    """
-    import torch
-
-    linear = torch.nn.functional.linear
-
-    def add_bias_after(tensor: Any, weight: Any, bias: Any = None) -> Any:
-        if bias is None or tensor.dim() < 3:
-            return linear(tensor, weight, bias)
-        return linear(tensor, weight) + bias
-
-    torch.nn.functional.linear = add_bias_after
-    try:
-        yield
-    finally:
-        torch.nn.functional.linear = linear
-
-
 def refuse_pickles(package: Path) -> None:
     """Raises `StageError` where a torch package holds anything that loading would unpickle."""
     with zipfile.ZipFile(package) as archive:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.torch_program import export_program, separate_biases
+from optpipe.backends.torch_program import export_program
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import InputSpec
@@ -58,27 +58,3 @@ def test_what_optpipe_refuses_itself_passes() -> None:
 
     with pytest.raises(BadInputError, match="no such file"):
         export_program(replace(make_request(Counts()), module=refuse))
-
-
-def test_biases_over_sequences_are_added_after_their_products_and_outputs_stay():
-    torch.manual_seed(0)
-    layers = torch.nn.TransformerEncoderLayer(
-        8, 2, 16, dropout=0.0, batch_first=True, activation="gelu", norm_first=True
-    )
-    module, tokens = (
-        torch.nn.Sequential(layers, torch.nn.Flatten(), torch.nn.Linear(24, 5)).eval(),
-        torch.randn(2, 3, 8),
-    )
-    plain = torch.export.export(module, (tokens,))
-    with separate_biases():
-        found = torch.export.export(module, (tokens,))
-
-    def list_biased(program):
-        calls = [each for each in program.graph.nodes if each.target is torch.ops.aten.linear.default]
-        return [each.args[0].meta["val"].dim() for each in calls if len(each.args) > 2 and each.args[2] is not None]
-
-    assert 3 in list_biased(plain)
-    assert 3 not in list_biased(found)
-    torch.testing.assert_close(found.module()(tokens), module(tokens))
-    assert torch.nn.functional.linear(tokens, torch.ones(4, 8), torch.ones(4)).shape == (2, 3, 4)
-    assert torch.nn.functional.linear.__module__ != separate_biases.__module__

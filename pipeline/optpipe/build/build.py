@@ -13,7 +13,7 @@ from optpipe.build.artifact import build_artifact
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_artifact
 from optpipe.core.card import ModelCard
-from optpipe.core.entries import GraphInfo, ReferenceInfo
+from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget
@@ -218,14 +218,16 @@ def _build_one(
     name = f"{backend.name} {precision}"
     options = plan.options.get(backend.name, {})
     try:
-        graph = _run_step(
-            f"graph {precision} for {device}",
-            result.stages,
-            listener,
-            lambda: convert_to_precision(
-                precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
-            ),
-        )
+        graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
+        if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
+            graph = _run_step(
+                f"graph {precision} for {device}",
+                result.stages,
+                listener,
+                lambda: convert_to_precision(
+                    precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
+                ),
+            )
         entry = _run_step(
             f"build {name}",
             result.stages,
@@ -265,7 +267,17 @@ def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: P
         return f"has no {precision} kernels on {device}, only {', '.join(known)}"
     if backend.needs_module and not model.source.has_module:
         return "requires a PyTorch module, but this model is an ONNX file"
+    if plan.budget is not None and precision in BUDGETED and not _reads_graph(backend, precision):
+        return (
+            f"casts the whole PyTorch module to {precision}, where --budget cannot keep layers out; "
+            "choose another backend or leave --budget out"
+        )
     return None
+
+
+def _reads_graph(backend: Backend, precision: Precision) -> bool:
+    """Whether the layers' types come from the ONNX graph; a module is cast as a whole, unless it is calibrated."""
+    return not backend.needs_module or precision in CALIBRATED
 
 
 def _run_step(name: str, times: list[StageTime], listener: Listener, work: Callable[[], tuple[Made, bool]]) -> Made:

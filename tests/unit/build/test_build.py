@@ -6,9 +6,11 @@ from typing import Any, cast
 import pytest
 
 from optpipe.backends.onnxruntime import OnnxRuntime
+from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import SilentListener
+from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import Precision
 from optpipe.core.weights import weights_from_text
 from optpipe.errors import BadInputError, MissingError
@@ -33,6 +35,14 @@ def test_precisions_that_no_backend_has_are_refused_at_once(tmp_path):
         "nothing can be built: onnxruntime has no fp16 kernels on cpu, only fp32, int8;"
         " onnxruntime has no bf16 kernels on cpu, only fp32, int8"
     )
+    assert not (tmp_path / "workspace").exists()
+
+
+def test_a_budget_is_refused_where_the_whole_module_is_cast(tmp_path):
+    model = Model(source_from_text("digits", {}), weights_from_text("default", 0), None)
+    plan = BuildPlan((Precision.FP16,), (BACKENDS["torch"],), named=True, device="cpu", budget=Budget(90, "dB"))
+    with pytest.raises(MissingError, match="casts the whole PyTorch module to fp16, where --budget cannot keep layers"):
+        build_model(model, plan, Store(tmp_path / "workspace"), SilentListener())
     assert not (tmp_path / "workspace").exists()
 
 

@@ -2,7 +2,7 @@
 
 usage: python benchmarks/gpu_against_compile.py MODEL WORKSPACE [--device cuda] [--batch 64,256,1,8] [--rows ROWS.json]
 
-ROWS.json is written anew after each row; all rows are printed at the end, as one JSON document.
+ROWS.json is written anew after each batch size; all rows are printed at the end, as one JSON document.
 """
 
 import json
@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from statistics import median
 
-from gpu_turns import load_both, time_in_turns
+from gpu_turns import compile_source, draw_arrays, load_artifact, time_in_turns
 
 from optpipe.artifacts.lookup import find_artifacts
 from optpipe.stats.ratio import ratio_from_rounds
@@ -18,7 +18,7 @@ from optpipe.workspace.store import Store
 
 
 def main() -> None:
-    """Batch by batch, each build against the same compiled module."""
+    """Batch by batch, all builds and the compiled module."""
     parser = ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("workspace", type=Path)
@@ -31,14 +31,16 @@ def main() -> None:
     builds = [each for each in find_artifacts(name, Store(given.workspace)) if each.entry.info.device == given.device]
     rows = []
     for size in map(int, given.batch.split(",")):
-        for build in builds:
-            both = load_both(given.model, build.entry.id, size, given.workspace, given.device, given.mode, "default")
-            ours, theirs = time_in_turns(both, given.device)
-            ratio = ratio_from_rounds(ours, theirs)
-            row = {"build": build.label, "batch": size, "ms": median(ours), "compiled_ms": median(theirs)}
+        arrays = draw_arrays(builds[0].entry.id, size, given.workspace)
+        theirs = compile_source(given.model, arrays.values(), given.device, given.mode, "default")
+        sides = [load_artifact(each.entry.id, size, given.workspace).launch for each in builds]
+        *times, compiled = time_in_turns([*sides, theirs], given.device)
+        for build, ours in zip(builds, times, strict=True):
+            ratio = ratio_from_rounds(ours, compiled)
+            row = {"build": build.label, "batch": size, "ms": median(ours), "compiled_ms": median(compiled)}
             rows.append({**row, "speed": ratio.value, "speed_ci": ratio.ci})
-            if given.rows:
-                given.rows.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        if given.rows:
+            given.rows.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(rows, indent=1))
 
 

@@ -1,15 +1,15 @@
 """`build --precision auto` against torch.compile (max-autotune, FP16, channels last) on one GPU, network by network, in turns.
 
 usage: python benchmarks/gpu_auto.py OUT.json [--networks resnet50,vit_b_16] [--batches 1,8,64] [--seconds 400] [--total 1700]
-       python benchmarks/gpu_auto.py OUT.json --build ...    the FP16 builds alone, all networks side by side: nothing is timed
+       python benchmarks/gpu_auto.py OUT.json --build ...    first, all networks side by side: the FP16 and FP8 builds, and the kernels
+                                                             that torch.compile will time, as machine code into the caches
        python benchmarks/gpu_auto.py OUT.json --device cpu --networks digits --batches 1,8   everything but the GPU
 
-Weights are random (those of `digits` its own), so builds must keep an SNR alone. Networks come by importance and have a time
-limit; a row is printed, and OUT.json written anew, as soon as a batch size is done: what was done stays when time is up, and the same
-command goes on with the cells that are left. Per network on an H200: 1 to 2 min to build (30 s after --build), 15 to 65 s more for
-INT8, 2 min to race. max-autotune times slow convolutions for long: EfficientNet-B0 at batch 64 was not compiled after 5 min. In each
-row both sides run in one process, replayed from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's
-interval over the rounds.
+Weights are random (those of `digits` its own), so builds must keep an SNR alone. Each network has a time limit; a row is printed, and
+OUT.json written anew, as soon as a batch size is done: what was done stays when time is up, and the same command goes on with the cells
+that are left. Per network on an H200: 1 to 2 min to build (30 s after --build), 15 to 75 s more for INT8, 2 min to race. In each row
+both sides run in one process, replayed from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's interval
+over the rounds.
 """
 
 import json
@@ -19,14 +19,14 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from threading import Timer
 from typing import Any, cast
 
-from gpu_turns import list_longest_kernels, load_artifact, load_both, time_in_turns
+from gpu_turns import compile_source, draw_arrays, list_longest_kernels, load_artifact, time_in_turns
 
 from optpipe.stats.ratio import ratio_from_rounds
 from optpipe.workspace.store import Store
@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--build", action="store_true", help="only build: FP16 and FP8, which time no kernels")
     parser.add_argument("--direct", action="store_true", help="no race: the winner is the fastest beside torch.compile")
     parser.add_argument("--low", action="store_true", help="of a process that main() starts: build FP8")
+    parser.add_argument("--warm", action="store_true", help="of a process that main() starts: torch.compile alone")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--backends", help="default: all that build for the device")
     parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
@@ -151,6 +152,8 @@ def build_side_by_side(given: Any) -> None:
         write_bert(Path("auto-bert_base"))
     for name in given.networks.split(","):
         processes[name] = subprocess.Popen(list_command(name, given))
+        if given.device == "cuda":
+            processes[f"{name} torch.compile"] = subprocess.Popen([*list_command(name, given), "--warm"])
         if given.calibration and name in IN_FP8:
             processes[f"{name} fp8"] = subprocess.Popen([*list_command(name, given), "--low"])
     for name, process in processes.items():
@@ -206,6 +209,10 @@ def measure_one(name: str, batches: list[int], given: Any) -> None:
     weights = choose_weights(name)
     model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text(weights, 0), batch)
     with Terminal() as terminal:
+        if given.warm:
+            for size in reversed(batches):
+                compile_rival(name, make_arrays(model, size, Store(workspace), terminal), workspace, given.device)()
+            return
         winners: Mapping[int, str] = {}
         if given.build or given.direct:
             built = [
@@ -241,6 +248,19 @@ def build_everything(model: Any, plan: Any, batches: Sequence[int], store: Store
 
     card = card_from_file(export_model(model, store, listener)[0].file(CARD_FILE))
     return build_model(model, add_static_batches(plan, card, batches), store, listener).artifacts
+
+
+def make_arrays(model: Any, size: int, store: Store, listener: Any) -> list[Any]:
+    """A batch of zeros for each input."""
+    import numpy as np
+
+    from optpipe.core.card import card_from_file
+    from optpipe.export.exported import export_model
+    from optpipe.workspace.file_names import CARD as CARD_FILE
+
+    card = card_from_file(export_model(model, store, listener)[0].file(CARD_FILE))
+    shapes = [[size if axis == each.batch else usual for axis, usual in enumerate(each.opt)] for each in card.inputs]
+    return [np.zeros(shape, each.dtype) for shape, each in zip(shapes, card.inputs, strict=True)]
 
 
 def write_bert(workspace: Path) -> None:
@@ -282,18 +302,11 @@ def compare(
     """The row of one batch size: `builds`, labels by id, beside torch.compile; the winner is `chosen`, or the fastest here."""
     if not builds:
         return {"network": name, "batch": size, "why_not": "no build keeps the floor"}
-    if name in CUDNN_ONLY:
-        from torch._inductor import config
-
-        config.max_autotune_conv_backends = "ATEN"
-    first, *rest = builds
     begun = time.monotonic()
-    own, theirs = load_both(
-        name_source(name, workspace), first, size, workspace, device, "max-autotune", choose_weights(name)
-    )
+    theirs = compile_rival(name, draw_arrays(next(iter(builds)), size, workspace).values(), workspace, device)
     theirs()  # compiles
     seconds = time.monotonic() - begun
-    sides = {first: own, **{each: load_artifact(each, size, workspace).launch for each in rest}, COMPILED: theirs}
+    sides = {**{each: load_artifact(each, size, workspace).launch for each in builds}, COMPILED: theirs}
     for each, label in builds.items():
         if label.startswith("inductor") and (general := load_code_for_all_sizes(each, size, workspace)):
             sides[f"{label} for all sizes"] = general
@@ -318,6 +331,16 @@ def compare(
         else None,
         "compiled_in_s": seconds,
     }
+
+
+def compile_rival(name: str, arrays: Iterable[Any], workspace: Path, device: str) -> Callable[[], None]:
+    """torch.compile's max-autotune of one network."""
+    if name in CUDNN_ONLY:
+        from torch._inductor import config
+
+        config.max_autotune_conv_backends = "ATEN"
+    source, weights = name_source(name, workspace), choose_weights(name)
+    return cast("Callable[[], None]", compile_source(source, arrays, device, "max-autotune", weights))
 
 
 def load_code_for_all_sizes(artifact: str, size: int, workspace: Path) -> Callable[[], None] | None:

@@ -1,7 +1,7 @@
 """Builds and torch.compile in one process, in turns in an order drawn for each round; `gpu_auto.py` and `gpu_against_compile.py` use it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -24,34 +24,35 @@ def load_artifact(artifact: str, size: int, workspace: Path, details: Any = None
 
 
 def draw_arrays(artifact: str, size: int, workspace: Path) -> dict[str, Any]:
-    """A batch by input, from the samples that its model was verified on."""
+    """A batch by input, in their order, from the samples that its model was verified on."""
     from optpipe.artifacts.lookup import find_artifacts
     from optpipe.export.reference import reference_from_file
     from optpipe.inputs.pool import vary_inputs
     from optpipe.workspace.file_names import REFERENCE
 
-    reference = find_artifacts(artifact, Store(workspace))[0].reference
-    assert reference is not None
-    arrays = vary_inputs(dict(reference_from_file(reference.file(REFERENCE)).inputs), size, 0, frozenset())
-    return {key: each[:size] for key, each in arrays.items()}
+    found = find_artifacts(artifact, Store(workspace))[0]
+    assert found.reference is not None
+    rows = dict(reference_from_file(found.reference.file(REFERENCE)).inputs)
+    arrays = vary_inputs(rows, size, 0, frozenset())
+    return {each.name: arrays[each.name][:size] for each in found.card.inputs}
 
 
-def load_both(
-    source: str, artifact: str, size: int, workspace: Path, device: str, mode: str, weights: str
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The artifact and `source` compiled as functions that enqueue one inference, on a GPU from CUDA graphs."""
+def compile_source(source: str, arrays: Iterable[Any], device: str, mode: str, weights: str) -> Callable[[], None]:
+    """torch.compile's code for `source`, FP16 on a GPU, as a function that enqueues one inference; the first call compiles.
+
+    Of other compilations it takes machine code alone: what they timed, they may have timed beside other work.
+    """
     import torch
+    from torch._functorch import config as functorch
+    from torch._inductor import config
 
-    from optpipe.artifacts.lookup import find_artifacts
     from optpipe.core.weights import weights_from_text
     from optpipe.sources.resolve import source_from_text
 
-    found = find_artifacts(artifact, Store(workspace))[0]
-    binding, arrays = load_artifact(artifact, size, workspace), draw_arrays(artifact, size, workspace)
-    module = source_from_text(source, {}).load(weights_from_text(weights, 0)).module
+    config.fx_graph_cache = config.autotune_local_cache = functorch.enable_autograd_cache = False
     dtype = torch.float16 if device == "cuda" else torch.float32
+    module = source_from_text(source, {}).load(weights_from_text(weights, 0)).module
     module = module.to(device, dtype).to(memory_format=torch.channels_last).eval()
-    inputs = [torch.from_numpy(arrays[each.name]).to(device) for each in found.card.inputs]
     half = {"dtype": dtype}
     inputs = [
         each.to(**half, memory_format=torch.channels_last)
@@ -59,7 +60,7 @@ def load_both(
         else each.to(**half)
         if each.is_floating_point()
         else each
-        for each in inputs
+        for each in (torch.from_numpy(array).to(device) for array in arrays)
     ]
     torch.compiler.reset()  # else a second batch size would be compiled for all sizes
     compiled = torch.compile(module, mode=mode if device == "cuda" else "default", dynamic=False)
@@ -69,7 +70,7 @@ def load_both(
             torch.compiler.cudagraph_mark_step_begin()
             compiled(*inputs)
 
-    return binding.launch, launch
+    return launch
 
 
 def time_in_turns(sides: Sequence[Callable[[], None]], device: str) -> list[list[float]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optpipe.artifacts.lookup import find_artifacts
-from optpipe.backends.inductor_packages import Packages
+from optpipe.backends.inductor_packages import Compilation, Packages, compile_packages
 from optpipe.core.tensors import tensor_from_dict
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
@@ -91,3 +91,17 @@ def test_a_static_batch_size_outside_the_profile_is_refused(exported, tmp_path):
     ran = optpipe(*command, "--option", "inductor.static_batches=2,9999", workspace=workspace)
     assert ran.status == 2
     assert "9999 is outside the profile" in ran.stderr + ran.stdout
+
+
+def test_what_another_process_cannot_compile_is_named_and_the_rest_is_compiled(tmp_path):
+    import torch
+
+    program = torch.export.export(torch.nn.Linear(3, 2).eval(), (torch.zeros(1, 3),))
+    first, wrong, right = (
+        Compilation(program, tmp_path / name, configs)
+        for name, configs in (("model.pt2", {}), ("batch-1.pt2", {"no_such_setting": True}), ("batch-2.pt2", {}))
+    )
+    failures = compile_packages(first, [[wrong, right], []], tf32=False)
+    assert list(failures) == ["batch-1.pt2"]
+    assert "no_such_setting" in failures["batch-1.pt2"]
+    assert {each.name for each in tmp_path.iterdir()} == {"model.pt2", "batch-2.pt2"}

@@ -32,7 +32,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import tensor_from_dict
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
@@ -126,14 +126,19 @@ class Inductor(TorchBackend):
         static = _list_static(request, sizes, configs)
         with translate_refusals(request.card, "AOTInductor could not compile"):
             general = Compilation(program, request.directory / GENERAL, configs)
-            compile_packages(general, [*static, [rival] if rival.program else []], tf32=tf32)
+            failures = compile_packages(general, [*static, [rival] if rival.program else []], tf32=tf32)
+            if why_not := failures.get(rival.package.name):
+                raise StageError(
+                    f"AOTInductor could not compile {request.card.name} in fp16, to measure FP8 against it: {why_not}"
+                )
         remarks: tuple[str, ...] = ()
         if is_fp8:
             speeds = _compare_with_fp16(request, rival.package) if on_gpu else ()
             made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
             remarks = (*explain_missed(missed), *(explain_speeds(speeds, Precision.FP8) if speeds else (ON_CPU,)))
-        kept, said = _keep_fastest(request, sizes) if on_gpu and sizes else (list(sizes), [])
-        made[STATIC_BATCHES], remarks = kept, (*remarks, *said)
+        kept, said = _keep_fastest(request, sizes, failures)
+        made[STATIC_BATCHES] = kept
+        remarks = (*remarks, *said)
         layers = layers_from_program(program, request.precision)
         more = tuple(map(name_static_package, kept))
         details = {**record_tensors(request), **made}
@@ -185,30 +190,45 @@ def fix_batch(card: ModelCard, size: int) -> ModelCard:
     return card.with_profile((size, size, size), {})
 
 
-def _keep_fastest(request: BuildRequest, sizes: Sequence[int]) -> tuple[list[int], list[str]]:
-    """The sizes whose own code is measured to be faster than the code for all sizes, and what to say of the others; theirs is removed."""
-    general = load_package(request.directory / GENERAL, request.device)
+def _keep_fastest(
+    request: BuildRequest, sizes: Sequence[int], failures: Mapping[str, str]
+) -> tuple[list[int], list[str]]:
+    """The sizes that keep code of their own, under its name, and what to say of the others.
+
+    On a GPU it is the fastest of the variants where that is measured to be faster than the code for all sizes.
+    """
     kept, said = [], []
     for size in sizes:
-        inputs = draw_inputs(fix_batch(request.card, size).inputs)
-        best, *others = (
-            request.directory / name_static_package(size, variant) for variant in range(len(VARIANTS[request.device]))
-        )
-        own = load_package(best, request.device)
-        for each in others:
-            other = load_package(each, request.device)
-            if compare_calls(other, own, inputs)[0].pays:
-                own = other
-                each.replace(best)
-            else:
+        names = [name_static_package(size, variant) for variant in range(len(VARIANTS[request.device]))]
+        codes = [request.directory / each for each in names if each not in failures]
+        if codes:
+            best, why_not = _find_fastest(request, size, codes)
+        else:
+            best, why_not = None, f"code of its own could not be compiled: {failures[names[0]]}"
+        for each in codes:
+            if each != best:
                 each.unlink()
-        (found,) = compare_calls(own, general, inputs)
-        if found.pays:
+        if best is None:
+            said.append(f"batch {size} runs the code for all sizes: {why_not}")
+        else:
+            best.replace(request.directory / names[0])
             kept.append(size)
-            continue
-        best.unlink()
-        said.append(f"batch {size} runs the code for all sizes: code of its own is {found.speed} times as fast")
     return kept, said
+
+
+def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]") -> "tuple[Path | None, str]":
+    """The fastest of the packages for `size`, or None and why, where the one for all sizes is not shown to be slower."""
+    best, *others = codes
+    if request.device == "cpu":
+        return best, ""
+    inputs = draw_inputs(fix_batch(request.card, size).inputs)
+    own, general = (load_package(each, request.device) for each in (best, request.directory / GENERAL))
+    for each in others:
+        other = load_package(each, request.device)
+        if compare_calls(other, own, inputs)[0].pays:
+            best, own = each, other
+    (found,) = compare_calls(own, general, inputs)
+    return (best, "") if found.pays else (None, f"code of its own is {found.speed} times as fast")
 
 
 def _compare_with_fp16(request: BuildRequest, rival: "Path") -> "tuple[SpeedOverFp16, ...]":

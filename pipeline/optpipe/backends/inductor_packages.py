@@ -18,13 +18,14 @@ from optpipe.backends.base import Device
 from optpipe.backends.torch_program import set_float32_products
 from optpipe.core.process_group import end_with_parent, open_process_group
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError, StageError
+from optpipe.errors import BadInputError, first_line
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
 GENERAL = "model.pt2"
 """The package for all batch sizes."""
+FAILURE = ".failure"
 
 
 def name_static_package(size: int, variant: int = 0) -> str:
@@ -59,24 +60,30 @@ class Compilation:
         )
 
 
-def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool) -> None:
+def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool) -> dict[str, str]:
     """Compiles `first` in this process, beside it each of the sequences `others` in a process of its own.
 
-    Raises what torch raises for `first`, and StageError for one of the others.
+    Returns which of the others could not be compiled: the reason by the package's name. Raises what torch raises for `first`.
     """
     with TemporaryDirectory() as scratch, ExitStack() as stack:
-        started = [(each, _start_process(each, Path(scratch), stack, tf32=tf32)) for each in others if each]
+        folder = Path(scratch)
+        started = [(each, _start_process(each, folder, stack, tf32=tf32)) for each in others if each]
         first.run()
-        for compilations, (process, log) in started:
+        failures = {}
+        for compilations, process in started:
             process.wait()
-            if missing := [each.package.stem for each in compilations if not each.package.exists()]:
-                said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it was killed"]
-                raise StageError(f"AOTInductor could not compile {missing[0]}: {said[-1]}")
+            for package in (each.package for each in compilations):
+                said = folder / package.with_suffix(FAILURE).name
+                if said.exists():
+                    failures[package.name] = said.read_text(encoding="utf-8")
+                elif not package.exists():
+                    failures[package.name] = "its process ended early; it may have run out of memory"
+        return failures
 
 
 def _start_process(
     compilations: Sequence[Compilation], folder: Path, stack: ExitStack, *, tf32: bool
-) -> "tuple[Popen[bytes], Path]":
+) -> "Popen[bytes]":
     import torch
 
     jobs = []
@@ -86,8 +93,7 @@ def _start_process(
             torch.export.save(each.program, saved)
         jobs.append([str(saved), str(each.package), dict(each.configs)])
     command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs)]
-    log = folder / f"{compilations[0].package.stem}.log"
-    return stack.enter_context(open_process_group(command, log, os.environ)), log
+    return stack.enter_context(open_process_group(command, folder / f"{compilations[0].package.stem}.log", os.environ))
 
 
 class Packages:
@@ -137,13 +143,19 @@ def load_package(package: Path, device: Device) -> Any:
 
 
 def main() -> None:
-    """Compiles what another process saved."""
+    """Compiles what another process saved; why one could not be compiled is left beside it, and the next one's turn comes."""
     import torch
 
     end_with_parent()
     set_float32_products(tf32=sys.argv[1] == "1")
-    for saved, package, configs in json.loads(sys.argv[2]):
-        Compilation(torch.export.load(saved), Path(package), configs).run()
+    for saved, file, configs in json.loads(sys.argv[2]):
+        package = Path(file)
+        try:
+            Compilation(torch.export.load(saved), package, configs).run()
+        except Exception as error:  # noqa: BLE001 - what torch, Triton and compilers refuse comes as many types
+            package.unlink(missing_ok=True)
+            said = Path(saved).parent / package.with_suffix(FAILURE).name
+            said.write_text(f"{type(error).__name__}: {first_line(error)}", encoding="utf-8")
 
 
 if __name__ == "__main__":

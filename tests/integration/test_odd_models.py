@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.integration.conftest import optpipe
@@ -60,13 +61,25 @@ def built(path: Path, workspace: Path, *arguments):
     return optpipe("build", path, *options, workspace=workspace)
 
 
-def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path):
-    first, second = linear(tmp_path / "a" / "net.onnx", 1), linear(tmp_path / "b" / "net.onnx", 2)
-    ids = [built(each, tmp_path / "work", "--json").document["artifacts"][0]["id"] for each in (first, second)]
-    for path, expected in zip((first, second), ids, strict=True):
+def with_external_data(path: Path) -> Path:
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="net.bin", size_threshold=0)
+    return path
+
+
+def behind_a_card(path: Path) -> Path:
+    card = path.with_name("twin.toml")
+    card.write_text('name = "twin"\nsource = "net.onnx"\n', encoding="utf-8")
+    return card
+
+
+@pytest.mark.parametrize("give", [lambda path: path, with_external_data, behind_a_card])
+def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path, give):
+    given = [give(linear(tmp_path / name / "net.onnx", seed)) for name, seed in (("a", 1), ("b", 2))]
+    ids = [built(each, tmp_path / "work", "--json").document["artifacts"][0]["id"] for each in given]
+    for path, expected in zip(given, ids, strict=True):
         found = optpipe("bench", path, "--batch", "1", *QUICK, workspace=tmp_path / "work").document
         assert [each["subject"]["artifact"] for each in found["measurements"]] == [expected]
-    linear(first, 3)
+    first = give(linear(tmp_path / "a" / "net.onnx", 3))
     changed = optpipe("bench", first, "--batch", "1", *QUICK, workspace=tmp_path / "work")
     assert changed.status == 2
     assert "a different file" in changed.stderr
@@ -158,3 +171,43 @@ def test_inputs_and_outputs_that_are_no_images_and_no_logits_are_measured_and_ch
     assert "source model" in found["output_check"]["reference"]
     assert found["inputs"]["kind"] == "synthetic"
     assert not found["load"]["images"]
+
+
+DEPENDS_ON_THE_BATCH = """import torch
+
+INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 8], "opt": [4, 8], "max": [16, 8]}]
+
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if x.shape[0] == 1:
+            BRANCH
+        return y
+
+
+def make():
+    return Branches()
+"""
+
+
+@pytest.mark.parametrize(
+    ("branch", "said"),
+    [
+        ("y = y * 2", "gives other outputs at batch size 1: "),
+        ("y = y.squeeze()", "is (10,), not (1, 10)"),
+        ("raise ValueError('one is not enough')", "does not run at batch size 1: one is not enough"),
+    ],
+)
+def test_a_module_that_depends_on_the_batch_size_is_refused_and_built_for_one(tmp_path, branch, said):
+    file = tmp_path / "branches.py"
+    file.write_text(DEPENDS_ON_THE_BATCH.replace("BRANCH", branch), encoding="utf-8")
+    ran = built(f"{file}:make", tmp_path / "work")
+    assert ran.status == 1
+    assert said in ran.stderr
+    assert ran.stderr.strip().endswith("build it for one: --batch N")
+    assert built(f"{file}:make", tmp_path / "work", "--batch", "8").status == 0

@@ -10,9 +10,9 @@ from optpipe.backends.base import Device
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
-from optpipe.core.hashing import hash_file
 from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
+from optpipe.sources.onnx_file import hash_onnx_file
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.manifest import drop_folder
@@ -57,7 +57,7 @@ def find_artifacts(
     """
     every = store.list_entries(ArtifactInfo)
     by_id = [entry for entry in every if len(text) >= 4 and entry.fits(text)]
-    named = by_id or find_builds(text, every)
+    named = by_id or find_builds(text, store)
     wanted = [
         entry
         for entry in named
@@ -66,7 +66,7 @@ def find_artifacts(
         and (device is None or entry.info.device == device)
     ]
     if not wanted:
-        other = not named and bool(find_builds(text, every, any_content=True))
+        other = not named and bool(find_builds(text, store, any_content=True))
         _refuse(text, store, named, precisions, backends, device, other_content=other)
     newest = {entry.info.label: entry for entry in wanted}
     return tuple(_load_artifact(entry, store) for entry in newest.values())
@@ -92,13 +92,12 @@ def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredAr
     return tuple(able), reasons
 
 
-def find_builds(
-    text: str, artifacts: Sequence[Entry[ArtifactInfo]], *, any_content: bool = False
-) -> list[Entry[ArtifactInfo]]:
+def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[Entry[ArtifactInfo]]:
     """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
 
-    Of an ONNX file those of its present content, or of `any_content`: two files may share a name, and one may have changed since.
+    Of an ONNX file or card those of its present content, or of `any_content`: two may share a name, and one may have changed since.
     """
+    artifacts = store.list_entries(ArtifactInfo)
     path, (file, _, factory) = Path(text), text.rpartition(":")
     if file.endswith(".py"):
         return [
@@ -107,9 +106,14 @@ def find_builds(
             if each.info.model == name_from_factory(text) and _is_factory(each, file, factory)
         ]
     if path.suffix == ".toml" and path.is_file():
-        name = CardSource(path).card.name
-        return [each for each in artifacts if each.info.model == name]
-    content = hash_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
+        source = CardSource(path)
+        named = [each for each in artifacts if each.info.model == source.card.name]
+        if any_content or not named:
+            return named
+        identity = source.collect_identity()
+        made_of = {each.id: each.manifest.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
+        return [each for each in named if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()]
+    content = hash_onnx_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
     return [
         each
         for each in artifacts

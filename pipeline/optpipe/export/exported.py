@@ -9,7 +9,7 @@ from optpipe.core.card import ModelCard, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError, GateError
+from optpipe.errors import BadInputError, GateError, first_line
 from optpipe.export.model import Model, choose_available_weights
 from optpipe.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
 from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
@@ -128,8 +128,7 @@ def compute_reference(
 ) -> tuple[Entry[ReferenceInfo], bool]:
     """The store entry `reference`: the source model's outputs on real inputs, and the exported graph compared with them.
 
-    The graph is run at batch sizes 1, 3 and all samples where the profile allows; a graph outside the FP32 tolerance
-    raises `GateError`.
+    Both are run at batch sizes 1, 3 and all samples where the profile allows; outputs outside the FP32 tolerance raise `GateError`.
     """
     card = card_from_file(entry.file(CARD))
     samples = choose_samples(card, images, entry.file(TOKENIZER) if card.tokenization else None)
@@ -144,6 +143,8 @@ def compute_reference(
             onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
             outputs = onnx_outputs if loaded.module is None else run_torch_model(loaded.module, card, inputs)
             errors = () if loaded.module is None else _check_parity(card, outputs, onnx_outputs)
+            if loaded.module is not None:
+                _require_independence(loaded.module, card, inputs, outputs)
         except GateError:
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
@@ -208,12 +209,40 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarr
     return {each.name: join_batches(each.name, [part[each.name] for part in parts]) for each in card.outputs}
 
 
+def _require_independence(
+    module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"], outputs: Mapping[str, "np.ndarray"]
+) -> None:
+    """Raises `GateError` where the source model gives other `outputs` in smaller batches: an exported graph holds one way of computing."""
+    way_out = "its forward pass depends on the batch size; build it for one: --batch N"
+    for size in _choose_sizes(card, inputs)[:-1]:
+        try:
+            found = run_torch_model(module, card, {name: value[:size] for name, value in inputs.items()})
+        except Exception as error:  # a user's code
+            raise GateError(f"{card.name} does not run at batch size {size}: {first_line(error)}\n{way_out}") from error
+        for name, value in found.items():
+            expected = outputs[name][:size]
+            if value.shape != expected.shape:
+                raise GateError(
+                    f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}\n{way_out}"
+                )
+            off = compute_output_error(name, expected, value).relative
+            if off > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+                raise GateError(
+                    f"{card.name} gives other outputs at batch size {size}: '{name}' is off by {off:.2e}\n{way_out}"
+                )
+
+
+def _choose_sizes(card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> list[int]:
+    """The batch sizes at which outputs are compared, in ascending order."""
+    smallest, usual, largest = card.batch_range
+    sizes = {size for size in (1, 3, count_rows(inputs)) if smallest <= size <= largest}
+    return sorted(sizes) or [usual]
+
+
 def _run_onnx_model(
     path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], listener: Listener
 ) -> dict[str, "np.ndarray"]:
-    smallest, usual, largest = card.batch_range
-    sizes = {size for size in (1, 3, count_rows(inputs)) if smallest <= size <= largest}
-    wanted = sorted(sizes) or [usual]
+    wanted = _choose_sizes(card, inputs)
     found = run_onnx_graph(path, card, inputs, *wanted)
     dynamic = is_quantized_dynamically(path)
     for size, outputs in zip(wanted, found, strict=True):

@@ -6,7 +6,7 @@ from the folder too; those that would make it large stay behind, the oldest firs
 
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,7 +83,7 @@ def collect_evidence(
 def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
     """Raises BadInputError, before anything is built or measured, where MODEL is an artifact's ID, the policy is another model's, or
     a waiver names nothing."""
-    _require_model(wanted.model, store.list_entries(ArtifactInfo))
+    _require_model(wanted.model, store)
     if wanted.policy.model and wanted.policy.model != wanted.model:
         raise BadInputError(
             f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}; change `model` in the policy or the MODEL argument"
@@ -92,10 +92,10 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
     _require_options(wanted.policy)
 
 
-def _require_model(text: str, artifacts: Sequence[Entry[ArtifactInfo]]) -> None:
-    """Raises BadInputError where `text` is not a model's name but the ID of one of `artifacts`."""
-    found = next((one for one in artifacts if len(text) >= 4 and one.fits(text)), None)
-    if found is not None and not find_builds(text, artifacts):
+def _require_model(text: str, store: Store) -> None:
+    """Raises BadInputError where `text` is not a model's name but the ID of an artifact."""
+    found = next((one for one in store.list_entries(ArtifactInfo) if len(text) >= 4 and one.fits(text)), None)
+    if found is not None and not find_builds(text, store):
         command = f"optpipe signoff {shlex.quote(found.info.model)} --artifact {found.id} --policy FILE"
         raise BadInputError(f"{text} is an artifact of {found.info.model}, not a MODEL; run `{command}`")
 
@@ -116,10 +116,9 @@ def _require_options(policy: Policy) -> None:
 
 def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[ArtifactInfo]:
     """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
-    artifacts = store.list_entries(ArtifactInfo)
-    built = find_builds(wanted.model, artifacts)
+    built = find_builds(wanted.model, store)
     if not built:
-        _require_model(wanted.model, artifacts)
+        _require_model(wanted.model, store)
         raise BadInputError(
             f"{wanted.model} has no build in {store.workspace}; first run optpipe build {shlex.quote(wanted.model)}"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.hashing import hash_file
+from optpipe.core.hashing import hash_file, hash_value
 from optpipe.core.tensors import LARGEST_SIZE, InputSpec, Shape
 from optpipe.core.units import format_bytes
 from optpipe.core.weights import WeightsRecord, WeightsRequest
@@ -43,11 +43,7 @@ class OnnxFileSource:
     def collect_identity(self) -> Mapping[str, Any]:
         """Hashes of the file and of its external data."""
         self._check_file()
-        identity: dict[str, Any] = {"onnx": hash_file(self.path)}
-        if external := find_external_files(self.path):
-            folder = self.path.resolve().parent
-            identity["external"] = {str(file.relative_to(folder)): hash_file(file) for file in external}
-        return identity
+        return _collect_hashes(self.path)
 
     def _check_file(self) -> None:
         if not self.path.is_file():
@@ -63,7 +59,7 @@ class OnnxFileSource:
             )
         self._check_file()
         model = onnx_from_file(self.path)
-        record = WeightsRecord("embedded", hash_file(self.path))
+        record = WeightsRecord("embedded", hash_onnx_file(self.path))
         if self.card is not None and self.card.inputs:
             return LoadedModel(self.card, record, onnx=self.path)
         inputs = read_input_specs(model, self.shapes or {}, self.path)
@@ -71,6 +67,20 @@ class OnnxFileSource:
             return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
         card = ModelCard(self.path.stem, self.name, Task.OTHER, inputs)
         return LoadedModel(replace(card, task=_guess_task(model, inputs)), record, onnx=self.path)
+
+
+def hash_onnx_file(path: Path) -> str:
+    """SHA-256 of the file; where it has external data, of the hashes of all."""
+    hashes = _collect_hashes(path)
+    return hash_value(hashes) if "external" in hashes else str(hashes["onnx"])
+
+
+def _collect_hashes(path: Path) -> dict[str, Any]:
+    hashes: dict[str, Any] = {"onnx": hash_file(path)}
+    if external := find_external_files(path):
+        folder = path.resolve().parent
+        hashes["external"] = {str(file.relative_to(folder)): hash_file(file) for file in external}
+    return hashes
 
 
 def onnx_from_file(path: Path) -> Any:

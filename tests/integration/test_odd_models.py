@@ -56,7 +56,7 @@ def linear(path: Path, seed=0) -> Path:
     return saved(path, nodes, {"x": ("FLOAT", ["N", 8])}, {"y": ("FLOAT", ["N", 4])}, w=weights(seed))
 
 
-def built(path: Path, workspace: Path, *arguments):
+def built(path: Path | str, workspace: Path, *arguments):
     options = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", *arguments)
     return optpipe("build", path, *options, workspace=workspace)
 

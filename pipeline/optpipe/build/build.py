@@ -60,7 +60,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     """
     times: list[StageTime] = []
     _require_available(plan)
-    _require_known_options(plan)
+    _require_known_options(plan, listener)
     _require_buildable(model, plan, listener)
     warn_of_plugins(plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
@@ -94,6 +94,8 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     known = {kind for backend in plan.backends for kind in backend.precisions(choose_device(backend, plan.device))}
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
     if not wanted and (plan.budget is None or plan.calibration is None):
+        if plan.calibration is not None:
+            listener.warn(f"--calibration has no effect: {' and '.join(CALIBRATED)} need it, and neither is built")
         return plan
     card = read_card(model, stored)
     if plan.calibration is not None:
@@ -170,8 +172,10 @@ def _require_available(plan: BuildPlan) -> None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: {capability.why_not}{install}")
 
 
-def _require_known_options(plan: BuildPlan) -> None:
-    """Fails at once, before any work, for an option that its backend does not have, or not with that value."""
+def _require_known_options(plan: BuildPlan, listener: Listener) -> None:
+    """Fails at once, before any work, for an option that its backend does not have, or not with that value; says which have no effect."""
+    for name in sorted({*plan.options} - {each.name for each in plan.backends}):
+        listener.warn(f"--option {name}.… has no effect: {name} is not built")
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
             backend.recipe(choose_device(backend, plan.device), given)

@@ -4,6 +4,11 @@ _SI_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
+def format_snr(snr_db: float) -> str:
+    """`63 dB`; of outputs that are not finite, which records hold as -1e30 since JSON has no infinity, why."""
+    return f"{snr_db:.0f} dB" if snr_db > -1e29 else "-inf dB (NaN or Inf in the outputs)"
+
+
 def format_duration(ns: float) -> str:
     """A duration with three significant digits and its unit: `format_duration(1_234_567) == "1.23 ms"`."""
     for scale, unit in _SI_TIME:

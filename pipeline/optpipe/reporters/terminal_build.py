@@ -7,7 +7,7 @@ from rich.text import Text
 
 from optpipe.core.entries import LintSummary, SkippedLayer
 from optpipe.core.precision import Placement, PrecisionProof
-from optpipe.core.units import format_bytes, format_duration
+from optpipe.core.units import format_bytes, format_duration, format_snr
 from optpipe.errors import escape
 from optpipe.reporters.records import format_mixed, format_random_weights
 from optpipe.reporters.tables import make_table
@@ -106,7 +106,7 @@ def _format_parity(parity: "VerificationInfo | None") -> Text:
         return Text("not run", style="dim")
     if parity.passed is None:
         return Text("nothing to compare", style="yellow")
-    text = "exact" if parity.snr_db is None else f"SNR {parity.snr_db:.0f} dB"
+    text = "exact" if parity.snr_db is None else f"SNR {format_snr(parity.snr_db)}"
     if parity.top1_accuracy is not None:
         text += (
             f", top-1 {parity.top1_accuracy:.2%} (source {parity.source_top1_accuracy:.2%}, {parity.samples} images)"

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.decision import Candidate, CandidateAccuracy, Decision, Standing
-from optpipe.core.units import format_duration
+from optpipe.core.units import format_duration, format_snr
 from optpipe.reporters.records import format_drop, format_random_weights, name_score
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _format_accuracy(accuracy: CandidateAccuracy | None) -> str:
         return ""
     if accuracy.drop is not None and accuracy.drop_ci is not None:
         return format_drop(accuracy.drop, accuracy.drop_ci)
-    return "equal" if accuracy.snr_db is None else f"{accuracy.snr_db:.0f} dB"
+    return "equal" if accuracy.snr_db is None else format_snr(accuracy.snr_db)
 
 
 def _format_time(candidate: Candidate, size: int) -> str:

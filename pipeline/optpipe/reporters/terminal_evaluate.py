@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.card import Task
+from optpipe.core.units import format_snr
 from optpipe.reporters.records import VERDICT_STYLES, format_drop, format_random_weights
 from optpipe.reporters.tables import make_table
 
@@ -95,7 +96,7 @@ def _format_end(row: "EvaluatedModel") -> list[str | Text]:
     """Agreement, SNR and verdict."""
     agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
     equal = row.agreement is None or row.agreement.share == 1  # else outputs differ in size: boxes that were found
-    snr = f"{row.snr_db:.0f} dB" if row.snr_db is not None else "equal" if equal else "–"
+    snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if equal else "–"
     return [agreement, snr, Text(row.verdict or "", style=VERDICT_STYLES.get(row.verdict or "", ""))]
 
 

@@ -25,6 +25,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.environment import Environment
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.records import read_record
+from optpipe.core.units import format_snr
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, Note, PolicyReference, Verdict, VerdictRecord
 from optpipe.errors import BadInputError
 from optpipe.measuring.groups import summarize_group
@@ -226,7 +227,7 @@ def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInf
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
     snr = checked.info.snr_db
     seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})"
-    seen += f", SNR {snr:.0f} dB" if snr else ""
+    seen += f", SNR {format_snr(snr)}" if snr else ""
     if not checked.info.passed:
         reason, remedy = (
             f"outputs exceed the {info.precision} tolerance {seen}",

@@ -46,6 +46,25 @@ def test_a_budget_is_refused_where_the_whole_module_is_cast(tmp_path):
     assert not (tmp_path / "workspace").exists()
 
 
+def test_what_has_no_effect_is_said(tmp_path, monkeypatch):
+    def stop(*_):
+        raise MissingError("far enough")
+
+    monkeypatch.setattr("optpipe.build.build.export_model", stop)
+    heard = SilentListener()
+    model = Model(source_from_text("digits", {}), weights_from_text("default", 0), None)
+    options = {"tensorrt": {"nonsense": "5"}}
+    plan = BuildPlan(
+        (Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu", calibration=tmp_path, options=options
+    )
+    with pytest.raises(MissingError, match="far enough"):
+        build_model(model, plan, Store(tmp_path / "workspace"), heard)
+    assert heard.warnings == [
+        "--option tensorrt.… has no effect: tensorrt is not built",
+        "--calibration has no effect: int8 and fp8 need it, and neither is built",
+    ]
+
+
 CARD = """name = "flat"
 source = "flat.onnx"
 task = "{task}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optpipe.core.units import format_bytes, format_count, format_duration
+from optpipe.core.units import format_bytes, format_count, format_duration, format_snr
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,8 @@ def test_sizes_and_counts() -> None:
     assert format_bytes(51_603_628) == "49.2 MiB"
     assert format_count(4_089_184_256) == "4.09 G"
     assert format_count(999_600) == "1.00 M"
+
+
+def test_an_snr_of_outputs_that_are_not_finite_is_no_number() -> None:
+    assert format_snr(62.6) == "63 dB"
+    assert format_snr(-1e30) == "-inf dB (NaN or Inf in the outputs)"

@@ -8,6 +8,7 @@ from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, Standing
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.mixed_precision import Budget
+from optpipe.core.units import format_snr
 from optpipe.measuring.race import RaceResult
 
 
@@ -38,7 +39,7 @@ def find_flaw(built: BuiltArtifact) -> str | None:
     if not proof.proven:
         return proof.reason
     if verified is not None and verified.info.passed is False:
-        return f"outputs differ from the source model's: SNR {verified.info.snr_db or 0:.0f} dB"
+        return f"outputs differ from the source model's: SNR {format_snr(verified.info.snr_db or 0)}"
     return None
 
 

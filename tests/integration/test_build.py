@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from optpipe.workspace.shipped import find_shipped_folder
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]
@@ -181,3 +183,21 @@ def test_int8_without_images_is_refused(run: Run, bad_files: Path) -> None:
     ran = optpipe("build", "fine.onnx", "--precision", "int8", "--backend", "tensorrt-rtx", cwd=bad_files)
     assert ran.status == 2, ran.stdout + ran.stderr
     assert "INT8 needs real inputs to calibrate fine on: give a .npz" in ran.stderr
+
+
+def test_corrected_labels_are_read(tmp_path):
+    for name in ("models", "calibration"):
+        (tmp_path / name).mkdir()
+    for name in ("models/digits", "models/digits.toml", "calibration/digits"):
+        found = find_shipped_folder(name.partition("/")[0]) / name.partition("/")[2]
+        (shutil.copytree if found.is_dir() else shutil.copy)(found, tmp_path / name)
+    command = ("build", "models/digits.toml", "--precision", "fp32", "--backend", "onnxruntime", "--json")
+    before = optpipe(*command, cwd=tmp_path).document["artifacts"][0]["parity"]
+    manifest = tmp_path / "calibration" / "digits" / "validation.json"
+    value = json.loads(manifest.read_text())
+    for each in value["files"]:
+        each["label"] = str((int(each["label"]) + 1) % 10)
+    manifest.write_text(json.dumps(value))
+    after = optpipe(*command, cwd=tmp_path).document["artifacts"][0]["parity"]
+    assert before["top1_accuracy"] > 0.9
+    assert after["top1_accuracy"] < 0.1

@@ -132,7 +132,7 @@ def compute_reference(
     """
     card = card_from_file(entry.file(CARD))
     samples = choose_samples(card, images, entry.file(TOKENIZER) if card.tokenization else None)
-    recipe = {"revision": REVISION, "model": entry.id, "samples": samples.sha256}
+    recipe = {"revision": REVISION, "model": entry.id, "samples": samples.sha256, "labels": list(samples.labels)}
 
     def make(directory: Path) -> ReferenceInfo:
         import numpy as np

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
+from optpipe.core.hashing import hash_value
 from optpipe.core.mixed_precision import PrecisionCost
 from optpipe.core.precision import Precision
 from optpipe.inputs.sample_set import SampleSet, draw_subset
@@ -168,5 +169,6 @@ def describe_recipe(model: Entry[ModelInfo], samples: SampleSet) -> dict[str, An
         "revision": REVISION,
         "model": model.id,
         "set": samples.sha256,
+        "labels": hash_value([each.label for each in samples.files]),
         "onnxruntime": get_package_version("onnxruntime-gpu"),
     }

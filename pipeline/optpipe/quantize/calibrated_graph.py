@@ -116,10 +116,16 @@ def graph_from_table(
 ) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` that `table` makes of `model`; `chosen` is what a budget made it keep, and the ranking.
 
-    Raises BadInputError where the table is another model's.
+    Raises BadInputError where the table is another model's, or was made with other preprocessing.
     """
     if table.model != model.info.name:
         raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
+    own = card_from_file(model.file(CARD)).preprocessing_sha256
+    if own is not None and table.transform_sha256 is not None and table.transform_sha256 != own:
+        raise BadInputError(
+            f"the calibration table was made for different preprocessing than {model.info.name}'s; "
+            "pass the calibration data themselves"
+        )
     if table.graph_sha256 != model.sha256(ONNX):
         listener.warn("the calibration table is from a different export of this model; matching tensors by name")
     precision = Precision.FP8 if target == "fp8" else Precision.INT8

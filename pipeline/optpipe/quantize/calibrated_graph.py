@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import card_from_file
-from optpipe.core.entries import GraphInfo, ModelInfo
+from optpipe.core.entries import CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget, MixedPrecision
 from optpipe.core.precision import REQUIRED_SHARE, Precision
 from optpipe.core.quiet import redirect_output
 from optpipe.errors import BadInputError
 from optpipe.inputs.sample_set import draw_subset
-from optpipe.quantize.calibrate import calibrate_model, load_calibration_data, quantize_graph, tables_from_entry
+from optpipe.quantize.calibrate import (
+    calibrate_model,
+    load_calibration_data,
+    name_table_file,
+    quantize_graph,
+    tables_from_entry,
+)
 from optpipe.quantize.methods import METHODS
 from optpipe.quantize.selection import SelectionInfo, describe_mixed, select_kept_layers
 from optpipe.quantize.sensitivity import LayerCost, compare_methods, count_layer_macs, lower_by_table, rank_layers
@@ -170,12 +176,21 @@ def _describe_kept(
 
 
 def find_tables(precision: Precision, model: Entry[ModelInfo], store: Store) -> list[Path]:
-    """The calibration tables that graphs in `precision` of `model` in the store were made from, the newest last."""
-    return [
-        store.verify_entry(each, TABLE).file(TABLE)
-        for each in store.list_entries(GraphInfo)
-        if model.id in each.manifest.parents and each.info.precision is precision and each.info.method is not None
-    ]
+    """The calibration tables that graphs in `precision` of `model` in the store were made from, the newest last.
+
+    Of a graph within a budget it is its calibration's, where no layer is kept yet.
+    """
+    calibrations = {each.id: each for each in store.list_entries(CalibrationInfo)}
+    found: list[Path] = []
+    for each in store.list_entries(GraphInfo):
+        if model.id not in each.manifest.parents or each.info.precision is not precision or each.info.method is None:
+            continue
+        if each.info.mixed is None:
+            found.append(store.verify_entry(each, TABLE).file(TABLE))
+        elif (calibration := calibrations.get(each.manifest.parents[1])) is not None:
+            name = name_table_file(each.info.method)
+            found.append(store.verify_entry(calibration, name).file(name))
+    return found
 
 
 def _convert_to_half(graph: Any, directory: Path) -> Any:

@@ -2,18 +2,21 @@
 
 import json
 
+import numpy as np
 import onnx
 import pytest
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo, SampleSetSummary
 from optpipe.core.events import SilentListener
-from optpipe.core.tensors import InputSpec
+from optpipe.core.mixed_precision import Budget
+from optpipe.core.precision import Precision
+from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
-from optpipe.quantize.calibrated_graph import graph_from_table
-from optpipe.quantize.table import CalibrationTable, TensorRange
+from optpipe.quantize.calibrated_graph import find_tables, graph_from_table, make_calibrated_graph
+from optpipe.quantize.table import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -30,6 +33,7 @@ def export(residual_model, tmp_path):
             "net.onnx",
             Task.OTHER,
             (InputSpec("x", "float32", (1, 16, 8, 8), (4, 16, 8, 8), (16, 16, 8, 8)),),
+            outputs=(TensorSpec("y", "float32", ("n", 16, 8, 8)),),
             transform=transform,
         )
 
@@ -46,6 +50,19 @@ def export(residual_model, tmp_path):
     return stored, store
 
 
+def table_of(model, transform_sha256, **changes):
+    nodes = onnx.load(model.file(ONNX)).graph.node
+    return CalibrationTable(
+        method="max",
+        model="net",
+        graph_sha256=model.sha256(ONNX),
+        transform_sha256=transform_sha256,
+        set=SampleSetSummary("images", "0" * 64, 8, 0),
+        ranges={name: TensorRange(2.0, -1.0, 2.0) for node in nodes for name in (*node.input, *node.output)},
+        **changes,
+    )
+
+
 @pytest.mark.parametrize(
     ("own", "of_table", "refused"),
     [
@@ -58,15 +75,7 @@ def export(residual_model, tmp_path):
 def test_a_table_that_was_made_with_other_preprocessing_is_refused(export, own, of_table, refused):
     stored, store = export
     model = stored(own)
-    nodes = onnx.load(model.file(ONNX)).graph.node
-    table = CalibrationTable(
-        method="max",
-        model="net",
-        graph_sha256=model.sha256(ONNX),
-        transform_sha256=of_table,
-        set=SampleSetSummary("images", "0" * 64, 8, 0),
-        ranges={name: TensorRange(2.0, -1.0, 2.0) for node in nodes for name in (*node.input, *node.output)},
-    )
+    table = table_of(model, of_table)
     if refused:
         with pytest.raises(
             BadInputError, match="made for different preprocessing than net's; pass the calibration data"
@@ -75,3 +84,25 @@ def test_a_table_that_was_made_with_other_preprocessing_is_refused(export, own, 
     else:
         graph, _ = graph_from_table(model, table, "cpu", (), store, SilentListener())
         assert graph.info.int8_layers
+
+
+def test_what_a_budget_kept_is_not_kept_where_its_calibration_is_found_again(export, tmp_path):
+    stored, store = export
+    model, data = stored(), tmp_path / "data.npz"
+    np.savez(data, x=np.random.default_rng(0).standard_normal((8, 16, 8, 8)).astype(np.float32))
+    budget = Budget(45, "dB")
+    graph, _ = make_calibrated_graph(Precision.INT8, model, "cpu", data, store, SilentListener(), budget)
+    assert 0 < len(graph.info.int8_layers) < 4
+    (found,) = find_tables(Precision.INT8, model, store)
+    again, _ = make_calibrated_graph(Precision.INT8, model, "cpu", found, store, SilentListener())
+    assert len(again.info.int8_layers) == 4
+    assert read_table(found).method == graph.info.method
+
+
+def test_what_a_table_keeps_that_was_given_is_kept_where_it_is_found_again(export, tmp_path):
+    stored, store = export
+    model = stored()
+    write_table(tmp_path / "table.json", table_of(model, None, keep=("conv2",)))
+    make_calibrated_graph(Precision.INT8, model, "cpu", tmp_path / "table.json", store, SilentListener())
+    (found,) = find_tables(Precision.INT8, model, store)
+    assert read_table(found).keep == ("conv2",)

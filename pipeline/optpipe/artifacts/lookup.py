@@ -225,9 +225,17 @@ def _refuse(
 
 def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
     model = store.find(entry.manifest.parents[0], ModelInfo)
-    references = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     card = card_from_file(store.verify_entry(model, CARD).file(CARD))
-    return StoredArtifact(entry, card, model, references[-1] if references else None)
+    return StoredArtifact(entry, card, model, find_reference(entry, model, store))
+
+
+def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:
+    """What the artifact was last verified on; the model's newest reference where it never was, None where there is none."""
+    known = {each.id: each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents}
+    verifications = [each.manifest for each in store.scan_entries()[0] if artifact.id in each.manifest.parents]
+    verified = [known[parent] for each in verifications for parent in each.parents if parent in known]
+    found = verified or list(known.values())
+    return found[-1] if found else None
 
 
 def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """From the options of `optpipe bench` and `bench-pair` to a plan, once, at the edge."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from optpipe.artifacts.decisions import find_decision
@@ -145,7 +146,10 @@ def _select_chosen(artifacts: Sequence[StoredArtifact], model: str, store: Store
 def pair_from_targets(
     models: Sequence[str], groups: Sequence[Sequence[StoredArtifact]]
 ) -> tuple[StoredArtifact, StoredArtifact]:
-    """The two artifacts of `bench-pair`: two MODELs of one artifact each, or one MODEL that names two."""
+    """The two artifacts of `bench-pair`: two MODELs of one artifact each, or one MODEL that names two.
+
+    Those of one model get the same inputs, whatever each was verified on.
+    """
     every = [artifact for group in groups for artifact in group]
     if len(every) != 2:
         labels = ", ".join(dict.fromkeys(f"{each.entry.id} {each.label}" for each in every))
@@ -153,7 +157,10 @@ def pair_from_targets(
         raise BadInputError(
             f"bench-pair compares two artifacts; {named} matches {labels}\nspecify two IDs, the baseline first"
         )
-    return every[0], every[1]
+    baseline, contender = every
+    if contender.model.id == baseline.model.id:
+        contender = replace(contender, reference=baseline.reference)
+    return baseline, contender
 
 
 def _cpus_from_text(text: str | None) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from optpipe.artifacts.engine import hash_engine
 from optpipe.bench.recompute import list_artifact_measurements
+from optpipe.build.verify import VerificationInfo
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
 from optpipe.core.hashing import hash_file
@@ -86,7 +87,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
         policy=policy,
         artifact=artifact,
         card=card_from_file(store.verify_entry(model, CARD).file(CARD)),
-        samples=_find_samples(store, model),
+        samples=_find_samples(folder, store, artifact, model),
         preprocessing=_find_preprocessing(runs, store),
         measured=tuple(measured),
         runs=runs,
@@ -111,10 +112,19 @@ def _find_signed_entry(folder: Path, store: Store, artifact: str) -> Entry[Artif
     return entry
 
 
-def _find_samples(store: Store, model: Entry[ModelInfo]) -> Entry[ReferenceInfo]:
+def _find_samples(
+    folder: Path, store: Store, artifact: Entry[ArtifactInfo], model: Entry[ModelInfo]
+) -> Entry[ReferenceInfo]:
+    """What the dossier's verification compared the artifact with; the model's newest reference where it names none."""
     found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
+    way_out = "build it again"
+    for path in sorted((folder / BUILDS).glob(f"{VerificationInfo.KIND}-*/")):
+        checked = entry_from_folder(path).manifest
+        if artifact.id in checked.parents and (own := checked.recipe.get("reference")) is not None:
+            found, way_out = [each for each in found if each.id == own], f"build it again: {checked.command}"
+            break
     if not found:
-        raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; build it again")
+        raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}")
     return store.verify_entry(found[-1], REFERENCE)
 
 

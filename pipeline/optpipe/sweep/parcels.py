@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
+from optpipe.artifacts.lookup import find_reference
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.errors import StageError, escape
 from optpipe.sweep.merge import take_in
 from optpipe.workspace.runs import load_run
@@ -20,11 +22,15 @@ _DIGEST_BYTES = 32
 
 
 def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
-    """The entries that a bench of an artifact reads: it, its model, and the model's references; every byte checked."""
+    """The entries that a bench of an artifact reads: it, its model, its reference and the verifications on it; every byte checked."""
     entry = store.verify_entry(store.find(artifact, ArtifactInfo))
     model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo))
-    references = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
-    paths = [entry.path, model.path, *(store.verify_entry(each).path for each in references)]
+    reference = find_reference(entry, model, store)
+    paths = [entry.path, model.path]
+    if reference is not None:
+        pair = {entry.id, reference.id}
+        verified = [each for each in store.list_entries(VerificationInfo) if pair <= set(each.manifest.parents)]
+        paths += [store.verify_entry(reference).path, *(store.verify_entry(each).path for each in verified)]
     return tuple(f"store/{path.name}" for path in paths)
 
 

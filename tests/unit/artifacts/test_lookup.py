@@ -13,9 +13,10 @@ from optpipe.artifacts.lookup import (
     find_stored_source,
     format_model_argument,
 )
+from optpipe.build.verify import VerificationInfo
 from optpipe.commands.bench_request import pair_from_targets
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord
@@ -48,6 +49,19 @@ def built(
     info = artifact_info(model=name, source=source, precision=precision, weights=WeightsRecord("file", weights))
     recipe = {"of": entry.id, "precision": precision}
     return store.produce(ArtifactInfo, recipe, lambda _: info, parents=(entry.id,), listener=SilentListener())[0]
+
+
+def verified(store: Store, artifact: Entry, samples: int) -> Entry[ReferenceInfo]:
+    """The reference of that many samples, after the artifact was compared with it."""
+    model = artifact.manifest.parents[0]
+    made = ReferenceInfo("images", samples, "0" * 64, "source model", ())
+    reference, _ = store.produce(
+        ReferenceInfo, {"of": model, "samples": samples}, lambda _: made, parents=(model,), listener=SilentListener()
+    )
+    found = VerificationInfo("source model", samples, 0.1, 61.2, None, None, None, (), 80, True)
+    recipe, parents = {"artifact": artifact.id, "reference": reference.id}, (artifact.id, reference.id)
+    store.produce(VerificationInfo, recipe, lambda _: found, parents=parents, listener=SilentListener())
+    return reference
 
 
 @pytest.fixture
@@ -186,6 +200,20 @@ def test_a_pair_to_choose_from_is_listed_once(store: Store) -> None:
         f"bench-pair compares two artifacts; digits matches {ids[0]} {group[0].label}, {ids[1]} {group[1].label}",
         "specify two IDs, the baseline first",
     ]
+
+
+def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -> None:
+    first, second, never = (
+        built(store, "digits", "digits.py:make", precision=each) for each in ("fp32", "int8", "fp16")
+    )
+    many = verified(store, first, 800)
+    few = verified(store, second, 8)
+    found = {each.entry.id: each for each in find_artifacts("digits", store)}
+    assert {name: each.reference for name, each in found.items()} == {first.id: many, second.id: few, never.id: few}
+    baseline, contender = pair_from_targets(("a", "b"), ((found[first.id],), (found[second.id],)))
+    assert baseline.reference == contender.reference == many
+    verified(store, second, 800)
+    assert find_artifacts(second.id, store)[0].reference == many
 
 
 def test_a_path_with_a_space_is_quoted_in_the_command_that_builds_it(store: Store) -> None:

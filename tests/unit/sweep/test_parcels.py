@@ -9,7 +9,8 @@ import pytest
 from fsspec.registry import _registry
 from tests.fakes.entries import artifact_info
 
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.build.verify import VerificationInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError, MissingError, StageError
@@ -47,6 +48,24 @@ def test_what_a_bench_needs_arrives_as_it_was(built, tmp_path):
     assert there.verify_entry(there.find(artifact.id)).manifest == artifact.manifest
     unpack(pack(store.workspace, names), there)
     assert len(there.list_entries()) == 2
+
+
+def test_only_the_reference_that_the_artifact_was_verified_on_is_sent(built, tmp_path):
+    store, artifact = built
+    model = store.find(artifact.manifest.parents[0])
+
+    def reference(samples):
+        info = ReferenceInfo("images", samples, "0" * 64, "source model", ())
+        recipe = {"samples": samples}
+        return store.produce(ReferenceInfo, recipe, lambda _: info, parents=(model.id,), listener=SilentListener())[0]
+
+    own = reference(800)
+    info = VerificationInfo("source model", 800, 0.1, 61.2, None, None, None, (), 80, True)
+    parents = (artifact.id, own.id)
+    checked, _ = store.produce(VerificationInfo, {}, lambda _: info, parents=parents, listener=SilentListener())
+    reference(8)
+    sent = [f"store/{each.path.name}" for each in (artifact, model, own, checked)]
+    assert sorted(list_needed(store, artifact.id)) == sorted(sent)
 
 
 def test_a_byte_that_changed_on_the_way_is_refused(built, tmp_path):

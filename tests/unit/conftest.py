@@ -31,6 +31,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.records import json_from_record
 from optpipe.core.weights import WeightsRecord
+from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.measuring.interleave import comparison_from_measurements, draw_names
 from optpipe.measuring.measure import write_measurements
 from optpipe.measuring.validity import LIMITS
@@ -139,12 +140,27 @@ class Workspace:
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
         return finish_run(run, command="optpipe bench-pair", parents=[baseline.id, contender.id])
 
-    def profile(self, entry, trace):
-        """A profile run of a recorded trace, as `optpipe profile` writes it."""
+    def evaluate(self, entry, lost=0, budget=None, n=1000, *, sha256=None):
+        """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples."""
+        run = begin_run(self.path, "evaluate")
+        classes = [index % 10 for index in range(n)]
+        answers = [[(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)]
+        frame = {"path": [str(index) for index in range(n)], "sha256": [""] * n, "label": [None] * n, "class": classes}
+        table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
+        table.write_parquet(run.path / "predictions.parquet")
+        dataset = Dataset("digits/validation", "images", "0" * 64, n, (), labeled=True, classes=10)
+        row = EvaluatedModel(entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256)
+        rows, weights = (row,) if sha256 else (), WeightsRecord("file", "0")
+        found = Evaluation("digits", "card:digits", "0", weights, dataset, budget, rows, "")
+        (run.path / "evaluate.json").write_bytes(json_from_record(found))
+        return finish_run(run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True)
+
+    def profile(self, entry, trace, sha256=None):
+        """A profile run of a recorded trace, as `optpipe profile` writes it, of the file `sha256`."""
         run = begin_run(self.path, "profile")
         write_trace(trace, run.path / "stage")
         found = profile_from_trace(trace_from_folder(run.path / "stage"))
-        subject = StageSubject("fp16 batch 8", "inference", entry.id)
+        subject = StageSubject("fp16 batch 8", "inference", entry.id, sha256=sha256)
         record = ProfileRecord((StageProfile(subject, "stage", None, StageFacts(), found),))
         (run.path / "profile.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe profile digits", parents=[entry.id])

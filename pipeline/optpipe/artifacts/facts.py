@@ -34,6 +34,11 @@ class JudgedBuild:
         """The MODEL of a command that means its model."""
         return format_model_argument(self.model, self.source)
 
+    def has_other_file(self, artifact: str | None, sha256: str | None) -> bool:
+        """Whether a record of `artifact` is of another file than the build's under the same id: not every backend gives the same
+        bytes twice. A record without a hash is of a version that stored none, and taken to be of this file."""
+        return artifact == self.artifact and None not in (sha256, self.sha256) and sha256 != self.sha256
+
 
 def judged_build_from_entry(entry: Entry[ArtifactInfo]) -> JudgedBuild:
     """The build that a stored artifact is."""

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from optpipe.artifacts.facts import JudgedBuild
+from optpipe.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.measurement import Measurement, Reason, read_measurements
 from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
@@ -70,7 +70,7 @@ def add_int8_notes(
     """The measurements, INT8 and FP8 ones with a reason where that does not pay or costs more accuracy than it may."""
     found = add_int8_speed_notes(measurements, {entry.id: find_int8_causes(entry.info) for entry in artifacts})
     runs = list_runs(store.workspace, "evaluate")
-    dropped = {entry.id: check_int8_accuracy(runs, _build(entry)) for entry in artifacts}
+    dropped = {entry.id: check_int8_accuracy(runs, judged_build_from_entry(entry)) for entry in artifacts}
     return tuple(_add_reason(each, dropped.get(each.subject.artifact)) for each in found)
 
 
@@ -79,10 +79,6 @@ def _add_reason(found: Measurement, note: Note | None) -> Measurement:
         return found
     reason = Reason(note.code, f"{found.subject.precision.upper()}: {note.message}", note.remedy, invalidates=False)
     return replace(found, reasons=(*found.reasons, reason))
-
-
-def _build(entry: Entry[ArtifactInfo]) -> JudgedBuild:
-    return JudgedBuild(entry.info.model, entry.id, entry.info.backend, entry.info.precision)
 
 
 def list_int8_notes(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
@@ -185,6 +186,7 @@ def score_artifacts(
             device=info.device if info else "cpu",
             samples=len(source.values),
             artifact=row.entry.id if row.entry else None,
+            sha256=hash_engine(row.entry) if row.entry else None,
             why_not=row.why_not,
             failed=row.failed,
             calibrated_on=row.calibrated_on,

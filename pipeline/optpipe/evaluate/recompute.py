@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 
 def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
-    """What the build's task says (`TaskContract.observe`) of the newest evaluation that has the build, as fractions.
+    """What the build's task says (`TaskContract.observe`) of the newest evaluation that has the build's file, as fractions.
 
     Computed anew from the run's predictions.
     """
     for run in newest_runs(runs, "evaluate"):
+        if has_evaluated_other_file(run, build):
+            continue
         caps = () if run.manifest.trained else (RANDOM_WEIGHTS,)
         found = recompute_accuracy(run, build.artifact, confidence)
         if found:
@@ -38,6 +40,11 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
                 for name, figure in found.items()
             }
     return {}
+
+
+def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:
+    """Whether an evaluation run is of another file under the build's id. Raises BadInputError as `read_evaluation`."""
+    return any(build.has_other_file(row.artifact, row.sha256) for row in read_evaluation(run).results)
 
 
 def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: str) -> Observation:

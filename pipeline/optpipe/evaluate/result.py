@@ -106,6 +106,8 @@ class EvaluatedModel:
     """Of any other task; None without annotations or trained weights."""
     verdict: Verdict | None = None
     """Whether the drop is within the budget; None for the source model and without a budget."""
+    sha256: str | None = None
+    """Of the artifact's files (`hash_engine`); None for the source model, and in records of versions that stored none."""
 
     @property
     def drop_ci(self) -> Bounds | None:

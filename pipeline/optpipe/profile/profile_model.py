@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
+from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
@@ -220,7 +221,9 @@ def _make_inference_job(
     path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
     name, on_gpu = f"{backend} {precision} batch {batch_size}", device == "cuda"
     name += f" length {length}" if length else ""
-    subject = StageSubject(name, "inference", entry.id, precision, device, batch_size, length=length)
+    subject = StageSubject(
+        name, "inference", entry.id, precision, device, batch_size, length=length, sha256=hash_engine(entry)
+    )
     facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=on_gpu)
     inputs = card.inputs if length is None else card.with_usual_length(length).inputs
     return ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),), path, inputs, read_rows)

@@ -29,11 +29,13 @@ def read_profile(run: Run) -> ProfileRecord:
 
 
 def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Observation | None:
-    """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build and its raw tables.
+    """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build's file and its raw tables.
 
     One process is profiled: the engine fixes which kernels run, and the interval over iterations holds how long they take.
     """
     for run in newest_runs(runs, "profile"):
+        if has_profiled_other_file(run, build):
+            continue
         for stage in read_profile(run).stages:
             cores = stage.profile.tensor_cores
             if stage.subject.artifact == build.artifact and cores is not None and cores.eligible_ns:
@@ -45,6 +47,11 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
                 )
                 return replace(seen, blockers=seen.blockers if again else (large, *seen.blockers), source=run.run_id)
     return None
+
+
+def has_profiled_other_file(run: Run, build: JudgedBuild) -> bool:
+    """Whether a profile run is of another file under the build's id. Raises BadInputError as `read_profile`."""
+    return any(build.has_other_file(stage.subject.artifact, stage.subject.sha256) for stage in read_profile(run).stages)
 
 
 def _observe_share(profile: TraceProfile, name: str, build: JudgedBuild, confidence: float) -> Observation:

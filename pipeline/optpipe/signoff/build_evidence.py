@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.bench.recompute_pair import RecordedPair
 from optpipe.core.observation import Observation
-from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
 from optpipe.measuring.groups import ProcessGroup, group_processes
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.preprocess.recompute import observe_preprocessing
-from optpipe.profile.recompute import observe_tensor_cores
+from optpipe.profile.recompute import has_profiled_other_file, observe_tensor_cores
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.workspace.runs import Run
@@ -34,6 +34,8 @@ class BuildEvidence:
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     tensor_core_share: Observation | None = None
+    other_file: tuple[str, ...] = ()
+    """Kinds of the runs that are of another file under the build's id and show nothing of it: `evaluate`, `profile`."""
     record: str = ""
     """Where the store's record of the build lies in the dossier."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -61,6 +63,12 @@ def filter_by_options(
             yield one
 
 
+def is_of_other_file(run: Run, build: JudgedBuild) -> bool:
+    """Whether a run evaluated or profiled another file under the build's id. Raises BadInputError where its record cannot be read."""
+    ask = {"evaluate": has_evaluated_other_file, "profile": has_profiled_other_file}.get(run.kind)
+    return ask is not None and ask(run, build)
+
+
 def evidence_from_runs(
     build: JudgedBuild, runs: Sequence[Run], policy: Policy, measured: Iterable[RecordedMeasurement]
 ) -> BuildEvidence:
@@ -71,6 +79,7 @@ def evidence_from_runs(
         accuracy=observe_accuracy(runs, build, policy.confidence),
         preprocessing=observe_preprocessing(runs, build, policy.confidence),
         tensor_core_share=observe_tensor_cores(runs, build, policy.confidence),
+        other_file=tuple(sorted({run.kind for run in runs if is_of_other_file(run, build)})),
         options=policy.options,
         confidence=policy.confidence,
     )

@@ -70,6 +70,8 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
             there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
             return Missing(there, "change the policy's [accuracy]")
         command = f"optpipe evaluate {evidence.build.argument} --data DIR"
+        if not evidence.accuracy and "evaluate" in evidence.other_file:
+            return Missing("the evaluated file differs from the one being judged (sha256 mismatch)", command)
         return Missing(f"the {name} was not evaluated for this build", command)
     if criterion.dimension is Dimension.POINTS:
         low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
@@ -107,7 +109,9 @@ def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation
 
 def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
     if evidence.tensor_core_share is None:
-        return Missing("not profiled on a GPU", suggest_profile(evidence.build))
+        other = "profile" in evidence.other_file
+        reason = "the profiled file differs from the one being judged (sha256 mismatch)"
+        return Missing(reason if other else "not profiled on a GPU", suggest_profile(evidence.build))
     return [evidence.tensor_core_share]
 
 

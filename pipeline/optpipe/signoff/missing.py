@@ -13,7 +13,7 @@ from optpipe.core.observation import Missing
 from optpipe.errors import BadInputError, OptpipeError
 from optpipe.export.exported import find_stored_model
 from optpipe.export.model import Model
-from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
+from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
 from optpipe.signoff.collect import JUDGED_KINDS, SignoffRequest, find_judged_artifact, is_run_about
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion
@@ -41,8 +41,7 @@ def measure_missing_evidence(
     from optpipe.backends.registry import BACKENDS
 
     judged = find_judged_artifact(wanted, store)
-    present = [run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and is_run_about(run, judged)]
-    runs, _ = split_runs(present, wanted.since)
+    runs, _ = split_runs(_list_present(judged, store), wanted.since)
     needed = list(_list_needed(wanted, judged, runs))
     if not needed:
         return []
@@ -58,6 +57,13 @@ def measure_missing_evidence(
         except OptpipeError as error:
             listener.warn(f"{kind} was skipped: {error}")
     return done
+
+
+def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
+    """The runs about the judged build, without evaluations and profiles of another file under its id: those are made again."""
+    build = judged_build_from_entry(judged)
+    present = (run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and is_run_about(run, judged))
+    return [run for run in present if not is_of_other_file(run, build)]
 
 
 def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:

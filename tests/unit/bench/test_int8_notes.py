@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import polars as pl
 import pytest
 from tests.fakes.console import text_of
 
@@ -12,19 +11,14 @@ from optpipe.compare.overview import compare_workspace
 from optpipe.core.entries import LintFinding, LintSummary
 from optpipe.core.measurement import read_measurements
 from optpipe.core.records import json_from_record
-from optpipe.core.weights import WeightsRecord
-from optpipe.evaluate.recompute import observe_accuracy
-from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
+from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
+from optpipe.evaluate.result import EvaluatedModel
 from optpipe.reporters.terminal_signoff import render_verdict
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import check_dossier, finish_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.workspace.runs import (
-    begin_run,
-    finish_run,
-    write_bytes,
-)
+from optpipe.workspace.runs import write_bytes
 
 LINT = LintSummary(
     {"reformat": 3, "channels": 1}, (LintFinding("reformat", "conv7", "floating point between INT8 layers", "…"),)
@@ -37,23 +31,6 @@ def built(workspace):
     """INT8 whose bench shows it slower than FP16 in the same run, and FP16."""
     slow, fast = workspace.artifact("int8", macs=0.4, proven=False), workspace.artifact("fp16")
     return workspace, slow, fast
-
-
-def evaluation(budget, *rows):
-    dataset = Dataset("digits/validation", "images", "0" * 64, 1000, (), True, 10)
-    return Evaluation("digits", "card:digits", "0", WeightsRecord("file", "0"), dataset, budget, rows, "")
-
-
-def evaluated(workspace, entry, lost, budget=None, n=1000):
-    """An evaluation whose source is right everywhere and whose artifact lost `lost` samples."""
-    run = begin_run(workspace.path, "evaluate")
-    classes = [index % 10 for index in range(n)]
-    answers = [[(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)]
-    frame = {"path": [str(index) for index in range(n)], "sha256": [""] * n, "label": [None] * n, "class": classes}
-    table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
-    table.write_parquet(run.path / "predictions.parquet")
-    write_bytes(run.path / "evaluate.json", json_from_record(evaluation(budget)))
-    return finish_run(run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True)
 
 
 def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:
@@ -74,7 +51,7 @@ def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:
 ])  # fmt: skip
 def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
     workspace, slow, fast = built
-    run = evaluated(workspace, slow, lost, budget)
+    run = workspace.evaluate(slow, lost, budget)
     note = check_int8_accuracy([run], judged_build_from_entry(slow))
     assert (note is None) if said is None else (said in note.message)
     assert check_int8_accuracy([run], judged_build_from_entry(fast)) is None
@@ -82,7 +59,7 @@ def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
 
 def test_bench_marks_both(built) -> None:
     workspace, slow, fast = built
-    evaluated(workspace, slow, 40)
+    workspace.evaluate(slow, 40)
     found = [
         one
         for entry, mean in ((slow, 20.0), (fast, 10.0))
@@ -96,7 +73,7 @@ def test_bench_marks_both(built) -> None:
 
 def test_compare_warns_of_both_and_names_the_cause(built) -> None:
     workspace, slow, fast = built
-    evaluated(workspace, slow, 40)
+    workspace.evaluate(slow, 40)
     workspace.bench(slow, mean_ms=20.0)
     workspace.bench(fast, mean_ms=10.0)
     warnings = " ".join(compare_workspace(workspace.store).comparison.warnings)
@@ -116,7 +93,7 @@ def signed(workspace, tmp_path):
 
 def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     workspace, slow, fast = built
-    evaluated(workspace, slow, 40)
+    workspace.evaluate(slow, 40)
     workspace.bench(slow, fast, mean_ms=10.0)  # drawn so that INT8 is the faster one
     document, folder = signed(workspace, tmp_path)
     codes = [note.code for note in document.notes]
@@ -134,10 +111,10 @@ def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> 
 
 def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
     workspace, slow, _ = built
-    run = evaluated(workspace, slow, 5)
+    run = workspace.evaluate(slow, 5)
     plain = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
     row = EvaluatedModel("onnxruntime", "int8", "cpu", samples=1000, artifact=slow.id, calibrated_on=30)
-    write_bytes(run.path / "evaluate.json", json_from_record(evaluation(None, row)))
+    write_bytes(run.path / "evaluate.json", json_from_record(replace(read_evaluation(run), results=(row,))))
     found = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
     assert found["drop"].value == plain["drop"].value
     assert found["drop"].high == pytest.approx(plain["drop"].high + 0.03)

@@ -40,7 +40,7 @@ def scores(right_share: float, seed: int = 1):
     return values
 
 
-ENTRY: Any = SimpleNamespace(id="abc", info=artifact_info(precision="int8"))
+ENTRY: Any = SimpleNamespace(id="abc", info=artifact_info(precision="int8"), sha256=lambda name: f"hash of {name}")
 
 
 def rows(found, labels=LABELS, trained=True, budget=None):
@@ -84,6 +84,7 @@ def test_the_source_is_a_row_and_equal_predictions_lose_nothing() -> None:
     assert same.agreement.share == 1
     assert same.accuracy.drop_ci[1] > 0  # 400 images cannot prove equality
     assert same.agreement.moved == ()
+    assert (source.sha256, same.sha256) == (None, "hash of model.onnx")
 
 
 def test_a_planted_drop_is_found_and_where_it_went() -> None:

@@ -32,6 +32,7 @@ def test_the_verified_inputs_are_read_once_for_all_batch_sizes_and_lengths(works
         found = []
         for job in profile_model._list_jobs(plan, [BuiltArtifact(entry, None, None)], card, model, workspace.store):
             worker = make_worker_job(job, plan, tmp_path)
+            assert job.stages[0].subject.sha256 == entry.sha256("model.onnx")
             found.append(np.load(worker.inputs)["input_ids"].shape[1])
         assert tuple(found) == expected
         assert reads == [model.id]

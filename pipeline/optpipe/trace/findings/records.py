@@ -215,6 +215,8 @@ class StageSubject:
     """Of preprocessing: `dali` or `cpu reference`."""
     length: int | None = None
     """Tokens of every sequence, padding included."""
+    sha256: str | None = None
+    """Of the artifact's files (`hash_engine`); None in records of versions that stored none."""
 
 
 @dataclass(frozen=True, slots=True)

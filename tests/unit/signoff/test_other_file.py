@@ -1,0 +1,71 @@
+"""A build made again under the same id need not be the same file: what was evaluated or profiled of another file does not count."""
+
+from pathlib import Path
+
+import pytest
+
+from optpipe.artifacts.engine import hash_engine
+from optpipe.artifacts.facts import judged_build_from_entry
+from optpipe.bench.int8_notes import check_int8_accuracy
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.missing import _group_by_kind, _list_needed, _list_present
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.trace.recording.read import trace_from_sqlite
+
+TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+ACCURACY, CORES = "accuracy.maximum_drop", "tensor_cores.minimum_share"
+POLICY = """schema = 1
+[build]
+precision = "fp16"
+[accuracy]
+maximum_drop = "1 points"
+[tensor_cores]
+minimum_share = "1 %"
+"""
+WANTED = SignoffRequest("digits", policy_from_toml(POLICY.encode()))
+OTHER = "f" * 64
+
+
+@pytest.fixture
+def judge(workspace, tmp_path):
+    def signed():
+        collect_evidence(WANTED, workspace.store, tmp_path)
+        return {one.name: (one.verdict, one.reason) for one in judge_dossier(tmp_path).criteria}
+
+    return signed
+
+
+def list_kinds_to_measure(workspace, entry):
+    runs = _list_present(entry, workspace.store)
+    return [kind for kind, _ in _group_by_kind(list(_list_needed(WANTED, entry, runs)), runs)]
+
+
+def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, judge) -> None:
+    entry = workspace.artifact("fp16")
+    workspace.evaluate(entry, sha256=OTHER)
+    workspace.profile(entry, trace_from_sqlite(TRACE), OTHER)
+    found = judge()
+    said = "the {} file differs from the one being judged (sha256 mismatch)"
+    assert found[ACCURACY] == ("INCONCLUSIVE", said.format("evaluated"))
+    assert found[CORES] == ("INCONCLUSIVE", said.format("profiled"))
+    assert list_kinds_to_measure(workspace, entry) == ["evaluate", "profile"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["this-file", "no-hash-stored"])
+def test_an_older_run_of_this_file_counts_before_a_newer_one_of_another(workspace, judge, known) -> None:
+    entry = workspace.artifact("fp16")
+    sha256, trace = hash_engine(entry) if known else None, trace_from_sqlite(TRACE)
+    workspace.evaluate(entry, sha256=sha256)
+    workspace.evaluate(entry, 500, sha256=OTHER)
+    workspace.profile(entry, trace, sha256)
+    workspace.profile(entry, trace, OTHER)
+    found = judge()
+    assert [found[name][0] for name in (ACCURACY, CORES)] == ["PASS", "PASS"]
+    assert list_kinds_to_measure(workspace, entry) == []
+
+
+def test_bench_does_not_warn_of_the_drop_of_another_file(workspace) -> None:
+    entry = workspace.artifact("int8")
+    run = workspace.evaluate(entry, 40, sha256=OTHER)
+    assert check_int8_accuracy([run], judged_build_from_entry(entry)) is None

@@ -189,7 +189,7 @@ def test_corrected_labels_are_read(tmp_path):
     for name in ("models", "calibration"):
         (tmp_path / name).mkdir()
     for name in ("models/digits", "models/digits.toml", "calibration/digits"):
-        found = find_shipped_folder(name.partition("/")[0]) / name.partition("/")[2]
+        found = find_shipped_folder("models").parent / name
         (shutil.copytree if found.is_dir() else shutil.copy)(found, tmp_path / name)
     command = ("build", "models/digits.toml", "--precision", "fp32", "--backend", "onnxruntime", "--json")
     before = optpipe(*command, cwd=tmp_path).document["artifacts"][0]["parity"]

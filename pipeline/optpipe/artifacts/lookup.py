@@ -110,7 +110,10 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
         named = [each for each in artifacts if each.info.model == source.card.name]
         if any_content or not named:
             return named
-        identity = source.collect_identity()
+        try:
+            identity = source.collect_identity()
+        except BadInputError:  # what it names is gone: only the name is left to go by
+            return named
         made_of = {each.id: each.manifest.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
         return [each for each in named if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()]
     content = hash_onnx_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None

@@ -97,6 +97,12 @@ FAULTS = {
     ),
     "other label order": ("digits/labels.txt", "0\n1\n2\n", "0\n2\n1\n", "differs from class 1 on"),
     "missing warm-up": ("digits_engine/config.pbtxt", r"model_warmup .*(?=backend)", "", "model_warmup is missing"),
+    "other preprocessing": (
+        "digits_preprocess/1/transform.json",
+        r"0\.3437",
+        "0.9",
+        "is not the preprocessing of the model card",
+    ),
     "not protobuf": ("digits/config.pbtxt", "ensemble_scheduling", "ensemble_sheduling", "no field named"),
 }
 

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.preprocess import preprocess_record
 
+from optpipe.artifacts.facts import hash_model
 from optpipe.bench.recompute import recompute_measurement
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.bench_record import PairMetric
@@ -165,8 +166,9 @@ class Workspace:
         (run.path / "profile.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe profile digits", parents=[entry.id])
 
-    def preprocess(self, noise=1e-3, images=800, *, trained=True):
-        """A parity run whose outputs are drawn."""
+    def preprocess(self, noise=1e-3, images=800, *, trained=True, **changes):
+        """A parity run of the newest model, whose outputs are drawn."""
+        *_, exported = self.store.list_entries(ModelInfo)
         generator = np.random.default_rng(3)
         outputs = generator.normal(size=(images, 10))
         rows = rows_from_outputs(outputs, outputs + noise * generator.normal(size=outputs.shape), classifies=True)
@@ -175,6 +177,7 @@ class Workspace:
         rows.write_parquet(run.path / "images.parquet")
         proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
         record = preprocess_record(proof=proof, images=images, trained=trained)
+        record = replace(record, **({"model_sha256": hash_model(exported.manifest)} | changes))
         (run.path / "preprocess.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe preprocess digits", model="digits")
 

@@ -1,12 +1,15 @@
 """What a stored artifact's manifest says of the build that it is."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from optpipe.artifacts.engine import hash_engine, measure_engine
 from optpipe.artifacts.lookup import format_model_argument
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.hashing import hash_value
+from optpipe.workspace.manifest import MANIFEST, Manifest, UnreadableManifestError, read_manifest
 from optpipe.workspace.store import Entry
 
 
@@ -28,6 +31,8 @@ class JudgedBuild:
     weights: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """The runtime options that it was built with and runs with where no others are given."""
+    model_sha256: str | None = None
+    """`hash_model` of the exported model that it was built from; None where its record is not there."""
 
     @property
     def argument(self) -> str:
@@ -54,4 +59,17 @@ def judged_build_from_entry(entry: Entry[ArtifactInfo]) -> JudgedBuild:
         macs_share=info.precision_proof.share.counted,
         weights=info.weights.source,
         options=info.options,
+        model_sha256=_hash_parent(entry),
     )
+
+
+def _hash_parent(entry: Entry[ArtifactInfo]) -> str | None:
+    parent = next(iter(entry.manifest.parents), None)
+    with suppress(UnreadableManifestError):
+        return hash_model(read_manifest(entry.path.parent / f"{ModelInfo.KIND}-{parent}" / MANIFEST))
+    return None
+
+
+def hash_model(manifest: Manifest) -> str:
+    """The hash of all that decides an exported model but the batch sizes and shapes that it takes, and the tools' versions."""
+    return hash_value({**manifest.recipe.get("model", {}), "batch": None, "shapes": None})

@@ -8,6 +8,7 @@ from optpipe.artifacts.engine import hash_engine
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.records import read_record
+from optpipe.core.transform import Transform
 from optpipe.deploy.passport import find_passport_differences
 from optpipe.deploy.records import DEPLOYMENT, MODELS, PASSPORT, DeploymentRecord, Passport
 from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, PLATFORMS, name_by_position
@@ -23,6 +24,7 @@ from optpipe.deploy.triton_config import (
 from optpipe.errors import BadInputError, read_as_user_file
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.file_names import CARD
+from optpipe.workspace.runs import read_json
 from optpipe.workspace.seal import find_seal_problems
 from optpipe.workspace.store import entry_from_folder
 
@@ -121,6 +123,8 @@ def _check_ensemble(models: Path, record: DeploymentRecord, card: ModelCard, out
     made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
     yield from find_tensor_differences(preprocess, record.preprocessing, [Served(DALI_INPUT, "uint8", (-1,))], [made])
     yield from _check_warm_up(models / record.preprocessing, preprocess, [DALI_INPUT])
+    if Transform.from_dict(read_json(models / record.preprocessing / "1" / "transform.json")) != card.transform:
+        yield f"{record.preprocessing}: transform.json is not the preprocessing of the model card"
     ensemble = read_config(models / record.ensemble / CONFIG)
     yield from find_tensor_differences(ensemble, record.ensemble, [Served(ENCODED, "uint8", (-1,))], outputs)
     yield from _check_labels(models / record.ensemble, ensemble, record)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.artifacts.engine import hash_engine
+from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.card import ModelCard, Task, card_from_file
@@ -22,6 +23,7 @@ from optpipe.evaluate.tasks.registry import find_task
 from optpipe.inputs.image_set import ImageSet
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.preprocess.artifact import PreprocessingInfo
+from optpipe.preprocess.recompute import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.build_evidence import filter_by_options
 from optpipe.signoff.policy import Policy, policy_from_toml
@@ -77,6 +79,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     measured = filter_by_options(
         policy.options, list_artifact_measurements(runs, policy.confidence, artifact.id, judged=True)
     )
+    card = card_from_file(store.verify_entry(model, CARD).file(CARD))
     reference = DossierReference(
         verdict.dossier_name, hash_file(folder / SUMS), verdict.verdict, waived, because if because else None
     )
@@ -86,9 +89,9 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
         reference=reference,
         policy=policy,
         artifact=artifact,
-        card=card_from_file(store.verify_entry(model, CARD).file(CARD)),
+        card=card,
         samples=_find_samples(folder, store, artifact, model),
-        preprocessing=_find_preprocessing(runs, store),
+        preprocessing=_find_preprocessing(runs, artifact, card, store),
         measured=tuple(measured),
         runs=runs,
     )
@@ -128,10 +131,16 @@ def _find_samples(
     return store.verify_entry(found[-1], REFERENCE)
 
 
-def _find_preprocessing(runs: Sequence[Run], store: Store) -> Entry[PreprocessingInfo] | None:
-    """The DALI pipeline whose proof lies in the dossier; None where it has none."""
+def _find_preprocessing(
+    runs: Sequence[Run], artifact: Entry[ArtifactInfo], card: ModelCard, store: Store
+) -> Entry[PreprocessingInfo] | None:
+    """The DALI pipeline that the dossier proves on the artifact's model; None where it proves none with the card's steps."""
+    build = judged_build_from_entry(artifact)
     for run in newest_runs(runs, "preprocess"):
-        proven = read_record(run.path / PREPROCESSING, PreprocessRecord).pipeline
+        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        proven = record.pipeline
+        if not is_proof_for(record, build) or proven.transform != card.transform:
+            continue
         entry = store.verify_entry(store.find(proven.id, PreprocessingInfo))
         if entry.sha256(entry.info.file) != proven.sha256:
             raise BadInputError(f"the DALI pipeline {proven.id} in {store.workspace} is not the one that was proven")

@@ -34,15 +34,16 @@ class PreprocessingInfo:
 
 
 def build_preprocessing_artifact(
-    card: ModelCard, transform: Transform, plan: DaliPlan, parent: str, store: Store, listener: Listener
+    card: ModelCard, transform: Transform, plan: DaliPlan, model: str, store: Store, listener: Listener
 ) -> tuple[Entry[PreprocessingInfo], bool]:
-    """The store entry `preprocessing`: the serialized pipeline, Triton's configuration and the transform.
+    """The store entry `preprocessing` of the exported `model`: the serialized pipeline, Triton's configuration and the transform.
 
     The written file is loaded again and must give the same tensor as the pipeline it was written from.
     """
     require_dali()
     recipe = {
         "revision": REVISION,
+        "model": model,
         "transform": transform.hash,
         "plan": plain_from_record(plan),
         "dali": get_package_version("nvidia-dali-cuda130"),
@@ -57,7 +58,7 @@ def build_preprocessing_artifact(
         (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
         return PreprocessingInfo(card.name, transform.hash, plan, PIPELINE)
 
-    return store.produce(PreprocessingInfo, recipe, make, parents=(parent,), listener=listener)
+    return store.produce(PreprocessingInfo, recipe, make, parents=(model,), listener=listener)
 
 
 def make_triton_config(transform: Transform, plan: DaliPlan) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
+from optpipe.artifacts.facts import hash_model
 from optpipe.core.card import ModelCard, Task, card_from_file, require_matching_input
 from optpipe.core.events import Listener
 from optpipe.core.quiet import redirect_output
@@ -113,6 +114,7 @@ def derive_preprocessing(
             verdict=proof.record.proof.verdict,
             run_dir=str(run.path),
             task=card.task,
+            model_sha256=hash_model(exported.manifest),
         )
         without_folders = replace(
             record,
@@ -121,7 +123,7 @@ def derive_preprocessing(
             images=replace(record.images, folder=images.folder.name),
         )
         write_bytes(run.path / PREPROCESSING, json_from_record(without_folders))
-        finish_run(run, parents=(artifact.id,), model=card.name, trained=trained)
+        finish_run(run, parents=(artifact.id, exported.id), model=card.name, trained=trained)
         return record
 
 

@@ -22,9 +22,14 @@ def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: f
     """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in newest_runs(runs, "preprocess"):
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
-        if record.model == build.model:
+        if is_proof_for(record, build):
             return _observe_parity(run, record, confidence)
     return {}
+
+
+def is_proof_for(record: PreprocessRecord, build: JudgedBuild) -> bool:
+    """Whether it was proven on the build's own model; a record of an earlier version has only a name to tell by."""
+    return record.model == build.model and record.model_sha256 in (None, build.model_sha256)
 
 
 def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> dict[str, Observation]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity.records import ParityRecord, RefusedImage
@@ -20,6 +21,11 @@ class PipelineRecord:
     plan: DaliPlan
     steps: tuple[Mapping[str, Any], ...]
     """As `Transform.to_dict` writes them."""
+
+    @property
+    def transform(self) -> Transform:
+        """What it was derived from."""
+        return Transform.from_dict({"steps": self.steps})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +57,5 @@ class PreprocessRecord:
     warnings: tuple[str, ...] = ()
     task: str | None = None
     """Of the model; None in records of earlier versions."""
+    model_sha256: str | None = None
+    """`hash_model` of the exported model that it was proven on; None in records of earlier versions."""

@@ -14,18 +14,22 @@ from typing import Any
 
 from optpipe import __version__
 from optpipe.artifacts.decisions import find_decision
+from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.artifacts.lookup import find_builds
 from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.card import card_from_file
+from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError
+from optpipe.preprocess.recompute import is_proof_for
+from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.judge import DossierRequest, require_waivable
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.since import split_runs
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
-from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST, ROWS, VERDICT
+from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
 from optpipe.workspace.hashes import find_changed_files
 from optpipe.workspace.manifest import MANIFEST, drop_folders, read_manifest, strip_folders
 from optpipe.workspace.runs import Run, list_removed_runs, list_runs, load_runs, require_unchanged, write_bytes
@@ -159,7 +163,7 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
     model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
-        if run.kind in JUDGED_KINDS and is_run_about(run, entry):
+        if run.kind in JUDGED_KINDS and is_run_about(run, entry, store):
             judged = {entry.id, baseline} if COMPARISON_FILE in run.manifest.files else {entry.id}
             room = _copy_run(run, folder / "runs" / run.run_id, judged, room)
         elif run.kind == "bench" and model & set(run.manifest.parents):
@@ -168,11 +172,20 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
                 room = _copy_run(run, folder / "runs" / run.run_id, {entry.id}, room)
 
 
-def is_run_about(run: Run, entry: Entry[ArtifactInfo]) -> bool:
-    """Whether a run is about the build; a parity proof is about every build of its model."""
-    if run.kind == "preprocess":
-        return run.manifest.model == entry.info.model
-    return entry.id in run.manifest.parents
+def is_run_about(run: Run, entry: Entry[ArtifactInfo], store: Store) -> bool:
+    """Whether a run is about the build; a parity proof is about every build of its model.
+
+    A proof of an earlier version names its model only, and has to have proven the preprocessing of the build's card.
+    """
+    if run.kind != "preprocess":
+        return entry.id in run.manifest.parents
+    if run.manifest.model != entry.info.model:
+        return False
+    record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+    if record.model_sha256 is not None:
+        return is_proof_for(record, judged_build_from_entry(entry))
+    model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo), CARD)
+    return record.pipeline.transform == card_from_file(model.file(CARD)).transform
 
 
 def _copy_baseline(baseline: Path, target: Path) -> None:

@@ -1,18 +1,27 @@
-"""What belongs to a dossier in the workspace that built it."""
+"""What belongs to a dossier in the workspace that built it: its samples, and the DALI pipeline that it proves."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from tests.fakes.entries import artifact_info
+from tests.fakes.preprocess import preprocess_record
 
 from optpipe.build.verify import VerificationInfo
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo, ReferenceInfo
 from optpipe.core.events import SilentListener
+from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.core.weights import WeightsRecord
-from optpipe.deploy.signed_build import _find_samples
+from optpipe.deploy.signed_build import _find_preprocessing, _find_samples
 from optpipe.errors import BadInputError
+from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
+from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.workspace.file_names import BUILDS, REFERENCE
 from optpipe.workspace.store import Store
+
+PROVEN = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack()))
+OTHER = Transform((Decode(), Resize((64, 64), "exact"), Rescale(), Pack()))
 
 
 @pytest.fixture
@@ -51,3 +60,35 @@ def test_the_samples_are_those_of_the_dossiers_verification(store, model, tmp_pa
     shutil.rmtree(signed.path)
     with pytest.raises(BadInputError, match=r"reference outputs of m are not in .*; build it again: \S+"):
         _find_samples(tmp_path, store, artifact, model)
+
+
+def pipeline_of(store):
+    """A stored pipeline, and its record in a run."""
+
+    def make(folder):
+        (folder / "1").mkdir()
+        (folder / PIPELINE).write_bytes(b"dali")
+        return PreprocessingInfo("digits", PROVEN.hash, DaliPlan(), PIPELINE)
+
+    entry, _ = store.produce(PreprocessingInfo, {"transform": PROVEN.hash}, make, listener=SilentListener())
+    steps = tuple(PROVEN.to_dict()["steps"])
+    return entry, replace(preprocess_record().pipeline, id=entry.id, sha256=entry.sha256(PIPELINE), steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("transform", "changes", "found"),
+    [
+        (PROVEN, {}, True),
+        (PROVEN, {"model_sha256": "0" * 64}, False),
+        (PROVEN, {"model_sha256": None}, True),
+        (OTHER, {"model_sha256": None}, False),
+        (OTHER, {}, False),
+    ],
+    ids=["own", "another model's", "without a model", "without a model, of another card", "of another card"],
+)
+def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(workspace, transform, changes, found):
+    artifact = workspace.artifact("fp16")
+    entry, pipeline = pipeline_of(workspace.store)
+    run = workspace.preprocess(pipeline=pipeline, **changes)
+    card = ModelCard("digits", "card:digits", Task.CLASSIFICATION, (), transform=transform)
+    assert _find_preprocessing([run], artifact, card, workspace.store) == (entry if found else None)

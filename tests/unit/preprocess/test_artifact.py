@@ -8,6 +8,7 @@ configuration's batch size, fed at the configuration's input with files of diffe
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,10 +181,13 @@ def test_the_pipeline_is_stored_as_a_model_of_tritons_dali_backend(tmp_path):
     assert Transform.from_dict(json.loads(entry.file("transform.json").read_text())) == transform
 
 
-def test_the_same_pipeline_comes_from_the_store_and_another_plan_does_not(tmp_path):
+def test_the_same_pipeline_comes_from_the_store_and_another_plan_s_or_model_s_does_not(tmp_path):
     store, transform = Store(tmp_path), TRANSFORMS["planes"]
     first, _ = build_preprocessing_artifact(CARD, transform, DaliPlan(), "parent", store, SilentListener())
     again, cached = build_preprocessing_artifact(CARD, transform, DaliPlan(), "parent", store, SilentListener())
     other, _ = build_preprocessing_artifact(CARD, transform, DaliPlan(threads=1), "parent", store, SilentListener())
     assert cached
     assert first.id == again.id != other.id
+    renamed = replace(CARD, name="other")
+    entry, _ = build_preprocessing_artifact(renamed, transform, DaliPlan(), "another", store, SilentListener())
+    assert (entry.info.model, entry.manifest.parents) == ("other", ("another",))

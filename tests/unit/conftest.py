@@ -141,18 +141,22 @@ class Workspace:
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
         return finish_run(run, command="optpipe bench-pair", parents=[baseline.id, contender.id])
 
-    def evaluate(self, entry, lost=0, budget=None, n=1000, *, sha256=None):
-        """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples."""
+    def evaluate(self, entry, lost=0, budget=None, n=1000, *, sha256=None, dataset=None):
+        """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.
+
+        `dataset` says what the samples are.
+        """
         run = begin_run(self.path, "evaluate")
         classes = [index % 10 for index in range(n)]
         answers = [[(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)]
         frame = {"path": [str(index) for index in range(n)], "sha256": [""] * n, "label": [None] * n, "class": classes}
         table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
         table.write_parquet(run.path / "predictions.parquet")
-        dataset = Dataset("digits/validation", "images", "0" * 64, n, (), labeled=True, classes=10)
+        named = {"name": "digits/validation", "sha256": "0" * 64, **(dataset or {})}
+        samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, classes=10, **named)
         row = EvaluatedModel(entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256)
         rows, weights = (row,) if sha256 else (), WeightsRecord("file", "0")
-        found = Evaluation("digits", "card:digits", "0", weights, dataset, budget, rows, "")
+        found = Evaluation("digits", "card:digits", "0", weights, samples, budget, rows, "")
         (run.path / "evaluate.json").write_bytes(json_from_record(found))
         return finish_run(run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True)
 

@@ -69,6 +69,7 @@ def run_evaluation(
     card = card_from_file(exported.file(CARD))
     task.require_model(card)
     source = data or Path(card.data["validation"])
+    validates = count is None and is_validation_set(source, card)
     samples, unreadable = load_sample_set(exported, card, source, count, seed, listener, truncate=truncate)
     truths = task.read_truths(samples, card, task.count_classes(card))  # what does not fit ends it before anything runs
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
@@ -98,6 +99,7 @@ def run_evaluation(
                 classes=classes,
                 labels=labels,
                 truncated=samples.truncated if isinstance(samples, TextSet) else 0,
+                validation=validates,
             ),
             accuracy_budget=budget,
             results=tuple(score_artifacts(rows, truths, task, labels, classes, budget, trained=trained)),
@@ -109,6 +111,11 @@ def run_evaluation(
         parents = [exported.id, *(each.id for each in artifacts)]
         finish_run(run, command=get_command_line(), parents=parents, model=card.name, trained=trained)
     return found
+
+
+def is_validation_set(source: Path, card: ModelCard) -> bool:
+    """Whether `source` is the validation set that the card names."""
+    return "validation" in card.data and source.resolve() == Path(card.data["validation"]).resolve()
 
 
 def _require_data(card: ModelCard, data: Path | None) -> None:

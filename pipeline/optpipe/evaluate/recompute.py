@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
     """What the build's task says (`TaskContract.observe`) of the newest evaluation that has the build's file, as fractions.
 
-    Computed anew from the run's predictions.
+    One on the whole validation set of the model's card goes before those on other data. Computed anew from the run's predictions.
     """
-    for run in newest_runs(runs, "evaluate"):
+    for run in _order_runs(runs, build.artifact):
         if has_evaluated_other_file(run, build):
             continue
         caps = () if run.manifest.trained else (RANDOM_WEIGHTS,)
@@ -40,6 +40,15 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
                 for name, figure in found.items()
             }
     return {}
+
+
+def _order_runs(runs: Sequence[Run], artifact: str) -> list[Run]:
+    """The evaluations of `artifact`, those on the card's validation set first, known by its hash; else the newest first."""
+    found = [
+        (run, read_evaluation(run).dataset) for run in newest_runs(runs, "evaluate") if artifact in run.manifest.parents
+    ]
+    validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
+    return [run for run, _ in sorted(found, key=lambda each: each[1].sha256 != validation)]
 
 
 def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:
@@ -104,7 +113,9 @@ def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dic
     found, source = (_read_predictions(frame, task, str(name)) for name in (artifact, "source"))
     if found is None or source is None:
         return {}
-    about = replace(evaluated.dataset, count=task.count_samples(source)).describe()
+    judged = replace(evaluated.dataset, count=task.count_samples(source))
+    # `verify` renders a report again byte for byte, and older versions' reports do not name the data
+    about = judged.describe() if judged.validation is None else judged.identify()
     return task.observe(_read_truths(frame, task), source, found, confidence, about)
 
 

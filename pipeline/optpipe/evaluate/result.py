@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from optpipe.core.verdict import Verdict
 from optpipe.core.weights import WeightsRecord
-from optpipe.errors import ExitStatus
+from optpipe.errors import ExitStatus, escape
 
 Bounds = tuple[float, float]
 """The lower and upper bound of a 95 % confidence interval."""
@@ -133,10 +133,16 @@ class Dataset:
     """Names of the classes, where scores are given by class."""
     truncated: int = 0
     """Texts that were cut at the model's maximum input length."""
+    validation: bool | None = None
+    """Whether it is the whole validation set that the model's card names; None in records of versions that did not say."""
 
     def describe(self) -> str:
         """`400 texts`, `400 texts (2 truncated)`."""
         return f"{self.count} {self.kind}" + (f" ({self.truncated} truncated)" if self.truncated else "")
+
+    def identify(self) -> str:
+        """`800 images of digits/validation (19b36f9e202f)`."""
+        return f"{self.describe()} of {escape(self.name)} ({escape(self.sha256[:12])})"
 
 
 @dataclass(frozen=True, slots=True)

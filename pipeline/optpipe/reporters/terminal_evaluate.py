@@ -20,7 +20,7 @@ MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 def render_evaluation(found: "Evaluation") -> RenderableType:
     """The source model first, then what became of its predictions in every artifact."""
     dataset = found.dataset
-    head = f"{found.model} on {dataset.describe()} of {dataset.name} ({dataset.sha256[:12]})"
+    head = f"{found.model} on {dataset.identify()}"
     lines: list[RenderableType] = [Text(head), *([Text(found.scoring, style="dim")] if found.scoring else [])]
     classifies = found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
     lines += [_make_table(found) if classifies else _make_score_table(found)]

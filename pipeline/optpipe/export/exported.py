@@ -164,11 +164,12 @@ def compute_reference(
         if samples.labels:
             tensors["labels"] = np.asarray(samples.labels)
         np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
+        own = (entry.info.own_precision or Precision.FP32).upper()
         return ReferenceInfo(
             samples_kind=samples.kind,
             samples=samples.count or (len(SENTENCES) if samples.kind == "texts" else len(samples.files)),
             samples_sha256=samples.sha256,
-            origin="source model" if loaded.module is not None else "ONNX Runtime CPU on the FP32 graph",
+            origin="source model" if loaded.module is not None else f"ONNX Runtime CPU on the {own} graph",
             export_parity=errors,
         )
 

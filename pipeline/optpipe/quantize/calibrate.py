@@ -174,6 +174,10 @@ def _compute_tables(
     from optpipe.quantize.methods import compute_ranges, needs_histogram
     from optpipe.quantize.placement import place_qdq
 
+    if model.info.own_precision is Precision.INT8:
+        raise BadInputError(
+            f"{card.name} is quantized already; `optpipe build` with --precision int8 builds it as it is"
+        )
     graph = onnx.load(model.file(ONNX))
     wanted = {name for target in targets for name in place_qdq(graph, target).tensors}
     if not wanted:

@@ -17,6 +17,7 @@ from optpipe.errors import BadInputError
 from optpipe.export.exported import compute_reference, export_model
 from optpipe.export.model import Model
 from optpipe.export.reference import reference_from_file
+from optpipe.quantize.calibrate import calibrate_model, load_calibration_data
 from optpipe.sources.onnx_file import OnnxFileSource
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE
 from optpipe.workspace.store import Store
@@ -203,6 +204,11 @@ def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
     entry, found, store = exported(quantized(tmp_path), tmp_path)
     with pytest.raises(BadInputError, match=r"net is quantized already .*\n--precision int8 builds it as it is"):
         convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
+    assert found.info.origin == "ONNX Runtime CPU on the INT8 graph"
+    np.savez(tmp_path / "tensors.npz", x=normal(16, 32))
+    data = load_calibration_data(entry, tmp_path / "tensors.npz", None, 0, SilentListener())
+    with pytest.raises(BadInputError, match="net is quantized already; `optpipe build` with --precision int8"):
+        calibrate_model(entry, data, ("max",), ("cpu",), "cpu", store, SilentListener())
     folded, _ = convert_to_precision(Precision.INT8, "cuda", entry, found, None, store, SilentListener())
     assert TensorProto.INT32 not in {each.data_type for each in onnx.load(folded.file(ONNX)).graph.initializer}
 

@@ -198,11 +198,12 @@ def _keep_fastest(
     On a GPU it is the fastest of the variants where that is measured to be faster than the code for all sizes.
     """
     kept, said = [], []
+    general = load_package(request.directory / GENERAL, request.device) if sizes and request.device == "cuda" else None
     for size in sizes:
         names = [name_static_package(size, variant) for variant in range(len(VARIANTS[request.device]))]
         codes = [request.directory / each for each in names if each not in failures]
         if codes:
-            best, why_not = _find_fastest(request, size, codes)
+            best, why_not = _find_fastest(request, size, codes, general)
         else:
             best, why_not = None, f"code of its own could not be compiled: {failures[names[0]]}"
         for each in codes:
@@ -216,13 +217,15 @@ def _keep_fastest(
     return kept, said
 
 
-def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]") -> "tuple[Path | None, str]":
-    """The fastest of the packages for `size`, or None and why, where the one for all sizes is not shown to be slower."""
+def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", general: Any) -> "tuple[Path | None, str]":
+    """The fastest of the packages for `size`, or None and why, where `general`, the code for all sizes, is not shown to be slower.
+
+    The first where there is no `general` to measure them against.
+    """
     best, *others = codes
-    if request.device == "cpu":
+    if general is None:
         return best, ""
-    inputs = draw_inputs(fix_batch(request.card, size).inputs)
-    own, general = (load_package(each, request.device) for each in (best, request.directory / GENERAL))
+    inputs, own = draw_inputs(fix_batch(request.card, size).inputs), load_package(best, request.device)
     for each in others:
         other = load_package(each, request.device)
         if compare_calls(other, own, inputs)[0].pays:

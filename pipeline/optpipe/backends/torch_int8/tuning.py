@@ -88,7 +88,6 @@ _WITHOUT_EFFECT = ("name", "given", "output", "added", "added_scale", "inverse_s
 
 
 def _find_fastest(program: Program, step: Any, values: Mapping[str, Any]) -> Choice:
-
     timed: list[tuple[float, Tactic]] = []
     refused = []
     first = None

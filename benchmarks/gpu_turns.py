@@ -46,9 +46,11 @@ def compile_source(source: str, arrays: Iterable[Any], device: str, mode: str, w
     from torch._functorch import config as functorch
     from torch._inductor import config
 
+    from optpipe.backends.inductor_packages import set_assembler
     from optpipe.core.weights import weights_from_text
     from optpipe.sources.resolve import source_from_text
 
+    set_assembler()
     config.fx_graph_cache = config.autotune_local_cache = functorch.enable_autograd_cache = False
     dtype = torch.float16 if device == "cuda" else torch.float32
     module = source_from_text(source, {}).load(weights_from_text(weights, 0)).module

@@ -21,6 +21,11 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "silu": lambda value: value * value.sigmoid(),
     "hardswish": lambda value: value * (value + 3).clamp(0, 6) / 6,
 }
+_GATES: Mapping[str, Callable[[Any], Any]] = {
+    "": lambda value: value,
+    "sigmoid": lambda value: value.sigmoid(),
+    "hardsigmoid": lambda value: (value + 3).clamp(0, 6) / 6,
+}
 
 
 def emulate(network: steps.Network, inputs: Mapping[str, Any]) -> "dict[str, torch.Tensor]":
@@ -51,9 +56,12 @@ def emulate_step(step: steps.Step, values: Mapping[str, Any]) -> Any:
         case steps.MeanPool():
             given = values[step.given].float()
             total = given.sum(dim=(2, 3), keepdim=step.keepdims)
-            return _quantize_values(total * (step.inverse_scale / given[0, 0].numel()), relu=False)
+            value = _quantize_values(total * (step.inverse_scale / given[0, 0].numel()), relu=False)
+            return _pad_channels(value, step.spare)
         case steps.Quantize():
-            return _quantize_values(values[step.given].float() * step.inverse_scale, relu=False)
+            value = values[step.given].float()
+            value = value if step.gate is None else value * _GATES[step.gate_activation](values[step.gate].float())
+            return _pad_channels(_quantize_values(value * step.inverse_scale, relu=False), step.spare)
         case steps.Dequantize():
             return (values[step.given].float() * step.scale).half()
         case steps.Floating():
@@ -84,6 +92,12 @@ def _convolve(step: steps.Convolution, values: Mapping[str, Any]) -> Any:
     return value.reshape(*ahead, -1) if step.flat else value
 
 
+def _pad_channels(value: Any, spare: int) -> Any:
+    import torch
+
+    return torch.nn.functional.pad(value, (*(0, 0) * (value.dim() - 2), 0, spare))
+
+
 def _convolve_depthwise(step: steps.Depthwise, given: Any) -> Any:
     import torch
 
@@ -91,7 +105,7 @@ def _convolve_depthwise(step: steps.Depthwise, given: Any) -> Any:
     wide = torch.nn.functional.pad(given.float(), (left, right, top, below))
     weight, bias = torch.from_numpy(step.weight[:, None]).float(), torch.from_numpy(step.bias)
     value = torch.nn.functional.conv2d(wide, weight, bias, step.stride, groups=len(step.weight))
-    value = torch.nn.functional.pad(_ACTIVATIONS[step.activation](value), (0, 0, 0, 0, 0, step.spare))
+    value = _pad_channels(_ACTIVATIONS[step.activation](value), step.spare)
     return value.half() if step.half else _quantize_values(value * step.inverse_scale, relu=False)
 
 
@@ -111,7 +125,8 @@ def _convolve_stem(step: steps.Stem, given: Any) -> Any:
 
     weight, bias = torch.from_numpy(step.weight).float(), torch.from_numpy(step.bias)
     value = torch.nn.functional.conv2d(given.half().float(), weight, bias, stride=2, padding=step.padding)
-    return _quantize_values(value * step.inverse_scale, relu=True)
+    value = _ACTIVATIONS[step.activation](value)
+    return value.half() if step.half else _quantize_values(value * step.inverse_scale, relu=False)
 
 
 def _compute_floating(step: steps.Floating, values: Mapping[str, Any]) -> Any:

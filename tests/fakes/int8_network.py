@@ -263,6 +263,40 @@ def smooth_network(kind, depthwise=False):
     return make_model(nodes, weights)
 
 
+def gated_network(gate="HardSigmoid", alpha=1 / 6):
+    """A stem that ends in HardSwish and stays in floating point, a depthwise layer, and a gate from its mean before `second`."""
+    make, rng = helper.make_node, np.random.default_rng(23)
+
+    def weight(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+    slope = {"alpha": alpha} if gate == "HardSigmoid" else {}
+    nodes = [
+        make("Conv", ["image", "w0", "b0"], ["c0"], name="first", strides=[2, 2], pads=[1, 1, 1, 1]),
+        make("HardSwish", ["c0"], ["a"], name="bend"),
+        make("Conv", ["a", "w1", "b0"], ["d"], name="deep", group=32, pads=[1, 1, 1, 1]),
+        make("Conv", ["a", "w2", "b3"], ["t"], name="wide"),
+        make("GlobalAveragePool", ["t"], ["m"], name="squeeze"),
+        make("Conv", ["m", "w3", "b4"], ["s"], name="reduce"),
+        make("Relu", ["s"], ["r"], name="bend_reduce"),
+        make("Conv", ["r", "w4", "b3"], ["e"], name="expand"),
+        make(gate, ["e"], ["g"], name="gate", **slope),
+        make("Mul", ["g", "t"], ["p"], name="product"),
+        make("Conv", ["p", "w5"], ["c1"], name="second"),
+        make("Conv", ["d", "w6"], ["c2"], name="third"),
+        make("Add", ["c1", "c2"], ["c3"], name="sum"),
+        make("GlobalAveragePool", ["c3"], ["q"], name="mean"),
+        make("Flatten", ["q"], ["f"], name="flatten"),
+        make("Gemm", ["f", "w7", "b7"], ["logits"], name="head", transB=1),
+    ]
+    weights = {
+        "w0": weight(32, 3, 3, 3), "b0": weight(32), "w1": weight(32, 1, 3, 3), "w2": weight(40, 32, 1, 1),
+        "b3": weight(40), "w3": weight(16, 40, 1, 1), "b4": weight(16), "w4": weight(40, 16, 1, 1),
+        "w5": weight(64, 40, 1, 1), "w6": weight(64, 32, 1, 1), "w7": weight(10, 64), "b7": weight(10),
+    }  # fmt: skip
+    return make_model(nodes, weights)
+
+
 def make_model(nodes, weights):
     """A classifier of 32x32 pixels into 10 classes."""
     graph = helper.make_graph(

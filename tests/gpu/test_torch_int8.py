@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.fakes.int8_emulation import emulate, emulate_step
 from tests.fakes.int8_network import (
+    gated_network,
     lower,
     narrow_network,
     quantize,
@@ -115,7 +117,35 @@ def test_kernels_of_any_shape_give_the_emulation_s_numbers(kernel, channels, out
         assert torch.equal(program.launch(step, on_gpu, tactic).cpu(), expected), tactic
 
 
-@pytest.mark.parametrize("make", [small_network, shuffled_network, token_network, narrow_network, varied_network])
+def list_first_and_pooled_steps():
+    rng = np.random.default_rng(0)
+    weight, bias = rng.standard_normal((16, 3, 3, 3)).astype(np.float16), rng.standard_normal(16).astype(np.float32)
+    images = torch.from_numpy(rng.standard_normal((8, 3, 33, 32)).astype(np.float32))
+    for activation, half in (("relu", False), ("hardswish", True), ("silu", False)):
+        yield steps.Stem("s", "x", "y", weight, bias, 1, activation, half, 1.0 if half else 9.0), {"x": images}
+    for channels, spare in ((72, 8), (64, 0)):
+        values = {"x": random_half(1, 8, channels, 14, 15), "z": random_half(2, 8, channels, 1, 1)}
+        yield steps.MeanPool("m", "x", "y", 90.0, keepdims=True, spare=spare), values
+        for activation in steps.GATES:
+            yield steps.Quantize("q", "x", "y", 30.0, "z", activation, spare), values
+
+
+@pytest.mark.parametrize(("step", "values"), list_first_and_pooled_steps())
+def test_stems_means_and_gates_give_the_emulation_s_numbers_to_their_rounding(step, values):
+    expected = emulate_step(step, values)
+    program = Program(steps.Network(("x",), ("y",), (step,)), {})
+    on_gpu = {name: value.cuda() for name, value in values.items()}
+    for tactic in list_tactics(step, on_gpu["x"]):
+        found = program.launch(step, on_gpu, tactic).cpu()
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), tactic
+        torch.testing.assert_close(
+            found.float(), expected.float(), rtol=1e-2, atol=1.0 if found.dtype == torch.int8 else 1e-2
+        )
+
+
+@pytest.mark.parametrize(
+    "make", [small_network, shuffled_network, token_network, narrow_network, varied_network, gated_network]
+)
 def test_a_network_is_tuned_and_gives_the_emulation_s_outputs_from_a_cuda_graph(make):
     network = lower(quantize(make()))
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -55,9 +55,23 @@ class Compilation:
         """Compiles it here."""
         import torch
 
+        set_assembler()
         torch._inductor.aoti_compile_and_package(
             self.program, package_path=str(self.package), inductor_configs=dict(self.configs)
         )
+
+
+def set_assembler() -> None:
+    """Has Triton assemble in this process with the ptxas that torch's compile workers take, unless TRITON_PTXAS_PATH names one.
+
+    torch 2.11 ships ptxas 13.0, and Triton 12.8. The workers set this variable for themselves alone, and Triton's cache is keyed by the
+    assembler's version: each candidate was compiled once more, one after the other, in the process that timed it.
+    """
+    import torch
+
+    ptxas = Path(torch.__file__).parent / "bin" / "ptxas"
+    if os.access(ptxas, os.X_OK):
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
 
 
 def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool) -> dict[str, str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GRAPH = "model.onnx"
 TACTICS = "tactics.json"
 LEAST_CAPABILITY = (9, 0)
-LOWERING = 3
+LOWERING = 4
 """Raised where a graph becomes other steps: an artifact's proof is of the steps that it was built with."""
 
 

@@ -204,9 +204,9 @@ def fp16_reorder_cells(
 @triton.jit(do_not_specialize=["pixels", "out_height", "out_width", "rows", "columns"])
 def fp16_wgmma_stem(
     x, w, y, bias, inverse_scale, pixels, out_height, out_width, rows, columns, R: tl.constexpr, N: tl.constexpr,
-    BM: tl.constexpr, STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A convolution of RxR cells in FP16 with FP32 sums, bias, ReLU, INT8 out."""
+    """A convolution of RxR cells in FP16 with FP32 sums, bias and activation; FP16 or INT8 out."""
     _in_turn()
     DEPTH: tl.constexpr = R * 16
     m = tl.program_id(0) * BM
@@ -219,42 +219,81 @@ def fp16_wgmma_stem(
         a = tl.load(base + r * columns * 16)
         b = w.load([0, r * DEPTH])
         acc = tl.dot(a, b.T, acc)
-    value = (acc + tl.load(bias + tl.arange(0, N))[None, :]) * inverse_scale
-    y.store([m, 0], _quantized(value, True))
+    value = _bent(acc + tl.load(bias + tl.arange(0, N))[None, :], ACTIVATION)
+    if HALF:
+        y.store([m, 0], value.to(tl.float16))
+    else:
+        y.store([m, 0], _quantized(value * inverse_scale, False))
 
 
-@triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width"])
-def fp16_depthwise(
-    x, w, y, bias, inverse_scale, pixels, height, width, out_height, out_width, channels, out_channels,
-    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-    ACTIVATION: tl.constexpr, HALF: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """A depthwise convolution with FP32 sums, bias and activation; FP16 or INT8 out, with zeros behind the last channel.
-
-    Weights are (R * S, channels). The pixels of a tile lie side by side: most of what they read is in the cache.
-    """
-    _in_turn()
-    pixel = tl.program_id(0) * BP + tl.arange(0, BP)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    known = c < channels
-    rest = pixel // out_width
-    row = (rest % out_height) * STRIDE - TOP
-    column = (pixel % out_width) * STRIDE - LEFT
-    base = x + (((rest // out_height) * height + row) * width + column)[:, None] * channels + c[None, :]
-    acc = tl.zeros((BP, BC), tl.float32)
+@triton.jit
+def _sum_taps(
+    base, w, row, column, c, height, width, channels, known, R: tl.constexpr, S: tl.constexpr, AHEAD: tl.constexpr
+):
+    """The sums of one output pixel per row of a tile, whose kernel lies AHEAD columns right of `base`."""
+    acc = tl.zeros(known.shape, tl.float32)
     for r in tl.static_range(R):
         for s in tl.static_range(S):
-            inside = (row + r >= 0) & (row + r < height) & (column + s >= 0) & (column + s < width) & (pixel < pixels)
-            value = tl.load(base + (r * width + s) * channels, mask=inside[:, None] & known[None, :], other=0.0)
-            weight = tl.load(w + (r * S + s) * channels + c, mask=known, other=0.0)
+            down = row + r
+            along = column + (AHEAD + s)
+            inside = (down >= 0) & (down < height) & (along >= 0) & (along < width)
+            value = tl.load(base + (r * width + (AHEAD + s)) * channels, mask=inside[:, None] & known, other=0.0)
+            weight = tl.load(w + (r * S + s) * channels + c, mask=c < channels, other=0.0)
             acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
-    value = _bent(acc + tl.load(bias + c, mask=known, other=0.0)[None, :], ACTIVATION)
-    target = y + pixel[:, None] * out_channels + c[None, :]
-    written = (pixel < pixels)[:, None] & (c < out_channels)[None, :]
+    return acc
+
+
+@triton.jit
+def _end_depthwise(acc, target, bias, inverse_scale, written, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
+    value = _bent(acc + bias[None, :], ACTIVATION)
     if HALF:
         tl.store(target, value.to(tl.float16), mask=written)
     else:
         tl.store(target, _quantized(value * inverse_scale, False), mask=written)
+
+
+@triton.jit(do_not_specialize=["strips", "height", "width", "out_height", "out_width", "channels", "out_channels"])
+def fp16_depthwise(
+    x, w, y, bias, inverse_scale, strips, height, width, out_height, out_width, channels, out_channels,
+    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    ACTIVATION: tl.constexpr, HALF: tl.constexpr, ALIGN: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ALONG: tl.constexpr,
+):  # fmt: skip
+    """A depthwise convolution with FP32 sums, bias and activation; FP16 or INT8 out, with zeros behind the last channel.
+
+    Weights are (R * S, channels); channels are multiples of ALIGN. A strip is ALONG (1, 2 or 4) output pixels of a row, whose kernels
+    overlap: the compiler makes one load of those that they share. The strips of a tile lie side by side: most of what they read is
+    in the cache.
+    """
+    _in_turn()
+    channels = channels // ALIGN * ALIGN
+    out_channels = out_channels // ALIGN * ALIGN
+    strip = tl.program_id(0) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    across = tl.cdiv(out_width, ALONG)
+    rest = strip // across
+    first = (strip % across) * ALONG
+    row = (rest % out_height) * STRIDE - TOP
+    column = first * STRIDE - LEFT
+    base = x + (((rest // out_height) * height + row) * width + column)[:, None] * channels + c[None, :]
+    known = (strip < strips)[:, None] & (c < channels)[None, :]
+    one = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, 0)
+    if ALONG > 1:
+        two = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, STRIDE)
+    if ALONG > 2:
+        three = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, 2 * STRIDE)
+        four = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, 3 * STRIDE)
+    biases = tl.load(bias + c, mask=c < channels, other=0.0)
+    target = y + (rest * out_width + first)[:, None] * out_channels + c[None, :]
+    written = (strip < strips)[:, None] & (c < out_channels)[None, :]
+    _end_depthwise(one, target, biases, inverse_scale, written, ACTIVATION, HALF)
+    if ALONG > 1:
+        more = written & (first + 1 < out_width)[:, None]
+        _end_depthwise(two, target + out_channels, biases, inverse_scale, more, ACTIVATION, HALF)
+    if ALONG > 2:
+        more = written & (first + 2 < out_width)[:, None]
+        _end_depthwise(three, target + 2 * out_channels, biases, inverse_scale, more, ACTIVATION, HALF)
+        more = written & (first + 3 < out_width)[:, None]
+        _end_depthwise(four, target + 3 * out_channels, biases, inverse_scale, more, ACTIVATION, HALF)
 
 
 @triton.jit
@@ -297,18 +336,22 @@ def int8_max_pool(
     tl.store(target, best, mask=(pixel < pixels)[:, None] & (c < words)[None, :])
 
 
-@triton.jit
-def int8_mean_pool(x, y, factor, channels, PIXELS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
-    """The sum over PIXELS pixels of FP16 times `factor`, INT8 out."""
+@triton.jit(do_not_specialize=["channels", "out_channels"])
+def int8_mean_pool(
+    x, y, factor, channels, out_channels, PIXELS: tl.constexpr, ALIGN: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The sum over PIXELS pixels of FP16 times `factor`, INT8 out with zeros behind the last channel."""
     _in_turn()
+    channels = channels // ALIGN * ALIGN
     image = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros((BC,), tl.float32)
     for first in tl.range(0, PIXELS, BP):
         pixel = first + tl.arange(0, BP)
         source = x + (image * PIXELS + pixel)[:, None] * channels + c[None, :]
-        total += tl.sum(tl.load(source, mask=(pixel < PIXELS)[:, None], other=0.0).to(tl.float32), 0)
-    tl.store(y + image * channels + c, _quantized(total * factor, False))
+        known = (pixel < PIXELS)[:, None] & (c < channels)[None, :]
+        total += tl.sum(tl.load(source, mask=known, other=0.0).to(tl.float32), 0)
+    tl.store(y + image * out_channels + c, _quantized(total * factor, False), mask=c < out_channels)
 
 
 @triton.jit(do_not_specialize=["rows", "features", "depth"])
@@ -329,6 +372,30 @@ def int8_wgmma_linear(
     value = tl.fma(acc.to(tl.float32), tl.load(scale + column)[None, :], tl.load(bias + column)[None, :])
     tl.store(
         y + row[:, None] * features + column[None, :], value, mask=(row < rows)[:, None] & (column < features)[None, :]
+    )
+
+
+@triton.jit(do_not_specialize=["pixels", "per_image", "channels", "out_channels"])
+def int8_quantize_gated(
+    x, gate, y, inverse_scale, pixels, per_image, channels, out_channels, GATE: tl.constexpr, ALIGN: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """FP16 times an FP16 factor for each image and channel, to INT8 with zeros behind the last channel."""
+    _in_turn()
+    channels = channels // ALIGN * ALIGN
+    out_channels = out_channels // ALIGN * ALIGN
+    pixel = tl.program_id(0) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    known = (pixel < pixels)[:, None] & (c < channels)[None, :]
+    value = tl.load(x + pixel[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
+    factor = tl.load(gate + (pixel // per_image)[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
+    if GATE == 1:  # as in `steps.GATES`
+        factor = 1.0 / (1.0 + tl.exp(-factor))
+    elif GATE == 2:
+        factor = tl.minimum(tl.maximum(factor + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+    written = (pixel < pixels)[:, None] & (c < out_channels)[None, :]
+    tl.store(
+        y + pixel[:, None] * out_channels + c[None, :], _quantized(value * factor * inverse_scale, False), mask=written
     )
 
 

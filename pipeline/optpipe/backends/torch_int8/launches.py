@@ -18,6 +18,11 @@ FEW_TILES, MANY_TILES = 200, 60
 above which there may be enough for larger ones; between the two both are."""
 ONCE = 4
 """Blocks of input channels that may be copied at once."""
+MANY_OUTPUTS = 500_000
+"""Outputs of a depthwise convolution above which strips of several are tried."""
+_MANY_STRIPS = ((16, 64, 4, 4), (8, 64, 4, 2), (32, 32, 4, 4), (16, 64, 2, 4), (32, 64, 1, 4))
+_FEW_STRIPS = ((16, 64, 2, 4), (8, 64, 2, 2), (8, 128, 1, 4), (8, 32, 1, 1))
+"""Strips of outputs and channels of a tile, outputs of a strip, and warps."""
 _BLOCK_DEPTHS = (128, 64, 32)
 _COLUMNS = 256
 """Scales and biases are padded to a multiple of the widest tile."""
@@ -117,22 +122,22 @@ def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3), (64, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
         case steps.Depthwise():
-            for pixels, channels, warps in (
-                (32, 64, 4),
-                (16, 64, 4),
-                (64, 32, 4),
-                (8, 128, 4),
-                (64, 64, 8),
-                (8, 32, 1),
-            ):
-                yield Tactic("fp16_depthwise", {"BP": pixels, "BC": channels, "warps": warps})
+            many = given.numel() // step.stride**2 > MANY_OUTPUTS
+            for strips, channels, along, warps in _MANY_STRIPS if many else _FEW_STRIPS:
+                yield Tactic("fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps})
             if not step.spare and step.padding[:2] == step.padding[2:]:
                 yield Tactic("depthwise_by_torch", {})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("int8_max_pool", {"BP": pixels, "warps": warps})
         case steps.MeanPool():
-            yield Tactic("int8_mean_pool", {"BC": 64, "warps": 2})
+            yield Tactic("int8_mean_pool", {"BP": 64, "BC": 64, "warps": 2})
+            yield Tactic("int8_mean_pool", {"BP": 512, "BC": 16, "warps": 8})
+            if not step.spare:
+                yield Tactic("mean_by_torch", {})
+        case steps.Quantize(gate=str()):
+            for pixels, channels, warps in ((32, 64, 4), (64, 32, 4), (16, 32, 1)):
+                yield Tactic("int8_quantize_gated", {"BP": pixels, "BC": channels, "warps": warps})
         case steps.Quantize():
             yield Tactic("int8_quantize", {"BLOCK": 1024, "warps": 4})
 

@@ -75,9 +75,13 @@ class _Lowering:
     def _lower_fused(self, fused: tuple[Any, FusedEnd]) -> None:
         node, end = fused
         if node.op_type in ("GlobalAveragePool", "ReduceMean"):
-            given, inverse_scale = self._read_half(node.input[0]), 1.0 / self.match.read_scale(end.quantize)
-            keepdims = len(self.types.shapes.get(end.tensor, ())) == 4
-            self.done.append(steps.MeanPool(node.name, given, str(end.quantize.output[0]), inverse_scale, keepdims))
+            given, output = self._read_half(node.input[0]), str(end.quantize.output[0])
+            keepdims, (_, spare) = (
+                len(self.types.shapes.get(end.tensor, ())) == 4,
+                self.match.padded.get(output, (1, 0)),
+            )
+            inverse_scale = 1.0 / self.match.read_scale(end.quantize)
+            self.done.append(steps.MeanPool(node.name, given, output, inverse_scale, keepdims, spare))
         elif self.match.is_int8(node):
             self._lower_int8(node, end)
         elif self.match.is_depthwise(node):
@@ -200,25 +204,29 @@ class _Lowering:
         return all(each.op_type == "Cast" and get_attribute(each, "to", 0) == _FLOAT32 for each in readers)
 
     def _lower_stem(self, node: Any, end: FusedEnd) -> None:
-        quantized = str(end.quantize.output[0])
-        weight = self.match.read_constant(node.input[1])
+        half, weight = end.quantize is None, self.match.read_constant(node.input[1])
+        output = end.tensor if half else str(end.quantize.output[0])
         self.done.append(
             steps.Stem(
                 name=node.name,
                 given=self.match.find_input(node.input[0]) or "",
-                output=quantized if end.pool is None else f"{quantized}_before_pool",
+                output=output if end.pool is None else f"{output}_before_pool",
                 weight=weight.astype(np.float16),
                 bias=self._read_bias(node, end, weight.shape[0]),
                 padding=get_attribute(node, "pads", [0])[0],
-                inverse_scale=1.0 / self.match.read_scale(end.quantize),
+                activation=end.activation,
+                half=half,
+                inverse_scale=1.0 if half else 1.0 / self.match.read_scale(end.quantize),
                 macs=count_node_macs(node, self.types),
             )
         )
+        if half:
+            self.halves.add(output)
         if end.pool is not None:
             kernel, stride = get_attribute(end.pool, "kernel_shape", [1])[0], get_attribute(end.pool, "strides", [1])[0]
             padding = get_attribute(end.pool, "pads", [0])[0]
-            given = f"{quantized}_before_pool"
-            self.done.append(steps.MaxPool(end.pool.name, given, quantized, kernel, stride, padding))
+            given = f"{output}_before_pool"
+            self.done.append(steps.MaxPool(end.pool.name, given, output, kernel, stride, padding))
 
     def _read_bias(self, node: Any, end: FusedEnd, channels: int) -> NDArray[np.float32]:
         name = end.bias or (node.input[2] if len(node.input) > 2 else None)
@@ -244,6 +252,11 @@ class _Lowering:
     def _quantize(self, node: Any, output: str) -> None:
         """INT8, and where it is padded, a copy with zeros behind the channels."""
         padded = self.match.padded.get(output)
+        if (gated := self.match.gated.get(node.name)) is not None:
+            given, gate = self._read_half(gated.image), self._read_half(gated.gate)
+            inverse_scale, (_, spare) = 1.0 / self.match.read_scale(node), padded or (1, 0)
+            self.done.append(steps.Quantize(node.name, given, output, inverse_scale, gate, gated.activation, spare))
+            return
         given, bare = self._read_half(node.input[0]), output if padded is None else f"{output}_bare"
         self.done.append(steps.Quantize(node.name, given, bare, 1.0 / self.match.read_scale(node)))
         if padded is not None:

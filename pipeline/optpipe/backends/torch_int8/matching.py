@@ -33,6 +33,18 @@ class FusedEnd:
     quantize: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class GatedImage:
+    """The product of an image and a gate, a factor for each of its channels."""
+
+    image: str
+    gate: str
+    activation: str
+    """Of the gate: one of `steps.GATES`."""
+    taken: tuple[Any, ...]
+    """The nodes that compute it."""
+
+
 @dataclass
 class GraphMatcher:
     """Finds layers with what can be fused behind them."""
@@ -53,7 +65,39 @@ class GraphMatcher:
     @cached_property
     def absorbed(self) -> set[str]:
         """The names of nodes that a step takes in and that are not where it stands."""
-        return {name for node, end in self.fused for name in (node.name, *end.absorbed)} - set(self.ends)
+        taken = {each.name for gated in self.gated.values() for each in gated.taken}
+        return ({name for node, end in self.fused for name in (node.name, *end.absorbed)} - set(self.ends)) | taken
+
+    @cached_property
+    def gated(self) -> dict[str, GatedImage]:
+        """By the name of the QuantizeLinear that alone reads it."""
+        found = {}
+        for node in self.graph.model.graph.node:
+            product = self._find_only_source(node.input[0], "Mul") if node.op_type == "QuantizeLinear" else None
+            along_channels = product is not None and self.padded.get(str(node.output[0]), (1, 0))[0] == 1
+            if along_channels and (gated := self._read_gated(product)) is not None:
+                found[node.name] = gated
+        return found
+
+    def _read_gated(self, product: Any) -> GatedImage | None:
+        for image, gate in (tuple(product.input), tuple(product.input)[::-1]):
+            wide, narrow = (self.types.shapes.get(each, ()) for each in (image, gate))
+            computed = image not in self.graph.weights and gate not in self.graph.weights
+            if not computed or len(wide) != 4 or narrow != (*wide[:2], 1, 1) or narrow == wide:
+                continue
+            if (sigmoid := self._find_only_source(gate, "Sigmoid")) is not None:
+                return GatedImage(str(image), str(sigmoid.input[0]), "sigmoid", (product, sigmoid))
+            hard = self._find_only_source(gate, "HardSigmoid")
+            if hard is not None and _is_torchs_hard_sigmoid(hard):
+                return GatedImage(str(image), str(hard.input[0]), "hardsigmoid", (product, hard))
+            return GatedImage(str(image), str(gate), "", (product,))
+        return None
+
+    def _find_only_source(self, tensor: str, operator: str) -> Any:
+        """The `operator` that makes a tensor which one node reads; else None."""
+        node = self.graph.producers.get(tensor)
+        alone = tensor not in self.graph.outputs and len(self.graph.consumers.get(tensor, [])) == 1
+        return node if node is not None and node.op_type == operator and alone else None
 
     def _starts_step(self, node: Any) -> bool:
         return self.is_int8(node) or self._is_stem(node) or self.is_depthwise(node) or self._is_mean(node)
@@ -98,7 +142,7 @@ class GraphMatcher:
         return bool(dims) and prod(dims) == dims[-1] == features
 
     def _is_stem(self, node: Any) -> bool:
-        """A convolution of an input of the network with few channels, whose ReLU is quantized."""
+        """A convolution of an input of the network with few channels and stride 2."""
         if node.op_type != "Conv" or node.input[1] not in self.graph.weights or self.find_input(node.input[0]) is None:
             return False
         if len(dims := self.graph.weights[node.input[1]].dims) != 4:
@@ -107,14 +151,7 @@ class GraphMatcher:
         fits = channels <= _STEM_CHANNELS and height == width <= 7 and count in (16, 32, 64, 128)
         end = self._follow(node)
         strided = list(get_attribute(node, "strides", [1, 1])) == [2, 2]
-        return (
-            fits
-            and strided
-            and _is_square(node)
-            and end.activation == "relu"
-            and end.quantize is not None
-            and end.added is None
-        )
+        return fits and strided and _is_square(node) and end.added is None
 
     def _is_mean(self, node: Any) -> bool:
         if node.op_type not in ("GlobalAveragePool", "ReduceMean"):
@@ -125,7 +162,7 @@ class GraphMatcher:
         )
         whole = node.op_type == "GlobalAveragePool" or sorted(each % 4 for each in axes) == [2, 3]
         quantized = self._follow(node).quantize is not None and not self._follow(node).activation
-        return given is not None and len(given) == 4 and given[1] % 64 == 0 and whole and quantized
+        return given is not None and len(given) == 4 and whole and quantized
 
     @cached_property
     def padded(self) -> dict[str, tuple[int, int]]:
@@ -210,7 +247,7 @@ class GraphMatcher:
             return None
         output = str(last.output[0])
         quantized = any(each.op_type == "QuantizeLinear" for each in self.graph.consumers.get(output, []))
-        if not (self.is_depthwise(node) or (self.is_int8(node) and not quantized)):
+        if not (self.is_depthwise(node) or self._is_stem_like(node) or (self.is_int8(node) and not quantized)):
             return None
         return "silu" if gates else "hardswish", [each.name for each in (*gates, last)], output
 
@@ -325,6 +362,12 @@ def get_attribute(node: Any, name: str, default: Any) -> Any:
     import onnx
 
     return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+
+
+def _is_torchs_hard_sigmoid(node: Any) -> bool:
+    """ONNX's default is another: min(max(0.2 x + 0.5, 0), 1)."""
+    slope, offset = float(get_attribute(node, "alpha", 0.2)), float(get_attribute(node, "beta", 0.5))
+    return abs(slope - 1 / 6) < 1e-4 and offset == 0.5
 
 
 def _is_regular(node: Any) -> bool:

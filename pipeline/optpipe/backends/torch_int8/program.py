@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 from optpipe.backends.torch_int8 import steps
@@ -13,6 +13,8 @@ Chosen = Mapping[int, Mapping[str, Tactic]]
 """By batch size and name of the step."""
 _RESIDENT = 2
 """Blocks of a persistent kernel for each multiprocessor."""
+_BY_TORCH = {"BLOCK": 1024, "warps": 4}
+"""How what torch computed is quantized."""
 
 
 class Program:
@@ -62,8 +64,8 @@ class Program:
                 return values[step.given].half() * step.scale
         given = values[step.given]
         chosen = tactic or next(list_tactics(step, given))
-        added = values[step.added] if isinstance(step, steps.Convolution) and step.added else None
-        return _LAUNCHES[chosen.kernel](step, given, added, kept, chosen.settings)
+        *_, second = (None, *(values[name] for name in steps.list_tensors_read(step)[1:]))
+        return _LAUNCHES[chosen.kernel](step, given, second, kept, chosen.settings)
 
 
 def _launch_kernel(
@@ -252,14 +254,15 @@ def _launch_stem(step: steps.Stem, given: Any, _: Any, kept: Mapping[str, Any], 
     count = images * rows * columns
     ahead = (given.contiguous(), cells, count, height, width, rows, columns, step.padding + lead)
     _launch_kernel(fp16_reorder_cells, (ceil(count / 128),), ahead, {"BP": 128, "warps": 4}, CHANNELS=channels)
-    output = _allocate((images, outputs, *size), torch.int8, given)
+    output = _allocate((images, outputs, *size), torch.float16 if step.half else torch.int8, given)
     pixels, block = images * size[0] * size[1], settings["BM"]
     arguments = (
         cells, _describe_tiles(kept["weight"], tuple(kept["weight"].shape), (outputs, spanned * 16)),
         _describe_tiles(as_channels_last(output), (pixels, outputs), (block, outputs)),
         kept["bias"], step.inverse_scale, pixels, *size, rows, columns,
     )  # fmt: skip
-    _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, R=spanned, N=outputs)
+    end = {"ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
+    _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, R=spanned, N=outputs, **end)
     return output
 
 
@@ -277,20 +280,24 @@ def _launch_depthwise(
     size = [(each - span) // step.stride + 1 for each, span in zip(wide, step.kernel, strict=True)]
     outputs = channels + step.spare
     output = _allocate((images, outputs, *size), torch.float16 if step.half else torch.int8, given)
-    pixels = images * size[0] * size[1]
+    strips = images * size[0] * ceil(size[1] / settings["ALONG"])
     arguments = (
-        memory, kept["weight"], as_channels_last(output), kept["bias"], step.inverse_scale, pixels, height, width, *size,
+        memory, kept["weight"], as_channels_last(output), kept["bias"], step.inverse_scale, strips, height, width, *size,
         channels, outputs,
     )  # fmt: skip
     fixed = {"R": step.kernel[0], "S": step.kernel[1], "STRIDE": step.stride, "TOP": top, "LEFT": left}
-    fixed |= {"ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
-    grid = (ceil(pixels / settings["BP"]), ceil(outputs / settings["BC"]))
+    fixed |= {
+        "ACTIVATION": steps.ACTIVATIONS.index(step.activation),
+        "HALF": step.half,
+        "ALIGN": _align(channels, outputs),
+    }
+    grid = (ceil(strips / settings["BP"]), ceil(outputs / settings["BC"]))
     _launch_kernel(fp16_depthwise, grid, arguments, settings, **fixed)
     return output
 
 
 def _launch_depthwise_by_torch(
-    step: steps.Depthwise, given: Any, _: Any, kept: Mapping[str, Any], settings: Mapping[str, int]
+    step: steps.Depthwise, given: Any, _: Any, kept: Mapping[str, Any], __: Mapping[str, int]
 ) -> Any:
     """cuDNN's convolution, or torch's own, then the activation and the quantization."""
     import torch
@@ -299,7 +306,7 @@ def _launch_depthwise_by_torch(
     value = torch.nn.functional.conv2d(given, weight, bias, step.stride, step.padding[:2], groups=groups)
     if step.activation:
         value = getattr(torch.nn.functional, step.activation)(value)
-    return value if step.half else _launch_quantize(step, value, None, None, {"BLOCK": 1024, "warps": 4, **settings})
+    return value if step.half else _launch_quantize(step, value, None, None, _BY_TORCH)
 
 
 def _launch_max_pool(step: steps.MaxPool, given: Any, _: Any, __: Any, settings: Mapping[str, int]) -> Any:
@@ -325,11 +332,25 @@ def _launch_mean_pool(step: steps.MeanPool, given: Any, _: Any, __: Any, setting
     from optpipe.backends.torch_int8.kernels import int8_mean_pool
 
     images, channels, height, width = given.shape
-    output = _allocate((images, channels), torch.int8, given)
+    outputs = channels + step.spare
+    output = _allocate((images, outputs), torch.int8, given)
     pixels = height * width
-    arguments = (as_channels_last(given), output, step.inverse_scale / pixels, channels)
-    _launch_kernel(int8_mean_pool, (images, channels // settings["BC"]), arguments, settings, PIXELS=pixels, BP=64)
+    arguments = (as_channels_last(given), output, step.inverse_scale / pixels, channels, outputs)
+    fixed = {"PIXELS": pixels, "ALIGN": _align(channels)}
+    _launch_kernel(int8_mean_pool, (images, ceil(outputs / settings["BC"])), arguments, settings, **fixed)
     return output[:, :, None, None] if step.keepdims else output
+
+
+def _launch_mean_by_torch(step: steps.MeanPool, given: Any, _: Any, __: Any, ___: Mapping[str, int]) -> Any:
+    """torch's mean, which spreads few images and channels over more of the GPU."""
+    value = given.mean(dim=(2, 3), keepdim=step.keepdims)
+    quantize = steps.Quantize(step.name, step.given, step.output, step.inverse_scale)
+    return _launch_quantize(quantize, value, None, None, _BY_TORCH)
+
+
+def _align(*channels: int) -> int:
+    """The largest power of two up to 16 that divides all of them: loads may be as wide."""
+    return gcd(16, *channels)
 
 
 def _launch_linear(step: steps.Linear, given: Any, _: Any, kept: Mapping[str, Any], settings: Mapping[str, int]) -> Any:
@@ -366,6 +387,24 @@ def _launch_quantize(
     return output
 
 
+def _launch_quantize_gated(step: steps.Quantize, given: Any, gate: Any, _: Any, settings: Mapping[str, int]) -> Any:
+    import torch
+
+    from optpipe.backends.torch_int8.kernels import int8_quantize_gated
+
+    images, channels, height, width = given.shape
+    outputs, pixels = channels + step.spare, images * height * width
+    output = _allocate((images, outputs, height, width), torch.int8, given)
+    arguments = (
+        as_channels_last(given), as_channels_last(gate), as_channels_last(output), step.inverse_scale, pixels,
+        height * width, channels, outputs,
+    )  # fmt: skip
+    grid = (ceil(pixels / settings["BP"]), ceil(outputs / settings["BC"]))
+    fixed = {"GATE": steps.GATES.index(step.gate_activation), "ALIGN": _align(channels, outputs)}
+    _launch_kernel(int8_quantize_gated, grid, arguments, settings, **fixed)
+    return output
+
+
 _LAUNCHES: dict[str, Callable[[Any, Any, Any, Any, Mapping[str, int]], Any]] = {
     "depthwise_by_torch": _launch_depthwise_by_torch,
     "fp16_depthwise": _launch_depthwise,
@@ -378,4 +417,6 @@ _LAUNCHES: dict[str, Callable[[Any, Any, Any, Any, Mapping[str, int]], Any]] = {
     "int8_wgmma_product": _launch_product,
     "int8_wgmma_product_at_once": _launch_at_once,
     "int8_quantize": _launch_quantize,
+    "int8_quantize_gated": _launch_quantize_gated,
+    "mean_by_torch": _launch_mean_by_torch,
 }

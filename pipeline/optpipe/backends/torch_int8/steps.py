@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 ACTIVATIONS = ("", "relu", "silu", "hardswish")
 """What a convolution may end in; the last two only in floating point."""
+GATES = ("", "sigmoid", "hardsigmoid")
+"""What may be between a gate and its product; the last is min(max(x + 3, 0), 6) / 6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """The first convolution, in FP16 with FP32 sums on few channels and stride 2, with bias, ReLU and quantization."""
+    """The first convolution, in FP16 with FP32 sums on few channels and stride 2, with bias and activation: FP16 out with `half`,
+    else INT8.
+    """
 
     name: str
     given: str
@@ -85,7 +89,9 @@ class Stem:
     """(output channels, input channels, kernel, kernel)"""
     bias: NDArray[np.float32]
     padding: int
-    inverse_scale: float
+    activation: str
+    half: bool
+    inverse_scale: float = 1.0
     macs: int = 0
 
 
@@ -136,16 +142,24 @@ class MeanPool:
     output: str
     inverse_scale: float
     keepdims: bool = False
+    spare: int = 0
+    """Channels of zeros behind the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """FP16 to INT8, value * inverse_scale rounded half to even and clamped."""
+    """FP16 to INT8, value * inverse_scale rounded half to even and clamped; of an image with a `gate` value * factor * inverse_scale."""
 
     name: str
     given: str
     output: str
     inverse_scale: float
+    gate: str | None = None
+    """FP16, (images, channels, 1, 1): the factors, or what `gate_activation` makes factors of."""
+    gate_activation: str = ""
+    """One of GATES."""
+    spare: int = 0
+    """Of an image with a gate, channels of zeros behind the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +204,7 @@ def list_tensors_read(step: Step) -> tuple[str, ...]:
     match step:
         case Floating():
             return tuple(each for each in step.inputs if isinstance(each, str))
-        case Convolution(added=str() as added):
-            return step.given, added
+        case Convolution(added=str() as second) | Quantize(gate=str() as second):
+            return step.given, second
         case _:
             return (step.given,)

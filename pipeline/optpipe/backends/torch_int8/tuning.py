@@ -83,8 +83,8 @@ def sign_step(step: Kerneled, values: Mapping[str, Any]) -> tuple[Any, ...]:
     return (type(step).__name__, *plain, *shapes)
 
 
-_WITHOUT_EFFECT = ("name", "given", "output", "added", "added_scale", "inverse_scale", "macs")
-"""Whether there is an `added` shows in the shapes."""
+_WITHOUT_EFFECT = ("name", "given", "output", "added", "added_scale", "gate", "inverse_scale", "macs")
+"""Whether there is an `added` or a `gate` shows in the shapes."""
 
 
 def _find_fastest(program: Program, step: Any, values: Mapping[str, Any]) -> Choice:
@@ -111,9 +111,9 @@ def _agree(step: Any, output: Any, first: Any) -> bool:
     """Whether a tactic gives the first one's numbers: the same, or where sums in FP16 are ordered otherwise, to their rounding."""
     import torch
 
-    if not isinstance(step, steps.Depthwise):
+    if not isinstance(step, steps.Depthwise | steps.MeanPool):
         return bool(torch.equal(output, first))
-    near = 1e-2 * float(first.float().abs().max()) if step.half else 1.0
+    near = 1e-2 * float(first.float().abs().max()) if getattr(step, "half", False) else 1.0
     return bool(torch.allclose(output.float(), first.float(), rtol=1e-2, atol=near))
 
 

@@ -71,10 +71,21 @@ def list_cases():
         {"x": random_int8(5, 6, 64, 1, 1).reshape(2, 3, 64)},
     )
     weight = torch.randn(16, 3, 7, 7, generator=generator).half().numpy()
-    yield steps.Stem("s", "x", "y", weight, wide.bias, 3, 5.0), {"x": images}
+    yield steps.Stem("s", "x", "y", weight, wide.bias, 3, "relu", False, 5.0), {"x": images}
+    narrow = torch.randn(32, 3, 3, 3, generator=generator).half().numpy()
+    yield steps.Stem("s", "x", "y", narrow, random_convolution(5, 32, 32, 1).bias, 1, "silu", True), {"x": images}
+    yield (
+        steps.Stem("s", "x", "y", narrow, random_convolution(5, 32, 32, 1).bias, 1, "hardswish", False, 5.0),
+        {"x": images},
+    )
     yield steps.MeanPool("m", "x", "y", 50.0), {"x": half}
     yield steps.MeanPool("m", "x", "y", 50.0, keepdims=True), {"x": half}
+    yield steps.MeanPool("m", "x", "y", 50.0, keepdims=True, spare=8), {"x": random_half(2, 2, 72, 9, 9)}
     yield steps.Quantize("q", "x", "y", 50.0), {"x": half}
+    gated = {"x": random_half(3, 2, 72, 9, 9), "z": random_half(4, 2, 72, 1, 1)}
+    yield steps.Quantize("g", "x", "y", 50.0, "z", "sigmoid", 8), gated
+    yield steps.Quantize("g", "x", "y", 50.0, "z", "hardsigmoid", 8), gated
+    yield steps.Quantize("g", "x", "y", 50.0, "z"), gated
     yield steps.Quantize("t", "x", "y", 50.0), {"x": half.flatten(2)[:, :, 1:]}
 
 

@@ -76,7 +76,7 @@ def test_a_stem_over_cells_is_the_convolution_over_pixels(shape, channels):
     kernel, padding = shape
     rng = np.random.default_rng(kernel)
     weight = rng.integers(-4, 5, (16, channels, kernel, kernel)).astype(np.float16)
-    step = steps.Stem("stem", "x", "y", weight, np.zeros(16, np.float32), padding, 1.0)
+    step = steps.Stem("stem", "x", "y", weight, np.zeros(16, np.float32), padding, "", False, 1.0)
     image = torch.from_numpy(rng.integers(-8, 9, (1, channels, 12, 12)).astype(np.float32))
     spanned, lead = count_stem_cells(kernel, padding)
     size = (12 + 2 * padding - kernel) // 2 + 1

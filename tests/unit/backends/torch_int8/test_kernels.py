@@ -28,6 +28,8 @@ def test_every_kernel_gives_the_emulation_s_numbers():
         "int8_wgmma_linear",
         "fp16_depthwise",
         "fp16_wgmma_stem",
+        "int8_mean_pool",
+        "int8_quantize_gated",
     } <= kernels
     assert [row for row in compared if row[1] > 1e-3] == []  # INT8 equal, FP16 and FP32 to rounding
 
@@ -65,8 +67,9 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("along", [1, 2, 4])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
-def test_a_depthwise_kernel_compiles_for_hopper_with_loads_of_16_bytes(kernel):
+def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_bytes_at_a_time(kernel, along):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -81,8 +84,10 @@ def test_a_depthwise_kernel_compiles_for_hopper_with_loads_of_16_bytes(kernel):
         "LEFT": 1,
         "ACTIVATION": 2,
         "HALF": True,
+        "ALIGN": 8,
         "BP": 16,
         "BC": 64,
+        "ALONG": along,
     }
     types = {"x": "*fp16", "w": "*fp16", "y": "*fp16", "bias": "*fp32", "inverse_scale": "fp32"}
     names = fp16_depthwise.arg_names
@@ -91,7 +96,10 @@ def test_a_depthwise_kernel_compiles_for_hopper_with_loads_of_16_bytes(kernel):
         fp16_depthwise,
         signature={name: types.get(name, "constexpr" if name in fixed else "i32") for name in names},
         constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={(names.index(name),): aligned for name in ("x", "w", "y", "bias", "channels", "out_channels")},
+        attrs={(names.index(name),): aligned for name in ("x", "w", "y", "bias")},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    assert compiled.asm["ptx"].count("ld.global.v4") >= kernel**2
+    bias, weights, values = 2, kernel**2, kernel * (kernel + along - 1)
+    assert (
+        compiled.asm["ptx"].count("ld.global.v4") == compiled.asm["ptx"].count("ld.global") == bias + weights + values
+    )

@@ -9,6 +9,7 @@ import torch
 from tests.fakes.entries import artifact_info
 from tests.fakes.int8_emulation import emulate
 from tests.fakes.int8_network import (
+    gated_network,
     lower,
     narrow_network,
     quantize,
@@ -107,6 +108,23 @@ def test_narrow_groups_are_joined_with_zeros_between_them():
         "odd": (2, 64),  # of 4 with 24 outputs
     }
     assert not found["grouped"].weight[:32, ..., 16:].any()
+
+
+@pytest.mark.parametrize(
+    ("gate", "alpha", "expected"),
+    [("HardSigmoid", 1 / 6, "hardsigmoid"), ("HardSigmoid", 0.2, ""), ("Sigmoid", 0, "sigmoid")],
+)
+def test_a_gate_joins_the_quantization_of_its_product(gate, alpha, expected):
+    graph = quantize(gated_network(gate, alpha), keep=("deep",))
+    by_name = {step.name: step for step in lower(graph).steps}
+    quantized = next(step for step in by_name.values() if isinstance(step, steps.Quantize) and step.gate)
+    assert (quantized.gate_activation, quantized.spare) == (expected, 8)
+    assert "product" not in by_name
+    assert ("gate" in by_name) == (expected == "")
+    assert isinstance(by_name["squeeze"], steps.MeanPool)
+    assert by_name["squeeze"].spare == 8
+    assert (by_name["first"].activation, by_name["first"].half) == ("hardswish", True)
+    assert measure_snr(graph) > 40
 
 
 def test_a_mean_that_a_convolution_reads_keeps_its_pixel():

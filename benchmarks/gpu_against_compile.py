@@ -32,7 +32,7 @@ def main() -> None:
     rows = []
     for size in map(int, given.batch.split(",")):
         arrays = draw_arrays(builds[0].entry.id, size, given.workspace)
-        theirs = compile_source(given.model, arrays.values(), given.device, given.mode, "default")
+        theirs = compile_source(given.model, given.device, given.mode, "default")(arrays.values())
         sides = [load_artifact(each.entry.id, size, given.workspace).launch for each in builds]
         *times, compiled = time_in_turns([*sides, theirs], given.device)
         for build, ours in zip(builds, times, strict=True):

@@ -1,15 +1,18 @@
 """`build --precision auto` against torch.compile (max-autotune, FP16, channels last) on one GPU, network by network, in turns.
 
 usage: python benchmarks/gpu_auto.py OUT.json [--networks resnet50,vit_b_16] [--batches 1,8,64] [--seconds 400] [--total 1700]
-       python benchmarks/gpu_auto.py OUT.json --build ...    first, all networks side by side: the FP16 and FP8 builds, and the kernels
-                                                             that torch.compile will time, as machine code into the caches
-       python benchmarks/gpu_auto.py OUT.json --device cpu --networks digits --batches 1,8   everything but the GPU
+       python benchmarks/gpu_auto.py OUT.json --side-by-side --calibration IMAGES --total 540 ...   all networks at once, without the race
+       python benchmarks/gpu_auto.py OUT.json --device cpu --networks digits --batches 1,8          everything but the GPU
 
-Weights are random (those of `digits` its own), so builds must keep an SNR alone. Each network has a time limit; a row is printed, and
-OUT.json written anew, as soon as a batch size is done: what was done stays when time is up, and the same command goes on with the cells
-that are left. Per network on an H200: 1 to 2 min to build (30 s after --build), 15 to 75 s more for INT8, 2 min to race. In each row
-both sides run in one process, replayed from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's interval
-over the rounds.
+Weights are random (those of `digits` its own), so builds must keep an SNR alone. A row is printed, and OUT.json written anew, as soon as a
+batch size is done: what was done stays when time is up, and the same command goes on with the cells that are left. In each row both
+sides run in one process, replayed from CUDA graphs, in turns in an order drawn for each round; the ratio has Student's interval over the
+rounds.
+
+One network after the other, each has a time limit (--seconds). With --side-by-side there is a process for each network and precision that
+builds, and one for each row: it compiles torch.compile's side on zeros, waits for the builds and times. All start at once and compile side
+by side; what times on the GPU takes turns (`gpu_alone.py`), and while a row is timed all others but the compile workers stand still. They
+write to auto-NETWORK/PART.log. Threads and caches are those of the environment (TORCHINDUCTOR_COMPILE_THREADS, OMP_NUM_THREADS).
 """
 
 import json
@@ -19,15 +22,19 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, Queue
 from statistics import median
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any, cast
 
+from gpu_alone import free_stopped, kill_all, make_environment
 from gpu_turns import compile_source, draw_arrays, list_longest_kernels, load_artifact, time_in_turns
 
+from optpipe.core.process_group import end_with_parent
 from optpipe.stats.ratio import ratio_from_rounds
 from optpipe.workspace.store import Store
 
@@ -44,6 +51,10 @@ FLOOR_DB = 20.0
 """Weights are random: INT8 keeps 32 dB or more, E4M3 with its three bits of mantissa 23 dB of BERT's outputs."""
 HEAD = ("network", "batch", "winner", "winner ms", "torch.compile ms", "speed of the winner", "others, ms")
 COMPILED = "torch.compile"
+WIDE, LOW = "wide", "low"
+"""Parts that build; the others are a batch size each."""
+BESIDE = "compile workers of the other cells; whatever else might use the GPU was stopped"
+POLL_S = 2.0
 BERT = """
 import torch
 from transformers import BertConfig, BertModel
@@ -72,47 +83,75 @@ name = "hidden"
 """
 
 
+Rows = Generator[dict[str, Any], None, None]
+Bind = Callable[[Iterable[Any]], Callable[[], None]]
+Rival = tuple[Bind, float]
+"""torch.compile's code, to be bound to arrays, and the seconds that it took."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network, and what is built of it."""
+
+    name: str
+    workspace: Path
+    model: Any
+    plan: Any
+    low_options: Mapping[str, Any]
+    """Of FP8 and INT8, in place of the plan's."""
+    batches: Sequence[int]
+
+    @property
+    def store(self) -> Store:
+        return Store(self.workspace)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A batch size of a network, and the process that measures it."""
+
+    network: str
+    size: int
+    process: "subprocess.Popen[str]"
+
+
 def main() -> None:
-    """Builds, times and prints, one network after the other."""
+    """Builds, times and prints, one network after the other or side by side."""
     parser = ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batches", default="1,8,64")
-    parser.add_argument("--seconds", type=float, default=400.0, help="for each network")
+    parser.add_argument("--seconds", type=float, default=400.0, help="for each network, one after the other")
     parser.add_argument(
         "--rounds", type=int, default=4, help="of the comparison between the fastest builds; `build` takes 8"
     )
-    parser.add_argument("--total", type=float, default=1700.0)
+    parser.add_argument("--total", type=float, default=1700.0, help="seconds for all")
     parser.add_argument("--calibration", type=Path, help="images for INT8 and FP8; default: these are left out")
-    parser.add_argument("--build", action="store_true", help="only build: FP16 and FP8, which time no kernels")
     parser.add_argument("--direct", action="store_true", help="no race: the winner is the fastest beside torch.compile")
-    parser.add_argument("--low", action="store_true", help="of a process that main() starts: build FP8")
-    parser.add_argument("--warm", action="store_true", help="of a process that main() starts: torch.compile alone")
+    parser.add_argument("--side-by-side", action="store_true", help="all networks and batch sizes at once, --direct")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--backends", help="default: all that build for the device")
-    parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
+    parser.add_argument(
+        "--option",
+        default="",
+        help="of the builds, such as inductor.max_autotune=true; NETWORK: before a word: for this one alone",
+    )
     parser.add_argument("--low-option", help="of the FP8 and INT8 builds; default: --option")
     parser.add_argument("--one", help="of a process that main() starts: this network, rows to standard output")
+    parser.add_argument("--part", help="of a process that main() starts: wide or low to build, or a batch size")
     given = parser.parse_args()
-    sizes = {int(each) for each in given.batches.split(",")}
+    if given.part:
+        end_with_parent()
+        do_part(given)
+        return
     if given.one:
-        measure_one(given.one, sorted(sizes), given)
+        measure_one(given)
         return
-    if given.build:
-        build_side_by_side(given)
-        return
-    begun, rows = time.monotonic(), read_finished_rows(given.out)
+    rows = read_finished_rows(given.out)
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
-    for name in given.networks.split(","):
-        done = [row["batch"] for row in rows if row["network"] == name]
-        left = [size for size in sorted(sizes) if size not in done]
-        if not left or time.monotonic() - begun > given.total:
-            continue
-        given.batches, given.limit = (
-            ",".join(map(str, left)),
-            min(given.seconds, given.total + begun - time.monotonic()),
-        )
-        for row in measure_network(name, given):
+    measure = measure_side_by_side if given.side_by_side else measure_in_sequence
+    with closing(measure(list_open_cells(rows, given), given)) as found:
+        for row in found:
             rows.append(row)
             print(format_row(row), flush=True)
             given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -124,14 +163,34 @@ def read_finished_rows(out: Path) -> list[dict[str, Any]]:
     return [row for row in rows if "why_not" not in row]
 
 
-def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
-    """A row for each batch size as it comes, from a process of its own that may take `given.limit` seconds."""
-    batches = [int(each) for each in given.batches.split(",")]
-    command = list_command(name, given)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+def list_open_cells(rows: Sequence[Mapping[str, Any]], given: Any) -> dict[str, list[int]]:
+    """The batch sizes that have no row, by network; networks without any are left out."""
+    done, sizes = {(row["network"], row["batch"]) for row in rows}, parse_batches(given)
+    left = {name: [size for size in sizes if (name, size) not in done] for name in given.networks.split(",")}
+    return {name: sizes for name, sizes in left.items() if sizes}
+
+
+def parse_batches(given: Any) -> list[int]:
+    """All of --batches, in ascending order."""
+    return sorted({int(each) for each in given.batches.split(",")})
+
+
+def measure_in_sequence(left: Mapping[str, list[int]], given: Any) -> Rows:
+    """The rows, network by network."""
+    begun = time.monotonic()
+    for name, sizes in left.items():
+        rest = given.total + begun - time.monotonic()
+        if rest > 0:
+            given.batches = ",".join(map(str, sizes))
+            yield from measure_network(name, min(given.seconds, rest), given)
+
+
+def measure_network(name: str, limit: float, given: Any) -> Iterator[dict[str, Any]]:
+    """A row for each batch size as it comes, from a process of its own that may take `limit` seconds."""
+    process = subprocess.Popen(list_command(name, given), stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout
     # with the workers and compilers that it started
-    clock = Timer(given.limit, lambda: os.killpg(process.pid, signal.SIGKILL))
+    clock = Timer(limit, lambda: os.killpg(process.pid, signal.SIGKILL))
     clock.start()
     done = set()
     for line in process.stdout:
@@ -141,126 +200,196 @@ def measure_network(name: str, given: Any) -> Iterator[dict[str, Any]]:
             yield row
     clock.cancel()
     why = "time is up" if process.wait() == -signal.SIGKILL else f"exit status {process.returncode}"
-    yield from ({"network": name, "batch": size, "why_not": why} for size in batches if size not in done)
+    yield from ({"network": name, "batch": size, "why_not": why} for size in parse_batches(given) if size not in done)
 
 
-def build_side_by_side(given: Any) -> None:
-    """A process for each network and precision, which leaves its builds in the workspace where the measurement finds them."""
-    processes = {}
-    if "bert_base" in given.networks:
-        Path("auto-bert_base").mkdir(exist_ok=True)
-        write_bert(Path("auto-bert_base"))
-    for name in given.networks.split(","):
-        processes[name] = subprocess.Popen(list_command(name, given))
-        if given.device == "cuda":
-            processes[f"{name} torch.compile"] = subprocess.Popen([*list_command(name, given), "--warm"])
-        if given.calibration and name in IN_FP8:
-            processes[f"{name} fp8"] = subprocess.Popen([*list_command(name, given), "--low"])
-    for name, process in processes.items():
-        print(f"{name}: exit status {process.wait()}", flush=True)
+def measure_side_by_side(left: Mapping[str, list[int]], given: Any) -> Rows:
+    """The rows as they come, from processes that all start at once; none is left when the time is up."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    deadline, lock = time.monotonic() + given.total, Path("gpu_auto.lock").absolute()
+    found: Queue[dict[str, Any]] = Queue()
+    try:
+        cells = [cell for name, sizes in left.items() for cell in start_network(name, sizes, lock, given)]
+        for cell in cells:
+            Thread(target=read_rows, args=(cell, found), daemon=True).start()
+        open_cells = {(each.network, each.size) for each in cells}
+        while open_cells and time.monotonic() < deadline:
+            with suppress(Empty):
+                row = found.get(timeout=max(0.0, min(POLL_S, deadline - time.monotonic())))
+                if (key := (row["network"], row["batch"])) in open_cells:
+                    open_cells.remove(key)
+                    yield row
+            free_stopped(lock)
+        yield from ({"network": name, "batch": size, "why_not": "time is up"} for name, size in sorted(open_cells))
+    finally:
+        kill_all(lock)
+
+
+def start_network(name: str, sizes: Sequence[int], lock: Path, given: Any) -> list[Cell]:
+    """Starts the processes that build one network and those of its batch sizes; returns the latter."""
+    workspace = Path(f"auto-{name}")
+    workspace.mkdir(exist_ok=True)
+    if name == "bert_base":
+        write_bert(workspace)
+    for part in (WIDE, LOW) if given.calibration else (WIDE,):
+        start_part(name, part, 0, lock, given)
+    return [Cell(name, size, start_part(name, str(size), 5, lock, given)) for size in sizes]
+
+
+def start_part(name: str, part: str, nice: int, lock: Path, given: Any) -> "subprocess.Popen[str]":
+    """Starts one process, in a group of its own; what it prints of rows can be read, the rest goes to its log."""
+    file = part if part in (WIDE, LOW) else f"batch-{part}"
+    command = ["nice", "-n", str(nice), *list_command(name, given), f"--part={part}"]
+    with Path(f"auto-{name}", f"{file}.log").open("w", encoding="utf-8") as log:
+        return subprocess.Popen(
+            command,
+            stdout=log if part in (WIDE, LOW) else subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=make_environment(lock),
+            start_new_session=True,
+        )
+
+
+def read_rows(cell: Cell, found: "Queue[dict[str, Any]]") -> None:
+    """Hands over the row that the process of `cell` prints, then why there is none, which counts where there was none."""
+    assert cell.process.stdout
+    with suppress(ValueError):  # a line cut off by a kill
+        for line in cell.process.stdout:
+            if line.startswith("{"):
+                found.put(json.loads(line))
+    why = f"exit status {cell.process.wait()}"
+    found.put({"network": cell.network, "batch": cell.size, "why_not": why})
 
 
 def list_command(name: str, given: Any) -> list[str]:
-    """Of the process that builds and measures one network."""
-    command = [sys.executable, __file__, str(given.out), "--one", name, "--batches", given.batches]
-    command += ["--rounds", str(given.rounds), "--device", given.device, "--option", given.option]
-    for key in ("calibration", "backends", "low_option"):
+    """Of the process that builds and measures one network, or a part of it."""
+    command = [sys.executable, str(Path(__file__).absolute()), str(given.out), "--one", name]
+    command += ["--batches", given.batches, "--rounds", str(given.rounds), "--device", given.device]
+    for key in ("option", "calibration", "backends", "low_option"):
         value = getattr(given, key)
         command += [] if value is None else [f"--{key.replace('_', '-')}={value}"]
-    return command + [f"--{each}" for each in ("build", "direct") if getattr(given, each)]
+    return command + (["--direct"] if given.direct else [])
 
 
-def measure_one(name: str, batches: list[int], given: Any) -> None:
+def do_part(given: Any) -> None:
+    """Leaves builds in the workspace, or prints the row of one batch size as a JSON line."""
+    from optpipe.commands.terminal import Terminal
+
+    network = plan_network(given)
+    with Terminal() as terminal:
+        if given.part in (WIDE, LOW):
+            wide, *low = network.plan.precisions
+            build_everything(network, [wide] if given.part == WIDE else low, terminal)
+            return
+        size = int(given.part)
+        rival = compile_rival(network, make_zeros(network, size, terminal))
+        builds = list_builds(build_everything(network, network.plan.precisions, terminal))
+        row = compare(network, size, builds, None, rival)
+    print(json.dumps({**row, "beside": BESIDE}), flush=True)
+
+
+def measure_one(given: Any) -> None:
     """Chooses a build as `--precision auto` does, then times it and torch.compile in turns; a JSON line for each size.
 
-    Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here. With --build the
-    first are built and that is all.
+    Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here.
     """
-    from optpipe.backends.registry import BACKENDS
-    from optpipe.build.build import BuildPlan
     from optpipe.build.choose.candidates import ChoicePlan
     from optpipe.build.choose.choose import choose_build
-    from optpipe.commands.parsing import options_from_text
     from optpipe.commands.terminal import Terminal
     from optpipe.core.mixed_precision import Budget
+
+    network = plan_network(given)
+    winners: Mapping[int, str] = {}
+    with Terminal() as terminal:
+        if given.direct:
+            builds = list_builds(build_everything(network, network.plan.precisions, terminal))
+        else:
+            plan = ChoicePlan(network.plan, Budget(FLOOR_DB, "dB"), tuple(network.batches), given.rounds)
+            weights = choose_weights(network.name)
+            decision = choose_build(network.model, plan, weights, network.store, terminal).decision
+            builds = {each.artifact: f"{each.backend} {each.precision}" for each in decision.candidates if each.times}
+            winners = decision.winners
+    for size in reversed(network.batches):
+        print(json.dumps(compare(network, size, builds, winners.get(size), None)), flush=True)
+
+
+def plan_network(given: Any) -> Network:
+    """What `--one` names, in the types that may win: FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8."""
+    from optpipe.backends.registry import BACKENDS
+    from optpipe.build.build import BuildPlan
+    from optpipe.commands.parsing import options_from_text
     from optpipe.core.precision import Precision
     from optpipe.core.weights import weights_from_text
     from optpipe.export.model import Model
     from optpipe.sources.resolve import source_from_text
-    from optpipe.workspace.store import Store
 
+    name, batches, images = given.one, parse_batches(given), given.calibration
     workspace = Path(f"auto-{name}")
     workspace.mkdir(exist_ok=True)
-    batch, images = (min(batches), sorted(batches)[len(batches) // 2], max(batches)), given.calibration
+    batch: tuple[int, int, int] | None = (batches[0], batches[len(batches) // 2], batches[-1])
     if name == "bert_base":
         write_bert(workspace)
         batch, images = None, images and workspace / "tokens.npz"
     wide = Precision.FP16 if given.device == "cuda" else Precision.FP32
     low = Precision.FP8 if name in IN_FP8 else Precision.INT8
-    precisions = (wide, low) if images else (wide,)
-    if given.build:
-        precisions = (low,) if given.low else (wide,)
     names = given.backends.split(",") if given.backends else list(BACKENDS)
     backends = tuple(BACKENDS[each] for each in names if BACKENDS[each].probe_capability(given.device).builds)
     options, low_options = (
-        options_from_text(each.split()) for each in (given.option, given.low_option or given.option)
+        options_from_text(list_words(each, name)) for each in (given.option, given.low_option or given.option)
     )
-    build = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
-    weights = choose_weights(name)
-    model = Model(source_from_text(name_source(name, workspace), {}), weights_from_text(weights, 0), batch)
-    with Terminal() as terminal:
-        if given.warm:
-            for size in reversed(batches):
-                compile_rival(name, make_arrays(model, size, Store(workspace), terminal), workspace, given.device)()
-            return
-        winners: Mapping[int, str] = {}
-        if given.build or given.direct:
-            built = [
-                each
-                for kind in precisions
-                for each in build_everything(
-                    model,
-                    replace(build, precisions=(kind,), options=low_options if kind is low else options),
-                    batches,
-                    Store(workspace),
-                    terminal,
-                )
-            ]
-            if given.build:
-                return
-            builds = list_builds(built)
-        else:
-            plan = ChoicePlan(build, Budget(FLOOR_DB, "dB"), tuple(batches), given.rounds)
-            decision = choose_build(model, plan, weights, Store(workspace), terminal).decision
-            builds = {each.artifact: f"{each.backend} {each.precision}" for each in decision.candidates if each.times}
-            winners = decision.winners
-    for size in reversed(batches):
-        print(json.dumps(compare(name, size, builds, winners.get(size), workspace, given.device)), flush=True)
+    precisions = (wide, low) if images else (wide,)
+    plan = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
+    source = source_from_text(name_source(name, workspace), {})
+    model = Model(source, weights_from_text(choose_weights(name), 0), batch)
+    return Network(name, workspace, model, plan, low_options, batches)
 
 
-def build_everything(model: Any, plan: Any, batches: Sequence[int], store: Store, listener: Any) -> Sequence[Any]:
-    """What `--precision auto` builds, without its choice."""
+def list_words(options: str, name: str) -> list[str]:
+    """Those for all networks, and those that begin with `name` and a colon."""
+    found = []
+    for word in options.split():
+        network, _, rest = word.partition(":")
+        if network not in NETWORKS:
+            found.append(word)
+        elif network == name:
+            found.append(rest)
+    return found
+
+
+def build_everything(network: Network, precisions: Sequence[Any], listener: Any) -> list[Any]:
+    """What `--precision auto` builds, without its choice; a precision that cannot be built is named and left out."""
     from optpipe.build.build import build_model
     from optpipe.build.choose.candidates import add_static_batches
-    from optpipe.core.card import card_from_file
-    from optpipe.export.exported import export_model
-    from optpipe.workspace.file_names import CARD as CARD_FILE
+    from optpipe.errors import OptpipeError
 
-    card = card_from_file(export_model(model, store, listener)[0].file(CARD_FILE))
-    return build_model(model, add_static_batches(plan, card, batches), store, listener).artifacts
+    card, built = read_exported_card(network, listener), []
+    for kind in precisions:
+        options = network.plan.options if kind is network.plan.precisions[0] else network.low_options
+        plan = add_static_batches(replace(network.plan, precisions=(kind,), options=options), card, network.batches)
+        try:
+            built += build_model(network.model, plan, network.store, listener).artifacts
+        except OptpipeError as error:
+            print(f"{network.name} {kind}: {error}", file=sys.stderr, flush=True)
+    return built
 
 
-def make_arrays(model: Any, size: int, store: Store, listener: Any) -> list[Any]:
+def make_zeros(network: Network, size: int, listener: Any) -> list[Any]:
     """A batch of zeros for each input."""
     import numpy as np
 
+    inputs = read_exported_card(network, listener).inputs
+    shapes = [[size if axis == each.batch else usual for axis, usual in enumerate(each.opt)] for each in inputs]
+    return [np.zeros(shape, each.dtype) for shape, each in zip(shapes, inputs, strict=True)]
+
+
+def read_exported_card(network: Network, listener: Any) -> Any:
+    """The card of the exported model, which is exported first where it is not."""
     from optpipe.core.card import card_from_file
     from optpipe.export.exported import export_model
     from optpipe.workspace.file_names import CARD as CARD_FILE
 
-    card = card_from_file(export_model(model, store, listener)[0].file(CARD_FILE))
-    shapes = [[size if axis == each.batch else usual for axis, usual in enumerate(each.opt)] for each in card.inputs]
-    return [np.zeros(shape, each.dtype) for shape, each in zip(shapes, card.inputs, strict=True)]
+    return card_from_file(export_model(network.model, network.store, listener)[0].file(CARD_FILE))
 
 
 def write_bert(workspace: Path) -> None:
@@ -297,15 +426,19 @@ def list_builds(built: Sequence[Any]) -> dict[str, str]:
 
 
 def compare(
-    name: str, size: int, builds: Mapping[str, str], chosen: str | None, workspace: Path, device: str
+    network: Network, size: int, builds: Mapping[str, str], chosen: str | None, rival: Rival | None
 ) -> dict[str, Any]:
-    """The row of one batch size: `builds`, labels by id, beside torch.compile; the winner is `chosen`, or the fastest here."""
+    """The row of one batch size: `builds`, labels by id, beside torch.compile; the winner is `chosen`, or the fastest here.
+
+    `rival` is compiled here where there is none yet.
+    """
+    name, workspace, device = network.name, network.workspace, network.plan.device
     if not builds:
         return {"network": name, "batch": size, "why_not": "no build keeps the floor"}
-    begun = time.monotonic()
-    theirs = compile_rival(name, draw_arrays(next(iter(builds)), size, workspace).values(), workspace, device)
-    theirs()  # compiles
-    seconds = time.monotonic() - begun
+    arrays = draw_arrays(next(iter(builds)), size, workspace).values()
+    bind, seconds = rival or compile_rival(network, arrays)
+    theirs = bind(arrays)
+    theirs()
     sides = {**{each: load_artifact(each, size, workspace).launch for each in builds}, COMPILED: theirs}
     for each, label in builds.items():
         if label.startswith("inductor") and (general := load_code_for_all_sizes(each, size, workspace)):
@@ -333,14 +466,17 @@ def compare(
     }
 
 
-def compile_rival(name: str, arrays: Iterable[Any], workspace: Path, device: str) -> Callable[[], None]:
-    """torch.compile's max-autotune of one network."""
-    if name in CUDNN_ONLY:
+def compile_rival(network: Network, arrays: Iterable[Any]) -> Rival:
+    """torch.compile's max-autotune of one network for arrays of these shapes."""
+    if network.name in CUDNN_ONLY:
         from torch._inductor import config
 
         config.max_autotune_conv_backends = "ATEN"
-    source, weights = name_source(name, workspace), choose_weights(name)
-    return cast("Callable[[], None]", compile_source(source, arrays, device, "max-autotune", weights))
+    begun = time.monotonic()
+    source, weights = name_source(network.name, network.workspace), choose_weights(network.name)
+    bind = cast("Bind", compile_source(source, network.plan.device, "max-autotune", weights))
+    bind(arrays)()
+    return bind, time.monotonic() - begun
 
 
 def load_code_for_all_sizes(artifact: str, size: int, workspace: Path) -> Callable[[], None] | None:

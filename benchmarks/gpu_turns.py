@@ -9,7 +9,7 @@ from typing import Any
 
 from optpipe.workspace.store import Store
 
-ROUNDS, TIMED_S, WARM_UP_S = 10, 0.15, 0.3
+ROUNDS, TIMED_S, WARM_UP_S = 10, 0.12, 0.2
 LONGEST_KERNELS = 12
 
 
@@ -37,16 +37,17 @@ def draw_arrays(artifact: str, size: int, workspace: Path) -> dict[str, Any]:
     return {each.name: arrays[each.name][:size] for each in found.card.inputs}
 
 
-def compile_source(source: str, arrays: Iterable[Any], device: str, mode: str, weights: str) -> Callable[[], None]:
-    """torch.compile's code for `source`, FP16 on a GPU, as a function that enqueues one inference; the first call compiles.
+def compile_source(source: str, device: str, mode: str, weights: str) -> Callable[[Iterable[Any]], Callable[[], None]]:
+    """torch.compile's code for `source`, FP16 on a GPU: what binds it to arrays, as a function that enqueues one inference.
 
-    Of other compilations it takes machine code alone: what they timed, they may have timed beside other work.
+    The first inference compiles; arrays of the same shapes find its code again. Of other compilations it takes machine code alone:
+    what they timed, they may have timed beside other work.
     """
     import torch
     from torch._functorch import config as functorch
     from torch._inductor import config
 
-    from optpipe.backends.inductor_packages import set_assembler
+    from optpipe.backends.torch_program import set_assembler
     from optpipe.core.weights import weights_from_text
     from optpipe.sources.resolve import source_from_text
 
@@ -55,24 +56,28 @@ def compile_source(source: str, arrays: Iterable[Any], device: str, mode: str, w
     dtype = torch.float16 if device == "cuda" else torch.float32
     module = source_from_text(source, {}).load(weights_from_text(weights, 0)).module
     module = module.to(device, dtype).to(memory_format=torch.channels_last).eval()
-    half = {"dtype": dtype}
-    inputs = [
-        each.to(**half, memory_format=torch.channels_last)
-        if each.dim() == 4
-        else each.to(**half)
-        if each.is_floating_point()
-        else each
-        for each in (torch.from_numpy(array).to(device) for array in arrays)
-    ]
     torch.compiler.reset()  # else a second batch size would be compiled for all sizes
     compiled = torch.compile(module, mode=mode if device == "cuda" else "default", dynamic=False)
+    half = {"dtype": dtype}
 
-    def launch() -> None:
-        with torch.inference_mode():
-            torch.compiler.cudagraph_mark_step_begin()
-            compiled(*inputs)
+    def bind(arrays: Iterable[Any]) -> Callable[[], None]:
+        inputs = [
+            each.to(**half, memory_format=torch.channels_last)
+            if each.dim() == 4
+            else each.to(**half)
+            if each.is_floating_point()
+            else each
+            for each in (torch.from_numpy(array).to(device) for array in arrays)
+        ]
 
-    return launch
+        def launch() -> None:
+            with torch.inference_mode():
+                torch.compiler.cudagraph_mark_step_begin()
+                compiled(*inputs)
+
+        return launch
+
+    return bind
 
 
 def time_in_turns(sides: Sequence[Callable[[], None]], device: str) -> list[list[float]]:

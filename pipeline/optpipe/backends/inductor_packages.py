@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Device
-from optpipe.backends.torch_program import set_float32_products
+from optpipe.backends.torch_program import set_assembler, set_float32_products
 from optpipe.core.process_group import end_with_parent, open_process_group
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError, first_line
@@ -59,19 +59,6 @@ class Compilation:
         torch._inductor.aoti_compile_and_package(
             self.program, package_path=str(self.package), inductor_configs=dict(self.configs)
         )
-
-
-def set_assembler() -> None:
-    """Has Triton assemble in this process with the ptxas that torch's compile workers take, unless TRITON_PTXAS_PATH names one.
-
-    torch 2.11 ships ptxas 13.0, and Triton 12.8. The workers set this variable for themselves alone, and Triton's cache is keyed by the
-    assembler's version: each candidate was compiled once more, one after the other, in the process that timed it.
-    """
-    import torch
-
-    ptxas = Path(torch.__file__).parent / "bin" / "ptxas"
-    if os.access(ptxas, os.X_OK):
-        os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
 
 
 def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool) -> dict[str, str]:

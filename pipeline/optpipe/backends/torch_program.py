@@ -5,6 +5,7 @@ ONNX graphs. It is read back from the exported program's own operators.
 """
 
 import json
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -205,6 +206,19 @@ def _names_pickle(value: Any) -> bool:
     if isinstance(value, Mapping):
         return bool(value.get("use_pickle")) or any(_names_pickle(each) for each in value.values())
     return isinstance(value, list) and any(_names_pickle(each) for each in value)
+
+
+def set_assembler() -> None:
+    """Has Triton assemble in this process with the ptxas that torch's compile workers take, unless TRITON_PTXAS_PATH names one.
+
+    torch 2.11 ships ptxas 13.0, and Triton 12.8. The workers set this variable for themselves alone, and Triton's cache is keyed by the
+    assembler's version: each candidate was compiled once more, one after the other, in the process that timed it.
+    """
+    import torch
+
+    ptxas = Path(torch.__file__).parent / "bin" / "ptxas"
+    if os.access(ptxas, os.X_OK):
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
 
 
 def set_float32_products(*, tf32: bool) -> None:

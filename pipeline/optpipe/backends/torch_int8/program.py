@@ -8,6 +8,7 @@ from typing import Any
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.launches import Tactic, count_stem_cells, list_tactics, upload_constants
 from optpipe.backends.torch_int8.operators import compute_operator
+from optpipe.backends.torch_program import set_assembler
 
 Chosen = Mapping[int, Mapping[str, Tactic]]
 """By batch size and name of the step."""
@@ -21,6 +22,7 @@ class Program:
     """Callable on FP32 tensors on the GPU; gives a tuple of FP32 tensors. Outputs are allocated anew each time."""
 
     def __init__(self, network: steps.Network, chosen: Chosen, device: str = "cuda") -> None:
+        set_assembler()
         self.network = network
         self._chosen = chosen
         self._constants = {step.name: upload_constants(step, device) for step in network.steps}

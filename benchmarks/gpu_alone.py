@@ -24,7 +24,7 @@ LOCK = "GPU_ALONE"
 """The environment variable."""
 WORKER = b"compile_worker"
 FIRST = -10
-"""How nice a process is that times a row."""
+"""How nice a thread is that holds the GPU."""
 SETTLE_S = 0.3
 """Kernels that a stopped process has enqueued run on."""
 KILL_S = 10.0
@@ -34,10 +34,10 @@ Turn = Callable[[], AbstractContextManager[None]]
 
 
 def make_environment(lock: Path) -> dict[str, str]:
-    """Of the processes of one run."""
+    """What makes a process one of a run."""
     here = Path(__file__).resolve().parent
     path = [str(here / "alone"), str(here), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, LOCK: str(lock), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {LOCK: str(lock), "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 @contextmanager
@@ -50,11 +50,20 @@ def hold() -> Iterator[None]:
         with Path(os.environ[LOCK]).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             _HELD.append(file)
+            before = os.getpriority(os.PRIO_PROCESS, 0)
+            set_priority(FIRST)
             try:
                 yield
             finally:
                 _HELD.clear()
+                set_priority(before)
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
+
+
+def set_priority(nice: int) -> None:
+    """Of this thread, where that is allowed: while it holds the GPU compilers may fill all cores."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 @contextmanager
@@ -67,8 +76,6 @@ def alone() -> Iterator[None]:
             while found := set(list_users(Path(os.environ[LOCK]))) - stopped:  # one may have started another meanwhile
                 stopped |= found
                 send(found, signal.SIGSTOP)
-            with suppress(PermissionError):  # compilers may fill all cores
-                os.setpriority(os.PRIO_PROCESS, 0, FIRST)
             time.sleep(SETTLE_S)
             yield
         finally:

@@ -12,7 +12,7 @@ rounds.
 One network after the other, each has a time limit (--seconds). With --side-by-side there is a process for each network and precision that
 builds, and one for each row: it compiles torch.compile's side on zeros, waits for the builds and times. All start at once and compile side
 by side; what times on the GPU takes turns (`gpu_alone.py`), and while a row is timed all others but the compile workers stand still. They
-write to auto-NETWORK/PART.log. Threads and caches are those of the environment (TORCHINDUCTOR_COMPILE_THREADS, OMP_NUM_THREADS).
+write to auto-NETWORK/PART.log. Threads are those of the environment (TORCHINDUCTOR_COMPILE_THREADS, OMP_NUM_THREADS).
 """
 
 import json
@@ -187,7 +187,8 @@ def measure_in_sequence(left: Mapping[str, list[int]], given: Any) -> Rows:
 
 def measure_network(name: str, limit: float, given: Any) -> Iterator[dict[str, Any]]:
     """A row for each batch size as it comes, from a process of its own that may take `limit` seconds."""
-    process = subprocess.Popen(list_command(name, given), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command, environment = list_command(name, given), {**os.environ, **list_caches(name, "all")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     assert process.stdout
     # with the workers and compilers that it started
     clock = Timer(limit, lambda: os.killpg(process.pid, signal.SIGKILL))
@@ -246,9 +247,20 @@ def start_part(name: str, part: str, nice: int, lock: Path, given: Any) -> "subp
             stdout=log if part in (WIDE, LOW) else subprocess.PIPE,
             stderr=log,
             text=True,
-            env=make_environment(lock),
+            env={**os.environ, **make_environment(lock), **list_caches(name, file)},
             start_new_session=True,
         )
+
+
+def list_caches(name: str, part: str) -> dict[str, str]:
+    """Where torch's compiler keeps what it made and what it timed, in variables of the environment.
+
+    Each process times for itself, but once for layers that are alike; machine code is for all.
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(f"auto-{name}", f"inductor-{part}").absolute()),
+        "TRITON_CACHE_DIR": str(Path("triton").absolute()),
+    }
 
 
 def read_rows(cell: Cell, found: "Queue[dict[str, Any]]") -> None:

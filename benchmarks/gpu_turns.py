@@ -40,19 +40,15 @@ def draw_arrays(artifact: str, size: int, workspace: Path) -> dict[str, Any]:
 def compile_source(source: str, device: str, mode: str, weights: str) -> Callable[[Iterable[Any]], Callable[[], None]]:
     """torch.compile's code for `source`, FP16 on a GPU: what binds it to arrays, as a function that enqueues one inference.
 
-    The first inference compiles; arrays of the same shapes find its code again. Of other compilations it takes machine code alone:
-    what they timed, they may have timed beside other work.
+    The first inference compiles; arrays of the same shapes find its code again.
     """
     import torch
-    from torch._functorch import config as functorch
-    from torch._inductor import config
 
     from optpipe.backends.torch_program import set_assembler
     from optpipe.core.weights import weights_from_text
     from optpipe.sources.resolve import source_from_text
 
     set_assembler()
-    config.fx_graph_cache = config.autotune_local_cache = functorch.enable_autograd_cache = False
     dtype = torch.float16 if device == "cuda" else torch.float32
     module = source_from_text(source, {}).load(weights_from_text(weights, 0)).module
     module = module.to(device, dtype).to(memory_format=torch.channels_last).eval()

@@ -99,8 +99,9 @@ def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
 
 
 def _measure_batches(network: steps.Network, drawn: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
-    from optpipe.backends.torch_int8.tuning import tune_steps
+    from optpipe.backends.torch_int8.tuning import compile_tactics, tune_steps
 
+    compile_tactics(network, drawn.values())
     batches = {str(size): [each.to_dict() for each in tune_steps(network, inputs)] for size, inputs in drawn.items()}
     versions = {name: get_package_version(name) for name in ("torch", "triton")}
     return {"gpu": name_processor("cuda"), **versions, "batches": batches}

@@ -20,8 +20,8 @@ ONCE = 4
 """Blocks of input channels that may be copied at once."""
 MANY_OUTPUTS = 500_000
 """Outputs of a depthwise convolution above which strips of several are tried."""
-_MANY_STRIPS = ((16, 64, 4, 4), (8, 64, 4, 2), (32, 32, 4, 4), (16, 64, 2, 4), (32, 64, 1, 4))
-_FEW_STRIPS = ((16, 64, 2, 4), (8, 64, 2, 2), (8, 128, 1, 4), (8, 32, 1, 1))
+_MANY_STRIPS = ((16, 64, 4, 4), (32, 32, 4, 4), (16, 64, 2, 4))
+_FEW_STRIPS = ((16, 64, 2, 4), (16, 32, 2, 2))
 """Strips of outputs and channels of a tile, outputs of a strip, and warps."""
 _BLOCK_DEPTHS = (128, 64, 32)
 _COLUMNS = 256
@@ -119,7 +119,7 @@ def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
                     {"BM": 64, "BN": width, "BK": _choose_depth(step, 256), "STAGES": stages, "warps": 4},
                 )
         case steps.Stem():
-            for rows, warps, stages in ((128, 4, 2), (128, 4, 3), (64, 4, 3)):
+            for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
         case steps.Depthwise():
             many = given.numel() // step.stride**2 > MANY_OUTPUTS

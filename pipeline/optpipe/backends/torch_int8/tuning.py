@@ -1,12 +1,13 @@
 """Chooses each step's kernel by measuring all that could compute it, on the GPU at hand, and keeps what was measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.launches import Kerneled, Tactic, list_tactics
+from optpipe.backends.torch_int8.precompile import collect_kernels, compile_side_by_side
 from optpipe.backends.torch_int8.program import Program
 from optpipe.errors import StageError
 
@@ -51,6 +52,30 @@ def choice_from_dict(record: Mapping[str, Any]) -> Choice:
 def choose_batch_sizes(low: int, usual: int, high: int) -> tuple[int, ...]:
     """The batch sizes to measure for a profile."""
     return tuple(sorted({usual, *(size for size in BATCHES if low <= size <= high)}))
+
+
+def compile_tactics(network: steps.Network, drawn: Iterable[tuple[Any, ...]]) -> None:
+    """Compiles what `tune_steps` will time on each of `drawn`, inputs on the GPU, side by side."""
+    program = Program(network, {})
+    with collect_kernels() as kernels:
+        for inputs in drawn:
+            values = dict(zip(network.inputs, inputs, strict=True))
+            for step in network.steps:
+                values[step.output] = _launch_all(program, step, values)
+    compile_side_by_side([*kernels])
+
+
+def _launch_all(program: Program, step: steps.Step, values: Mapping[str, Any]) -> Any:
+    """A step's output: zeros, where its kernels are only collected."""
+    if not isinstance(step, Kerneled):
+        return program.launch(step, values, None)
+    output = None
+    for tactic in list_tactics(step, values[step.given]):
+        with suppress(Exception):  # it is refused where it is timed
+            output = program.launch(step, values, tactic)
+    if output is None:
+        raise StageError(f"no INT8 kernel takes {step.name}")
+    return output.zero_()
 
 
 def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice, ...]:

@@ -1,0 +1,101 @@
+"""Compiles Triton's kernels side by side, in processes of their own, before they are timed.
+
+Triton compiles a kernel in the process that launches it, one after the other. `triton.knobs.runtime.jit_cache_hook` is told what would be
+compiled and may leave it out; what another process compiled is found in Triton's cache on the disk (triton/runtime/jit.py).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from optpipe.core.process_group import end_with_parent, open_process_group
+
+LEAST = 4
+"""Kernels, below which starting processes takes longer."""
+
+
+@contextmanager
+def collect_kernels() -> "Iterator[dict[str, None]]":
+    """While the block runs, kernels that are not compiled yet are collected and not launched: JSON that Triton writes, each once."""
+    from triton import knobs
+
+    found: dict[str, None] = {}
+
+    def collect(*, compile: dict[str, Any], **_: Any) -> bool:
+        found[compile["specialization_data"]] = None
+        return True
+
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = collect
+    try:
+        yield found
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
+def compile_side_by_side(kernels: Sequence[str]) -> None:
+    """Leaves in Triton's cache those that compile, for the GPU at hand; the others fail where they are launched."""
+    from triton.runtime import driver
+
+    count = min(len(kernels), len(os.sched_getaffinity(0)))
+    if len(kernels) < LEAST or count < 2:
+        return
+    target = driver.active.get_current_target()
+    with TemporaryDirectory() as scratch, ExitStack() as stack:
+        jobs = Path(scratch, "jobs.json")
+        jobs.write_text(json.dumps({"target": vars(target), "kernels": list(kernels)}), encoding="utf-8")
+        processes = []
+        for first in range(count):
+            command = [sys.executable, "-m", __name__, str(jobs), str(first), str(count)]
+            log = Path(scratch, f"{first}.log")
+            processes.append(stack.enter_context(open_process_group(command, log, os.environ)))
+        for process in processes:
+            process.wait()
+
+
+def compile_kernel(kernel: str, target: Any) -> Any:
+    """One of what `collect_kernels` gives, as Triton's `JITFunction.preload` does it, without a GPU."""
+    import triton
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    job = json.loads(kernel)
+    module, _, name = job["name"].rpartition(".")
+    function = getattr(import_module(module), name)
+    signature = {key: _freeze(value) for key, value in job["signature"].items()}
+    constants = {
+        tuple(key): value["constexpr"] if isinstance(value, dict) else value
+        for key, value in zip(job["constant_keys"], job["constant_vals"], strict=True)
+    }
+    attributes = dict(zip(map(tuple, job["attrs_keys"]), job["attrs_vals"], strict=True))
+    source = (GluonASTSource if function.is_gluon() else ASTSource)(function, signature, constants, attributes)
+    options = {key: _freeze(value) for key, value in job["options"].items()}
+    return triton.compile(source, target=target, options=options)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+
+
+def main() -> None:
+    """Compiles every `sys.argv[3]`-th kernel of a file, from the `sys.argv[2]`-th."""
+    from triton.backends.compiler import GPUTarget
+
+    end_with_parent()
+    jobs = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    target = GPUTarget(**jobs["target"])
+    for kernel in jobs["kernels"][int(sys.argv[2]) :: int(sys.argv[3])]:
+        try:
+            compile_kernel(kernel, target)
+        except Exception as error:  # noqa: BLE001 - what Triton refuses comes as many types; it is named where it is timed
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,6 +18,8 @@ from optpipe.core.process_group import end_with_parent, open_process_group
 
 LEAST = 4
 """Kernels, below which starting processes takes longer."""
+MOST = 16
+"""Processes: each takes up to 0.6 GB."""
 
 
 @contextmanager
@@ -43,7 +45,7 @@ def compile_side_by_side(kernels: Sequence[str]) -> None:
     """Leaves in Triton's cache those that compile, for the GPU at hand; the others fail where they are launched."""
     from triton.runtime import driver
 
-    count = min(len(kernels), len(os.sched_getaffinity(0)))
+    count = min(len(kernels), len(os.sched_getaffinity(0)), MOST)
     if len(kernels) < LEAST or count < 2:
         return
     target = driver.active.get_current_target()

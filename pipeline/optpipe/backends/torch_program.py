@@ -109,10 +109,25 @@ def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], 
 
 
 def export_program(request: BuildRequest) -> Any:
-    """`torch.export` of the source module in the precision asked for. Raises what `export_module` raises."""
+    """`torch.export` of the source module in the precision asked for, run once: export does not see that an FP32 tensor made
+    in forward meets FP16 weights.
+
+    Raises what `export_module` raises, and `StageError` where the program does not run.
+    """
+    import torch
+
+    name, precision = request.card.name, request.precision
     if request.module is None:
-        raise StageError(f"{request.card.name} has no torch module to export")
-    return export_module(cast_module(request.precision, request.module(), request.device), request)
+        raise StageError(f"{name} has no torch module to export")
+    program = export_module(cast_module(precision, request.module(), request.device), request)
+    try:
+        with torch.no_grad():
+            program.module()(*make_example_inputs(request.card.inputs, request.device))
+    except Exception as error:
+        cast = precision in (Precision.FP16, Precision.BF16)
+        way_out = "--precision fp32, or on a GPU --backend onnxruntime" if cast else "another backend"
+        raise StageError(f"torch cannot run {name} in {precision}: {first_line(error)}\ntry {way_out}") from error
+    return program
 
 
 def export_module(module: Any, request: BuildRequest) -> Any:

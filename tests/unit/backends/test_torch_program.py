@@ -27,6 +27,15 @@ class Counts(nn.Module):
         return x * 2 if x.sum() > 0 else x * 3
 
 
+class MixesTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * torch.ones(3, dtype=torch.float32))
+
+
 def make_request(module: nn.Module, spec: InputSpec = SPEC) -> BuildRequest:
     card = ModelCard("net", "net.py:make", Task.OTHER, (spec,))
     return BuildRequest(card, Precision.FP32, Path("unused"), lambda: module, "cpu", {}, Path("unused"))
@@ -50,6 +59,16 @@ def test_control_flow_that_depends_on_data_is_told_with_torch_s_reason() -> None
     with pytest.raises(StageError, match=r"could not export net: .*data-dependent .*\ntry another backend") as refused:
         export_program(make_request(Counts(), replace(SPEC, max=SPEC.min)))
     assert len(str(refused.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_a_program_that_does_not_run_is_no_build(precision: Precision) -> None:
+    request = make_request(MixesTypes())
+    assert export_program(request).module()(torch.ones(2, 3))[0].shape == (2, 2)
+    with pytest.raises(StageError) as refused:
+        export_program(replace(request, precision=precision))
+    assert str(refused.value).startswith(f"torch cannot run net in {precision}: mat1 and mat2 must have the same dtype")
+    assert str(refused.value).endswith("\ntry --precision fp32, or on a GPU --backend onnxruntime")
 
 
 def test_what_optpipe_refuses_itself_passes() -> None:

@@ -4,6 +4,7 @@ A dossier holds hashes and measurements; the engine, the pipeline and the refere
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from optpipe.signoff.build_evidence import filter_by_options
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.signoff.release import verify_dossier
 from optpipe.signoff.since import split_runs
-from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREDICTIONS, PREPROCESSING, REFERENCE
+from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREDICTIONS, PREPROCESSING, REFERENCE, VERDICT
 from optpipe.workspace.runs import Run, load_runs, newest_runs
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Entry, Store, entry_from_folder
@@ -64,14 +65,14 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     Raises BadInputError where the dossier fails verification or a file is not here, GateError for anything but an
     unqualified PASS without `because`.
     """
+    with suppress(BadInputError):  # what cannot be read is verification's to say
+        _require_pass(folder, read_record(folder / VERDICT, VerdictRecord), because)
     checked = verify_dossier(folder)
     if checked.problems or checked.verdict is None:
         raise BadInputError(f"{folder} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
     verdict = checked.verdict
+    _require_pass(folder, verdict, because)
     waived = tuple(one.name for one in verdict.waived)
-    if because is None and (verdict.verdict is not Verdict.PASS or waived):
-        state = verdict.verdict if verdict.verdict is not Verdict.PASS else f"PASS with {len(waived)} criteria waived"
-        raise GateError(f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to deploy it anyway")
     runs, _ = split_runs(load_runs(folder / "runs"), verdict.since)
     policy = policy_from_toml((folder / POLICY).read_bytes(), str(folder / POLICY))
     artifact = _find_signed_entry(folder, store, verdict.artifact.id)
@@ -95,6 +96,13 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
         measured=tuple(measured),
         runs=runs,
     )
+
+
+def _require_pass(folder: Path, verdict: VerdictRecord, because: str | None) -> None:
+    if because is None and (verdict.verdict is not Verdict.PASS or verdict.waived):
+        waived = f"PASS with {len(verdict.waived)} criteria waived"
+        state = verdict.verdict if verdict.verdict is not Verdict.PASS else waived
+        raise GateError(f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to deploy it anyway")
 
 
 def _find_signed_entry(folder: Path, store: Store, artifact: str) -> Entry[ArtifactInfo]:

@@ -11,13 +11,17 @@ from optpipe.build.verify import VerificationInfo
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo, ReferenceInfo
 from optpipe.core.events import SilentListener
+from optpipe.core.records import json_from_record
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.core.weights import WeightsRecord
-from optpipe.deploy.signed_build import _find_preprocessing, _find_samples
-from optpipe.errors import BadInputError
+from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
+from optpipe.errors import BadInputError, GateError
 from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.workspace.file_names import BUILDS, REFERENCE
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.file_names import BUILDS, REFERENCE, VERDICT
 from optpipe.workspace.store import Store
 
 PROVEN = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack()))
@@ -92,3 +96,14 @@ def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(
     run = workspace.preprocess(pipeline=pipeline, **changes)
     card = ModelCard("digits", "card:digits", Task.CLASSIFICATION, (), transform=transform)
     assert _find_preprocessing([run], artifact, card, workspace.store) == (entry if found else None)
+
+
+def test_a_verdict_that_is_no_pass_is_refused_before_anything_is_verified(workspace, tmp_path):
+    workspace.artifact("fp16")
+    wanted = SignoffRequest("digits", policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
+    folder = collect_evidence(wanted, workspace.store, tmp_path / "dossier")
+    (folder / VERDICT).write_bytes(json_from_record(judge_dossier(folder)))
+    with pytest.raises(GateError, match=r"not an unqualified PASS \(INCONCLUSIVE\); pass --because TEXT"):
+        open_signed_build(folder, workspace.store, None)
+    with pytest.raises(BadInputError, match="SHA256SUMS is missing"):
+        open_signed_build(folder, workspace.store, "a trial")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
@@ -154,6 +155,12 @@ def _read_requested_summary(one: Measurement) -> tuple[float, float]:
         return 0.95, 99.0
     asked = [float(name[1:]) for name in (*one.latency_ns.percentiles, *one.latency_ns.withheld)]
     return one.latency_ns.confidence, max(asked, default=99.0)
+
+
+def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
+    """Whether a bench run is of another file than the build's under the same id: its figures are not the build's."""
+    subjects = (one.subject for one in read_measurements(run.path))
+    return any(build.has_other_file(each.artifact, each.sha256) for each in subjects)
 
 
 def list_artifact_measurements(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optpipe.artifacts.facts import JudgedBuild
+from optpipe.bench.recompute import has_measured_other_file
 from optpipe.bench.recompute_pair import RecordedPair
 from optpipe.core.observation import Observation
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
@@ -64,9 +65,9 @@ def filter_by_options(
 
 
 def is_of_other_file(run: Run, build: JudgedBuild) -> bool:
-    """Whether a run evaluated or profiled another file under the build's id. Raises BadInputError where its record cannot be read."""
-    ask = {"evaluate": has_evaluated_other_file, "profile": has_profiled_other_file}.get(run.kind)
-    return ask is not None and ask(run, build)
+    """Whether a run is of another file under the build's id. Raises BadInputError where its record cannot be read."""
+    asked = {"bench": has_measured_other_file, "evaluate": has_evaluated_other_file, "profile": has_profiled_other_file}
+    return run.kind in asked and asked[run.kind](run, build)
 
 
 def evidence_from_runs(

@@ -14,6 +14,7 @@ from typing import Any
 
 from optpipe import __version__
 from optpipe.artifacts.decisions import find_decision
+from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.artifacts.lookup import find_builds
 from optpipe.build.verify import VerificationInfo
@@ -25,6 +26,7 @@ from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError
 from optpipe.preprocess.recompute import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
+from optpipe.signoff.build_evidence import is_of_other_file
 from optpipe.signoff.judge import DossierRequest, require_waivable
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.since import split_runs
@@ -62,7 +64,7 @@ def collect_evidence(
     store.verify_entry(entry)
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
-    _copy_runs(entry, approved.artifact.id if approved else None, store, folder)
+    other_file = _copy_runs(entry, approved.artifact.id if approved else None, store, folder)
     checked = _find_verification(store, entry)
     _copy_builds({entry.id, *([checked.id] if checked else [])}, store, folder)
     if baseline is not None:
@@ -78,6 +80,7 @@ def collect_evidence(
         created_utc=get_utc_time(),
         drawn_with=drawn_with or {},
         removed=list_removed_runs(store.workspace, entry.id),
+        other_file=other_file,
         since=wanted.since,
     )
     write_bytes(folder / REQUEST, json_from_record(request))
@@ -157,19 +160,23 @@ def _find_verification(store: Store, artifact: Entry[ArtifactInfo]) -> Entry[Ver
     return found[-1] if found else None
 
 
-def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, folder: Path) -> None:
+def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, folder: Path) -> tuple[str, ...]:
     """The runs about the judged build whole, with the baseline's side of interleaved comparisons, and of the others, the
-    newest first, as much as there is room for."""
+    newest first, as much as there is room for; returns the bench runs of another file under its id, which are not copied."""
+    build, other_file = judged_build_from_entry(entry), []
     model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
-        if run.kind in JUDGED_KINDS and is_run_about(run, entry, store):
+        if run.kind == "bench" and is_of_other_file(run, build):
+            other_file.append(run.run_id)
+        elif run.kind in JUDGED_KINDS and is_run_about(run, entry, store):
             judged = {entry.id, baseline} if COMPARISON_FILE in run.manifest.files else {entry.id}
             room = _copy_run(run, folder / "runs" / run.run_id, judged, room)
         elif run.kind == "bench" and model & set(run.manifest.parents):
             needed = sum(file.size_bytes for file in run.manifest.files.values())
             if needed <= room:
                 room = _copy_run(run, folder / "runs" / run.run_id, {entry.id}, room)
+    return tuple(reversed(other_file))
 
 
 def is_run_about(run: Run, entry: Entry[ArtifactInfo], store: Store) -> bool:
@@ -233,10 +240,16 @@ def _list_files_of_others(run: Run, judged: Set[str | None]) -> Iterator[list[st
 
 
 def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
-    """The manifests of the entries `wanted`, of all builds that were measured, and of all that those were made from."""
+    """The manifests of the entries `wanted`, of all builds that were measured, and of all that those were made from.
+
+    That of a build whose file was another when it was measured would contradict its measurements.
+    """
     entries = {entry.id: entry for entry in store.list_entries()}
-    for path in folder.glob(f"runs/*/{MEASUREMENTS_FILE}"):
-        wanted |= {one.subject.artifact for one in read_measurements(path.parent)}
+    files = {each.id: hash_engine(each) for each in store.list_entries(ArtifactInfo)}
+    paths = folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
+    measured = [one.subject for path in paths for one in read_measurements(path.parent)]
+    wanted |= {each.artifact for each in measured}
+    wanted -= {each.artifact for each in measured if each.sha256 not in (None, files.get(each.artifact))}
     found: dict[str, Entry[Any]] = {}
     while wanted := (wanted & set(entries)) - set(found):
         found |= {name: entries[name] for name in wanted}

@@ -65,6 +65,8 @@ class DossierRequest:
     """Versions of the packages that drew the report's figures; empty for a report without figures."""
     removed: tuple[RemovedRun, ...] = ()
     """Bench runs of the artifact that were removed from the workspace before."""
+    other_file: tuple[str, ...] = ()
+    """Bench runs of another file under the artifact's id, which are not in the dossier."""
     since: str | None = None
     """Bench runs that were started earlier are in the dossier and not judged."""
     schema: str = field(default=DOSSIER_SCHEMA)
@@ -102,6 +104,7 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         notes=(
             *note_since(request.since, left_out),
             *_note_removed_runs(request),
+            *_note_other_file(request),
             *list_int8_notes(artifact.info, build, runs, loads, policy.confidence),
         ),
         baseline=request.baseline,
@@ -134,6 +137,12 @@ def _note_removed_runs(request: DossierRequest) -> Iterator[Note]:
         yield Note(
             "removed-runs", f"{what} and not judged: {names}", "judge the build on a workspace with all of its runs"
         )
+
+
+def _note_other_file(request: DossierRequest) -> Iterator[Note]:
+    if names := request.other_file:
+        what = f"{len(names)} bench run{'s' if len(names) > 1 else ''} of another file under this build's ID not judged"
+        yield Note("other-file", f"{what}: {', '.join(names)}", f"measure this file: optpipe bench {request.artifact}")
 
 
 def _name_dossier(created_utc: str, build: JudgedBuild) -> str:

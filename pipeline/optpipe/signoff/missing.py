@@ -60,7 +60,7 @@ def measure_missing_evidence(
 
 
 def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
-    """The runs about the judged build, without evaluations and profiles of another file under its id: those are made again."""
+    """The runs about the judged build, without those of another file under its id: these are made again."""
     build = judged_build_from_entry(judged)
     present = (
         run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and is_run_about(run, judged, store)

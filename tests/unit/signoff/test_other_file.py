@@ -1,5 +1,6 @@
-"""A build made again under the same id need not be the same file: what was evaluated or profiled of another file does not count."""
+"""A build made again under the same id need not be the same file: what another file showed does not count."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,17 @@ import pytest
 from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.int8_notes import check_int8_accuracy
+from optpipe.core.hashing import hash_file
+from optpipe.core.records import json_from_record
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.consistency import find_contradictions
+from optpipe.signoff.dossier import finish_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.missing import _group_by_kind, _list_needed, _list_present
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.workspace.baselines import store_baseline
+from optpipe.workspace.manifest import MANIFEST
 
 TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
 ACCURACY, CORES = "accuracy.maximum_drop", "tensor_cores.minimum_share"
@@ -69,3 +76,39 @@ def test_bench_does_not_warn_of_the_drop_of_another_file(workspace) -> None:
     entry = workspace.artifact("int8")
     run = workspace.evaluate(entry, 40, sha256=OTHER)
     assert check_int8_accuracy([run], judged_build_from_entry(entry)) is None
+
+
+def rebuild(workspace, entry):
+    """The store's record of `entry` with another file under its id, as a compiler that gives other bytes each time leaves it."""
+    manifest = json.loads((entry.path / MANIFEST).read_bytes())
+    (entry.path / "model.onnx").write_bytes(b"other bytes")
+    manifest["files"]["model.onnx"] = {"sha256": hash_file(entry.path / "model.onnx"), "size_bytes": 11}
+    (entry.path / MANIFEST).write_text(json.dumps(manifest))
+    return workspace.store.find(entry.id, type(entry.info))
+
+
+def test_a_bench_run_of_another_file_is_named_and_not_taken(workspace, tmp_path) -> None:
+    entry, other = workspace.artifact("fp16"), workspace.artifact("fp32")
+    old, of_other = workspace.bench(entry), workspace.bench(other)
+    entry, _ = rebuild(workspace, entry), rebuild(workspace, other)
+    assert [run.run_id for run in _list_present(entry, workspace.store)] == []
+    new = workspace.bench(entry)
+    folder = collect_evidence(WANTED, workspace.store, tmp_path / "dossier")
+    found = judge_dossier(folder)
+    assert {path.name for path in (folder / "runs").iterdir()} == {of_other.run_id, new.run_id}
+    assert list(find_contradictions(folder)) == []
+    assert [each.message for each in found.notes if each.code == "other-file"] == [
+        f"1 bench run of another file under this build's ID not judged: {old.run_id}"
+    ]
+
+
+def test_the_approved_file_may_lie_under_the_id_of_the_judged_one(workspace, tmp_path) -> None:
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry)
+    folder = collect_evidence(WANTED, workspace.store, tmp_path / "approved")
+    (folder / "verdict.json").write_bytes(json_from_record(judge_dossier(folder)))
+    store_baseline(finish_dossier(folder, tmp_path / "sealed"), workspace.path)
+    workspace.bench(rebuild(workspace, entry))
+    folder = collect_evidence(WANTED, workspace.store, tmp_path / "next")
+    assert [*(folder / "baseline" / "runs").iterdir()]
+    assert list(find_contradictions(folder)) == []

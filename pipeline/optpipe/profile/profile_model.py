@@ -177,9 +177,8 @@ def _list_jobs(
     if Stage.PREPROCESS in plan.stages and card.transform is not None and plan.images:
         yield _make_preprocess_job(plan, model, store)
     if Stage.INFERENCE in plan.stages:
-        read = cache(lambda model_id: read_profiled_rows(store.find(model_id), store))
         for entry in (each.entry for each in artifacts if each.why_not is None):
-            rows = partial(read, entry.manifest.parents[0])
+            rows = cache(partial(read_profiled_rows, entry, store))
             for length, batch_size in product(plan.lengths or (None,), plan.batch_sizes):
                 yield _make_inference_job(plan, card, entry, batch_size, length, rows, store)
 

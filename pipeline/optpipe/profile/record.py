@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from optpipe.artifacts.lookup import find_reference
 from optpipe.backends.base import Device
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.tensors import InputSpec
@@ -83,7 +84,7 @@ class ProfileJob:
     """The ONNX graph that the artifact was built from: its operators are ONNX's own, with known shapes."""
     inputs: tuple[InputSpec, ...] = ()
     read_rows: Callable[[], tuple[ModelCard, Arrays]] | None = None
-    """Of an inference: `read_profiled_rows` of its model, read once for all jobs."""
+    """Of an inference: `read_profiled_rows` of its artifact, read once for all sizes."""
 
 
 def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, WorkerResult]:
@@ -165,12 +166,12 @@ def _write_inputs(work: InferenceJob, card: ModelCard, rows: Arrays, target: Pat
     np.savez(target, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
 
 
-def read_profiled_rows(model: Entry, store: Store) -> tuple[ModelCard, Arrays]:
-    """The card of an exported model, and the rows that it is verified on, (samples, ...) by input."""
+def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[ModelCard, Arrays]:
+    """The card of an artifact's model, and the rows that the artifact was verified on, (samples, ...) by input."""
+    model = store.find(artifact.manifest.parents[0], ModelInfo)
     card = card_from_file(model.file(CARD))
-    kept = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
-    if kept:
-        return card, dict(reference_from_file(store.verify_entry(kept[-1], REFERENCE).file(REFERENCE)).inputs)
+    if (kept := find_reference(artifact, model, store)) is not None:
+        return card, dict(reference_from_file(store.verify_entry(kept, REFERENCE).file(REFERENCE)).inputs)
     return card, load_sample_inputs(card, choose_samples(card, None))
 
 

@@ -6,7 +6,6 @@ states (the size of an engine that is not here, the SNR of outputs that are not 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ from optpipe.artifacts.engine import hash_engine
 from optpipe.build.verify import VerificationInfo
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measurements
+from optpipe.core.records import read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.quantize.selection import SelectionInfo
 from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo
+from optpipe.signoff.judge import DossierRequest
 from optpipe.workspace.file_names import BUILDS, EVALUATION, POLICY, REQUEST, VERDICT
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.runs import Run, load_runs
@@ -52,10 +53,10 @@ def find_contradictions(folder: Path) -> Iterator[str]:
         yield from _check_entry(entry, builds)
     for run in load_runs(folder / "runs"):
         yield from _check_run(run, builds)
-    for run in load_runs(
-        folder / "baseline" / "runs"
-    ):  # of the approved file, which may lie under the judged build's id
-        yield from _check_run(run, builds, same_files=False)
+    judged = read_record(folder / REQUEST, DossierRequest).artifact
+    others = {name: build for name, build in builds.items() if name != judged}  # an approved file may have had its id
+    for run in load_runs(folder / "baseline" / "runs"):
+        yield from _check_run(run, others)
 
 
 def _find_foreign_files(folder: Path) -> Iterator[str]:
@@ -104,14 +105,13 @@ def _compare(stated: Mapping[str, object], expected: Mapping[str, object], place
             yield f"{place}: {name} is {value!r}, but {whose} says {expected[name]!r}"
 
 
-def _check_run(run: Run, builds: Mapping[str, Entry[Any]], *, same_files: bool = True) -> Iterator[str]:
+def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
     place = f"runs/{run.path.name}"
     if run.run_id != run.path.name or not run.run_id.startswith(f"{run.kind}-"):
         yield f"{place}/{MANIFEST}: describes {run.kind} run {run.run_id}"
     if run.kind == "bench":
         for one in read_measurements(run.path):
-            subject = one.subject if same_files else replace(one.subject, sha256=None)
-            yield from _check_subject(subject, builds, f"{place}/{MEASUREMENTS_FILE}: {one.id}")
+            yield from _check_subject(one.subject, builds, f"{place}/{MEASUREMENTS_FILE}: {one.id}")
     if run.kind == "evaluate":
         found = read_evaluation(run)
         for row in found.results:

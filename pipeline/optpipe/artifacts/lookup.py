@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Device
-from optpipe.backends.registry import resolve_effective_options
+from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
 from optpipe.errors import BadInputError, MissingError
@@ -74,8 +74,6 @@ def find_artifacts(
 
 def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
     """Those that can run here, and why the others cannot. Raises MissingError where none can."""
-    from optpipe.backends.registry import BACKENDS
-
     reasons: dict[str, str] = {}
     able = []
     for each in artifacts:
@@ -221,9 +219,22 @@ def _refuse(
     here = f" (available: {', '.join(built)})" if built else ""
     if other_content:
         here = "; existing builds of that name are from a different file"
-    raise BadInputError(
-        f"no build of {what} in {store.workspace}{here}\n`optpipe build {shlex.quote(text)}{flags}` builds it"
-    )
+    way_out = f"`optpipe build {shlex.quote(text)}{flags}` builds it"
+    if unable := _list_unable(text, store, backends):
+        way_out = f"{' and '.join(unable)} cannot build an ONNX file: give its PyTorch model, or leave --backend out"
+        if not built:
+            way_out += f" (`optpipe build {shlex.quote(text)}` builds it)"
+    raise BadInputError(f"no build of {what} in {store.workspace}{here}\n{way_out}")
+
+
+def _list_unable(text: str, store: Store, backends: Sequence[str]) -> list[str]:
+    """The `backends` where `text` is an ONNX file, or a card of one, and they all need a module."""
+    from optpipe.sources.resolve import source_from_text
+
+    unable = [name for name in backends if BACKENDS[name].needs_module]
+    if not unable or len(unable) < len(backends):
+        return []
+    return [] if source_from_text(find_stored_source(text, store) or text).has_module else unable
 
 
 def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:

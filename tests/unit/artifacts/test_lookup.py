@@ -4,7 +4,9 @@ import json
 import shlex
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from tests.fakes.entries import artifact_info
 
 from optpipe.artifacts.lookup import (
@@ -62,6 +64,26 @@ def verified(store: Store, artifact: Entry, samples: int) -> Entry[ReferenceInfo
     recipe, parents = {"artifact": artifact.id, "reference": reference.id}, (artifact.id, reference.id)
     store.produce(VerificationInfo, recipe, lambda _: found, parents=parents, listener=SilentListener())
     return reference
+
+
+@pytest.mark.parametrize(
+    ("backends", "said", "unsaid"),
+    [
+        (("torch", "inductor"), "torch and inductor cannot build an ONNX file", "--backend torch` builds"),
+        (("torch", "onnxruntime"), "`optpipe build net.onnx --backend torch,onnxruntime` builds it", "cannot"),
+    ],
+)
+def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(
+    store: Store, backends: tuple[str, ...], said: str, unsaid: str
+) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph), "net.onnx")
+    with pytest.raises(BadInputError) as refused:
+        find_artifacts("net.onnx", store, backends=backends)
+    assert said in str(refused.value)
+    assert unsaid not in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 2
 
 
 @pytest.fixture

@@ -136,8 +136,8 @@ def test_a_batch_that_the_file_itself_does_not_take_is_no_question_of_building(t
     assert built(path, tmp_path / "work").status == 0
     ran = optpipe("bench", path, "--batch", "2", *QUICK, workspace=tmp_path / "work")
     assert ran.status == 2
-    assert "the ONNX file has a fixed batch size of 4; omit --batch" in ran.stderr
-    measured = optpipe("bench", path, *QUICK, workspace=tmp_path / "work").document["measurements"]
+    assert "the ONNX file has a fixed batch size of 4; give --batch 4" in ran.stderr
+    measured = optpipe("bench", path, "--batch", "4", *QUICK, workspace=tmp_path / "work").document["measurements"]
     assert [each["load"]["batch_size"] for each in measured] == [4]
 
 

@@ -252,8 +252,13 @@ def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store
     return found[-1] if found else None
 
 
-def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) -> tuple[int, ...]:
-    """The batch sizes to measure: those given, all inside the profile, or powers of two up to its end."""
+def choose_batch_sizes(
+    artifact: StoredArtifact, sizes: Sequence[int] | None, command: str | None = None
+) -> tuple[int, ...]:
+    """The batch sizes to measure: those given, all inside the profile, or powers of two up to its end.
+
+    `command` is what makes a build that includes them; by default it is `optpipe build`.
+    """
     low, high = artifact.batch_range
     if sizes is None:
         return tuple(size for size in (1 << power for power in range(20)) if low <= size <= high) or (low,)
@@ -261,10 +266,10 @@ def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None) ->
     if outside:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
         model = format_model_argument(artifact.card.name, artifact.card.source)
-        build = f"{model} --precision {info.precision} --backend {info.backend} --batch {wider}"
-        way_out = f"`optpipe build {build}` builds one that includes it"
+        build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
+        way_out = f"`{command or build}` builds one that includes it"
         if low == high and _is_fixed(artifact):
-            way_out = f"the ONNX file has a fixed batch size of {low}; omit --batch, or export it with a dynamic batch dimension"
+            way_out = f"the ONNX file has a fixed batch size of {low}; give --batch {low}, or export it with a dynamic batch dimension"
         raise BadInputError(
             f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
         )

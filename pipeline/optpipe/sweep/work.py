@@ -1,5 +1,6 @@
 """The work of a sweep's process: the build and bench that exist, asked for by recipe and cells."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from optpipe.bench.bench import bench_artifacts
 from optpipe.bench.session_plan import BenchPlan
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import Reason, read_measurements
+from optpipe.core.measurement import Mode, Reason, Scenario, read_measurements
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
@@ -82,7 +83,7 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
     able: dict[tuple[object, ...], list[Cell]] = {}
     for cell in limit_load(task):
         try:
-            choose_batch_sizes(artifact, (cell.load.batch_size,))
+            choose_batch_sizes(artifact, (cell.load.batch_size,), _suggest_wider(cell, artifact))
             require_lengths(artifact, None if cell.load.length is None else (cell.load.length,))
             artifact.resolve_effective_options(options_from_texts(cell.options))
         except BadInputError as error:
@@ -95,6 +96,32 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
         except OptpipeError as error:
             outcomes |= dict.fromkeys((cell.key for cell in cells), outcome_from_error(error))
     return tuple(outcomes[cell.key] for cell in task.cells)
+
+
+def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> str:
+    """The sweep of `cell` with a profile that includes its batch size: `optpipe build` would make a build that no sweep takes."""
+    recipe, load = cell.recipe, cell.load
+    size, (low, usual, high) = load.batch_size, artifact.card.batch_range
+    given: dict[str, object] = {
+        "precision": recipe.precision,
+        "backend": recipe.backend,
+        "batch": size,
+        "profile": f"{min(low, size)}:{usual}:{max(high, size)}",
+        "length": load.length,
+        "scenario": None if load.scenario is Scenario.SINGLE_STREAM else load.scenario,
+        "rate": load.rate_per_s,
+        "mode": None if load.mode is Mode.COMPUTE else load.mode,
+        "streams": None if load.streams == 1 else load.streams,
+        "gpu": cell.kind,
+        "weights": None if recipe.weights == "default" else recipe.weights,
+        "seed": recipe.seed or None,
+        "calibration": recipe.calibration,
+    }
+    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    words += ["--truncate"] if recipe.truncate else []
+    words += [word for each in recipe.options for word in ("--build-option", each)]
+    words += [word for each in cell.options for word in ("--option", each)]
+    return shlex.join(["optpipe", "sweep", recipe.model, *words])
 
 
 def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store) -> dict[str, CellOutcome]:

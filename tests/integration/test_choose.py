@@ -75,6 +75,14 @@ def test_what_cannot_be_chosen_is_refused_before_anything_is_built(
     assert "Traceback" not in refused.stderr
 
 
+def test_a_size_outside_of_the_profile_is_refused_before_the_export(tmp_path: Path, inside: Callable[..., Ran]) -> None:
+    for options, wider in (((), "--batch 1:16:999"), (("--batch", "4:8:16"), "--batch 4:8:999")):
+        refused = inside(*AUTO, *options, "--compare-at", "8,999", cwd=tmp_path)
+        assert refused.status == 2
+        assert wider in refused.stderr
+    assert not list(tmp_path.glob(".optpipe/store/*"))
+
+
 def test_a_budget_that_nothing_keeps_fails_with_the_nearest(chosen: tuple[Path, Ran]) -> None:
     folder, _ = chosen
     failed = optpipe(*AUTO, "--backend", "onnxruntime", "--device", "cpu", "--budget", "190dB", cwd=folder)

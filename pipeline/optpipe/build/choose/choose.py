@@ -25,7 +25,7 @@ from optpipe.core.records import json_from_record
 from optpipe.core.units import format_duration
 from optpipe.errors import BadInputError, ExitStatus
 from optpipe.evaluate.tasks.registry import require_fitting_task
-from optpipe.export.exported import export_model, prepare_model
+from optpipe.export.exported import export_model, prepare_model, read_card
 from optpipe.export.model import Model
 from optpipe.inputs.samples import can_verify_on
 from optpipe.measuring.measure import write_measurements
@@ -52,16 +52,16 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
     """Builds, judges and races every candidate, and writes the decision's run; all builds stay in the store.
 
     `weights` is how they were asked for. Raises BadInputError for a budget that cannot be judged or a batch size outside the
-    profile, before anything is built; and what says why nothing could be built.
+    profile, before anything is exported; and what says why nothing could be built.
     """
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)
+    sizes = _choose_sizes(read_card(model, stored), plan.batch_sizes)
     wanted, omitted = plan_candidates(model, plan.build, stored, store, listener)
     with listener.step("export"):
         exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
-    sizes = _choose_sizes(card, plan.batch_sizes)
     wanted = add_static_batches(wanted, card, sizes)
     judge = choose_judge(plan.budget, plan.build.images, exported, listener, truncate=plan.build.truncate)
     if judge.data is not None and not can_verify_on(card, judge.data):
@@ -98,8 +98,9 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
 def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, ...]:
     low, usual, high = card.batch_range
     if outside := [size for size in wanted or () if not low <= size <= high]:
+        wider = f"{min(low, *outside)}:{usual}:{max(high, *outside)}"
         raise BadInputError(
-            f"--compare-at {outside[0]}: outside the profile {low}:{usual}:{high}; widen it with --batch MIN:OPT:MAX"
+            f"--compare-at {outside[0]}: outside the profile {low}:{usual}:{high}; widen it with --batch {wider}"
         )
     return tuple(wanted or (usual,))
 

@@ -12,6 +12,7 @@ from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError, GateError, first_line
 from optpipe.export.model import Model, choose_available_weights
 from optpipe.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
+from optpipe.export.reference import reference_from_file
 from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
 from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.inputs.tokens import SENTENCES
@@ -155,10 +156,6 @@ def compute_reference(
             else:
                 _require_repeatable([run_torch_model(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT)
             raise
-        if count_rows(inputs) > 1 and not any(_tells_samples_apart(value) for value in outputs.values()):
-            listener.warn(
-                f"{card.name} gives the same outputs for every input: nothing compared with them shows anything"
-            )
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
         if samples.labels:
@@ -173,7 +170,11 @@ def compute_reference(
             export_parity=errors,
         )
 
-    return store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
+    found, stored = store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
+    reference = reference_from_file(found.file(REFERENCE))
+    if count_rows(reference.inputs) > 1 and not any(map(_tells_samples_apart, reference.outputs.values())):
+        listener.warn(f"{card.name} gives the same outputs for every input: nothing compared with them shows anything")
+    return found, stored
 
 
 def _tells_samples_apart(output: "np.ndarray") -> bool:

@@ -122,9 +122,11 @@ def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, capsys, forw
 def test_outputs_that_ignore_the_input_are_said(tmp_path) -> None:
     (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x * 0)\n")
     model, store = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()), Store(tmp_path / ".optpipe")
-    listener = SilentListener()
-    compute_reference(model, export_model(model, store, listener)[0], None, store, listener)
-    assert "the same outputs for every input" in " ".join(listener.warnings)
+    for known in (False, True):
+        listener = SilentListener()
+        _, stored = compute_reference(model, export_model(model, store, listener)[0], None, store, listener)
+        assert stored is known
+        assert "the same outputs for every input" in " ".join(listener.warnings)
 
 
 def test_a_module_whose_weights_no_file_holds_is_refused_before_the_export(tmp_path) -> None:

@@ -118,6 +118,17 @@ def test_int8_within_a_budget_is_one_command(planted) -> None:
     assert mixed["cost"]["drop"] is None or mixed["cost"]["drop"] <= 0.005
 
 
+def test_a_budget_that_leaves_no_layer_in_int8_says_which_one_does(exported, tmp_path) -> None:
+    command = ("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--device", "cpu", "--json")
+    exported(tmp_path / ".optpipe")
+    failed = optpipe(*command, "--budget", "199dB", cwd=tmp_path)
+    assert failed.status == 1
+    (reason,) = [each["reason"] for each in failed.document["failed"]]
+    assert reason.startswith("--budget 199dB leaves no layer in int8: in all 16 layers it has an SNR of ")
+    looser = reason.rpartition("such as ")[2].split()
+    assert optpipe(*command, *looser, cwd=tmp_path).status == 0
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -21,7 +21,7 @@ from optpipe.quantize.calibrate import (
     tables_from_entry,
 )
 from optpipe.quantize.methods import METHODS
-from optpipe.quantize.selection import SelectionInfo, describe_mixed, select_kept_layers
+from optpipe.quantize.selection import SelectionInfo, describe_mixed, require_lowered, select_kept_layers
 from optpipe.quantize.sensitivity import LayerCost, compare_methods, count_layer_macs, lower_by_table, rank_layers
 from optpipe.quantize.table import CalibrationTable, is_table, read_table, write_table
 from optpipe.workspace.environment import get_package_version, list_gpus
@@ -88,6 +88,7 @@ def make_calibrated_graph(
         return rank_layers(model, lowering, data.samples, store, listener)[0].info.layers
 
     chosen, _ = select_kept_layers(model, lowering, rank, data.samples, budget, store, listener)
+    require_lowered(chosen.info, precision)
     ranking = rank() if chosen.info.keep else ()
     best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
     return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking))

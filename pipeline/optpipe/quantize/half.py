@@ -20,7 +20,7 @@ from optpipe.inputs.sample_set import SampleSet
 from optpipe.inputs.tensor_set import tensor_set_from_rows
 from optpipe.quantize.calibrate import load_calibration_data
 from optpipe.quantize.rounding import find_half_nodes, round_nodes
-from optpipe.quantize.selection import describe_mixed, select_kept_layers
+from optpipe.quantize.selection import describe_mixed, require_lowered, select_kept_layers
 from optpipe.quantize.sensitivity import LoweredLayers, Lowering, rank_layers
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
@@ -74,6 +74,7 @@ def convert_within_budget(
         store,
         listener,
     )
+    require_lowered(selection.info, Precision.FP16)
     recipe = {**_describe_recipe(Precision.FP16, model, reference), "selection": selection.id}
 
     def make(directory: Path) -> GraphInfo:

@@ -14,8 +14,9 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import EXACT_DB, Budget, KeptLayer, MixedPrecision, PrecisionCost
+from optpipe.core.precision import Precision
 from optpipe.core.records import plain_from_record
-from optpipe.errors import BadInputError
+from optpipe.errors import BadInputError, GateError
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.sensitivity import LayerCost, Lowering, count_layer_macs, describe_recipe
@@ -122,6 +123,24 @@ def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: Budg
             holds = middle
         else:
             fails = middle
+
+
+def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
+    """Raises GateError where the budget keeps every layer out of `precision`, with a budget that some of them keep."""
+    if not selection.keep or len(selection.keep) < selection.layers:
+        return
+    budget, points = selection.budget, selection.budget.unit == "points"
+    message = f"--budget {budget.limit:g}{budget.unit} leaves no layer in {precision}"
+    usable = [each for each in selection.tried if each.cost.finite and (points or each.cost.snr_db >= 0.1)]
+    if not usable:
+        raise GateError(f"{message}: none gives usable outputs; leave {precision} out of --precision")
+    cost, count = usable[0].cost, selection.layers - usable[0].kept
+    share = f"{count} of {selection.layers}" if usable[0].kept else f"all {count}"
+    worst = math.ceil(1e4 * (cost.drop or 0.0)) / 100 if points else math.floor(10 * cost.snr_db) / 10
+    told = f"costs {worst:g} points" if points else f"has an SNR of {worst:g} dB"
+    raise GateError(
+        f"{message}: in {share} layers it {told}\ngive a looser budget, such as --budget {worst:g}{budget.unit}"
+    )
 
 
 def describe_mixed(

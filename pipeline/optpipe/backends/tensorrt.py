@@ -130,7 +130,9 @@ class TensorRT:
         if parser.parse_from_file(str(request.graph)):
             return ()
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        return tuple(dict.fromkeys(f"{each.node_operator()} ({each.node_name()}): {each.desc()}" for each in errors))
+        return tuple(
+            dict.fromkeys(f"{each.node_operator()} ({each.node_name()}): {_explain(each.desc())}" for each in errors)
+        )
 
     def build(self, request: BuildRequest) -> BuildResult:
         """Parses, configures, builds, and reads the types out of the network that was built."""
@@ -186,6 +188,13 @@ class TensorRT:
             return importlib.import_module(self.library)
         except ImportError as error:
             raise MissingError(f"{self.library} cannot be imported ({error}); {self.install}") from error
+
+
+def _explain(reason: str) -> str:
+    """Why the parser refuses a node, in words that a user can act on where its own name a flag of the C++ API."""
+    if "shiftIsAllZeros" not in reason:
+        return reason
+    return "its zero point is not 0\nquantize the model symmetrically, or build it with --backend onnxruntime"
 
 
 def _require_sparse_weights(graph: Path) -> None:

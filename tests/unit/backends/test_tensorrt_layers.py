@@ -1,4 +1,4 @@
-"""The layers of a network that TensorRT-RTX's own parser made, attributed to the ONNX nodes that they came from."""
+"""What TensorRT-RTX's own parser makes of a graph: its layers, attributed to the ONNX nodes that they came from; or a refusal."""
 
 import numpy as np
 import onnx
@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.backends.base import BuildRequest
+from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.backends.tensorrt_network import layers_from_network
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
@@ -50,3 +51,24 @@ def test_the_products_of_a_recurrent_node_are_its_own(tmp_path, op, gates, direc
     assert proof.proven
     products = directions * 2 * 4 * 3
     assert sum(each.macs for each in layers) == 5 * 2 * directions * gates * 4 * (6 + 4) + products
+
+
+def test_an_asymmetric_graph_is_refused_with_a_way_out_in_two_lines(tmp_path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
+    quantized = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="quantize"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"], name="dequantize"),
+    ]
+    numbers = [numpy_helper.from_array(np.float32(0.1), "scale"), numpy_helper.from_array(np.int8(3), "zero")]
+    graph = helper.make_graph(quantized, "g", [x], [y], numbers)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "net.onnx"
+    )
+    card = ModelCard("net", "net.onnx", Task.OTHER, (InputSpec("x", "float32", (4, 8), (4, 8), (4, 8)),))
+    request = BuildRequest(card, Precision.INT8, tmp_path / "net.onnx", None, "cuda", {}, tmp_path)
+    (refused,) = TENSORRT_RTX.find_unsupported(request)
+    assert refused.splitlines() == [
+        "QuantizeLinear (quantize): its zero point is not 0",
+        "quantize the model symmetrically, or build it with --backend onnxruntime",
+    ]

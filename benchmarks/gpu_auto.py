@@ -131,11 +131,7 @@ def main() -> None:
     parser.add_argument("--side-by-side", action="store_true", help="all networks and batch sizes at once, --direct")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--backends", help="default: all that build for the device")
-    parser.add_argument(
-        "--option",
-        default="",
-        help="of the builds, such as inductor.max_autotune=true; NETWORK: before a word: for this one alone",
-    )
+    parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
     parser.add_argument("--low-option", help="of the FP8 and INT8 builds; default: --option")
     parser.add_argument("--one", help="of a process that main() starts: this network, rows to standard output")
     parser.add_argument("--part", help="of a process that main() starts: wide or low to build, or a batch size")
@@ -348,25 +344,13 @@ def plan_network(given: Any) -> Network:
     names = given.backends.split(",") if given.backends else list(BACKENDS)
     backends = tuple(BACKENDS[each] for each in names if BACKENDS[each].probe_capability(given.device).builds)
     options, low_options = (
-        options_from_text(list_words(each, name)) for each in (given.option, given.low_option or given.option)
+        options_from_text(each.split()) for each in (given.option, given.low_option or given.option)
     )
     precisions = (wide, low) if images else (wide,)
     plan = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
     source = source_from_text(name_source(name, workspace), {})
     model = Model(source, weights_from_text(choose_weights(name), 0), batch)
     return Network(name, workspace, model, plan, low_options, batches)
-
-
-def list_words(options: str, name: str) -> list[str]:
-    """Those for all networks, and those that begin with `name` and a colon."""
-    found = []
-    for word in options.split():
-        network, _, rest = word.partition(":")
-        if network not in NETWORKS:
-            found.append(word)
-        elif network == name:
-            found.append(rest)
-    return found
 
 
 def build_everything(network: Network, precisions: Sequence[Any], listener: Any) -> list[Any]:

@@ -167,9 +167,10 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
     model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
-        if run.kind == "bench" and is_of_other_file(run, build):
+        about = run.kind in JUDGED_KINDS and is_run_about(run, entry, store)
+        if about and run.kind == "bench" and is_of_other_file(run, build):
             other_file.append(run.run_id)
-        elif run.kind in JUDGED_KINDS and is_run_about(run, entry, store):
+        elif about:
             judged = {entry.id, baseline} if COMPARISON_FILE in run.manifest.files else {entry.id}
             room = _copy_run(run, folder / "runs" / run.run_id, judged, room)
         elif run.kind == "bench" and model & set(run.manifest.parents):

@@ -76,11 +76,9 @@ class _Lowering:
         node, end = fused
         if node.op_type in ("GlobalAveragePool", "ReduceMean"):
             given, output = self._read_half(node.input[0]), str(end.quantize.output[0])
-            keepdims, (_, spare) = (
-                len(self.types.shapes.get(end.tensor, ())) == 4,
-                self.match.padded.get(output, (1, 0)),
-            )
             inverse_scale = 1.0 / self.match.read_scale(end.quantize)
+            keepdims = len(self.types.shapes.get(end.tensor, ())) == 4
+            spare = self.match.count_spare(output)
             self.done.append(steps.MeanPool(node.name, given, output, inverse_scale, keepdims, spare))
         elif self.match.is_int8(node):
             self._lower_int8(node, end)
@@ -92,7 +90,6 @@ class _Lowering:
     def _lower_depthwise(self, node: Any, end: FusedEnd) -> None:
         weight, half = self.match.read_constant(node.input[1]).astype(np.float16)[:, 0], end.quantize is None
         output = end.tensor if half else str(end.quantize.output[0])
-        _, spare = self.match.padded.get(output, (1, 0))
         self.done.append(
             steps.Depthwise(
                 name=node.name,
@@ -105,7 +102,7 @@ class _Lowering:
                 activation=end.activation,
                 half=half,
                 inverse_scale=1.0 if half else 1.0 / self.match.read_scale(end.quantize),
-                spare=spare,
+                spare=self.match.count_spare(output),
                 macs=count_node_macs(node, self.types),
             )
         )
@@ -251,14 +248,15 @@ class _Lowering:
 
     def _quantize(self, node: Any, output: str) -> None:
         """INT8, and where it is padded, a copy with zeros behind the channels."""
-        padded = self.match.padded.get(output)
+        inverse_scale = 1.0 / self.match.read_scale(node)
         if (gated := self.match.gated.get(node.name)) is not None:
             given, gate = self._read_half(gated.image), self._read_half(gated.gate)
-            inverse_scale, (_, spare) = 1.0 / self.match.read_scale(node), padded or (1, 0)
+            spare = self.match.count_spare(output)
             self.done.append(steps.Quantize(node.name, given, output, inverse_scale, gate, gated.activation, spare))
             return
+        padded = self.match.padded.get(output)
         given, bare = self._read_half(node.input[0]), output if padded is None else f"{output}_bare"
-        self.done.append(steps.Quantize(node.name, given, bare, 1.0 / self.match.read_scale(node)))
+        self.done.append(steps.Quantize(node.name, given, bare, inverse_scale))
         if padded is not None:
             axis, spare = padded
             inputs = (bare, np.array([0, spare]), None, np.array([axis]))

@@ -85,19 +85,17 @@ class GraphMatcher:
             computed = image not in self.graph.weights and gate not in self.graph.weights
             if not computed or len(wide) != 4 or narrow != (*wide[:2], 1, 1) or narrow == wide:
                 continue
-            if (sigmoid := self._find_only_source(gate, "Sigmoid")) is not None:
-                return GatedImage(str(image), str(sigmoid.input[0]), "sigmoid", (product, sigmoid))
-            hard = self._find_only_source(gate, "HardSigmoid")
-            if hard is not None and _is_torchs_hard_sigmoid(hard):
-                return GatedImage(str(image), str(hard.input[0]), "hardsigmoid", (product, hard))
-            return GatedImage(str(image), str(gate), "", (product,))
+            bend = self._find_only_source(gate, "Sigmoid", "HardSigmoid")
+            if bend is None or (bend.op_type == "HardSigmoid" and not _is_torchs_hard_sigmoid(bend)):
+                return GatedImage(str(image), str(gate), "", (product,))
+            return GatedImage(str(image), str(bend.input[0]), bend.op_type.lower(), (product, bend))
         return None
 
-    def _find_only_source(self, tensor: str, operator: str) -> Any:
-        """The `operator` that makes a tensor which one node reads; else None."""
+    def _find_only_source(self, tensor: str, *operators: str) -> Any:
+        """The node, one of `operators`, that makes a tensor which one node reads; else None."""
         node = self.graph.producers.get(tensor)
         alone = tensor not in self.graph.outputs and len(self.graph.consumers.get(tensor, [])) == 1
-        return node if node is not None and node.op_type == operator and alone else None
+        return node if node is not None and node.op_type in operators and alone else None
 
     def _starts_step(self, node: Any) -> bool:
         return self.is_int8(node) or self._is_stem(node) or self.is_depthwise(node) or self._is_mean(node)
@@ -179,6 +177,10 @@ class GraphMatcher:
             if end.quantize is not None:
                 found[str(end.quantize.output[0])] = (axis, -outputs % ALIGNED)
         return {name: (axis, spare) for name, (axis, spare) in found.items() if spare}
+
+    def count_spare(self, tensor: str) -> int:
+        """The zeros behind the channels of an INT8 tensor."""
+        return self.padded.get(tensor, (1, 0))[1]
 
     def count_channels(self, node: Any) -> tuple[int, int]:
         """Output and input channels, or features, of an INT8 layer."""

@@ -64,10 +64,9 @@ class Program:
                 return compute_operator(step.operator, tuple(operands), step.attributes)
             case steps.Dequantize():
                 return values[step.given].half() * step.scale
-        given = values[step.given]
+        given, *others = (values[name] for name in steps.list_tensors_read(step))
         chosen = tactic or next(list_tactics(step, given))
-        *_, second = (None, *(values[name] for name in steps.list_tensors_read(step)[1:]))
-        return _LAUNCHES[chosen.kernel](step, given, second, kept, chosen.settings)
+        return _LAUNCHES[chosen.kernel](step, given, others[0] if others else None, kept, chosen.settings)
 
 
 def _launch_kernel(
@@ -117,8 +116,9 @@ def _allocate_convolved(step: steps.Convolution, given: Any) -> Any:
     return _allocate((len(given), len(step.scale), *size), dtype, given)
 
 
-def _get_ending(step: steps.Convolution) -> dict[str, int]:
-    return {"ADD": step.added is not None, "ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
+def _get_ending(step: steps.Convolution | steps.Depthwise | steps.Stem) -> dict[str, int]:
+    added = {"ADD": step.added is not None} if isinstance(step, steps.Convolution) else {}
+    return {**added, "ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
 
 
 def _launch_product(
@@ -263,8 +263,8 @@ def _launch_stem(step: steps.Stem, given: Any, _: Any, kept: Mapping[str, Any], 
         _describe_tiles(as_channels_last(output), (pixels, outputs), (block, outputs)),
         kept["bias"], step.inverse_scale, pixels, *size, rows, columns,
     )  # fmt: skip
-    end = {"ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
-    _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, R=spanned, N=outputs, **end)
+    fixed = {"R": spanned, "N": outputs, **_get_ending(step)}
+    _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, **fixed)
     return output
 
 
@@ -288,11 +288,7 @@ def _launch_depthwise(
         channels, outputs,
     )  # fmt: skip
     fixed = {"R": step.kernel[0], "S": step.kernel[1], "STRIDE": step.stride, "TOP": top, "LEFT": left}
-    fixed |= {
-        "ACTIVATION": steps.ACTIVATIONS.index(step.activation),
-        "HALF": step.half,
-        "ALIGN": _align(channels, outputs),
-    }
+    fixed |= {"ALIGN": _align(channels, outputs), **_get_ending(step)}
     grid = (ceil(strips / settings["BP"]), ceil(outputs / settings["BC"]))
     _launch_kernel(fp16_depthwise, grid, arguments, settings, **fixed)
     return output

@@ -18,8 +18,8 @@ from optpipe.core.tensors import InputSpec, input_from_dict
 from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
-    from optpipe.backends.torch_int8.launches import Tactic
     from optpipe.backends.torch_int8.program import Program
+    from optpipe.backends.torch_int8.tactics import Tactic
 
 GRAPH = "model.onnx"
 TACTICS = "tactics.json"

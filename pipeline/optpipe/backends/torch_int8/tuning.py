@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.launches import Kerneled, Tactic, list_tactics
 from optpipe.backends.torch_int8.precompile import collect_kernels, compile_side_by_side
 from optpipe.backends.torch_int8.program import Program
+from optpipe.backends.torch_int8.tactics import Kerneled, Tactic, list_tactics
 from optpipe.errors import StageError
 
 LAUNCHES = 20

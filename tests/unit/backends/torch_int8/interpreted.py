@@ -10,7 +10,7 @@ import triton.language as tl
 from tests.fakes.int8_emulation import emulate_step
 from tests.fakes.int8_network import random_convolution, random_depthwise, random_half, random_int8
 
-from optpipe.backends.torch_int8 import kernels, launches, program, steps
+from optpipe.backends.torch_int8 import kernels, program, steps, tactics
 
 NOT_HERE = ("int8_wgmma_product_at_once", "int8_max_pool", "depthwise_by_torch")
 """Gluon and inline assembly have no interpreter; torch's FP16 convolution rounds otherwise."""
@@ -24,7 +24,7 @@ def run_at_once():
 def compare(step, values):
     expected = emulate_step(step, values)
     alone = program.Program(steps.Network(("x",), ("y",), (step,)), {}, "cpu")
-    for tactic in launches.list_tactics(step, values["x"]):
+    for tactic in tactics.list_tactics(step, values["x"]):
         if tactic.kernel not in NOT_HERE and not tactic.settings.get("PERSISTENT"):
             found = alone.launch(step, values, tactic)
             same = found.shape == expected.shape and found.dtype == expected.dtype

@@ -8,7 +8,7 @@ from tests.fakes.int8_emulation import emulate_step
 from tests.fakes.int8_network import random_convolution, random_int8
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.launches import arrange_stem_weight, count_stem_cells
+from optpipe.backends.torch_int8.tactics import arrange_stem_weight, count_stem_cells
 
 layers = st.fixed_dictionaries(
     {

@@ -8,14 +8,14 @@ import torch
 from tests.fakes.hopper_driver import pretend_hopper
 from tests.fakes.int8_network import gated_network, lower, quantize
 
-from optpipe.backends.torch_int8 import precompile, program, tuning
-from optpipe.backends.torch_int8.launches import Kerneled, list_tactics
+from optpipe.backends.torch_int8 import launches, precompile, program, tuning
+from optpipe.backends.torch_int8.tactics import Kerneled, list_tactics
 
 
 @pytest.mark.slow
 def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launched(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(program, "_count_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(launches, "_count_multiprocessors", lambda _: 132)
     monkeypatch.setattr(tuning, "Program", lambda network, chosen: program.Program(network, chosen, "cpu"))
     network, images = lower(quantize(gated_network(), keep=("deep",))), torch.zeros(1, 3, 32, 32)
     with pretend_hopper():
@@ -49,7 +49,7 @@ def launch_in_vain(alone, step, values):
 def test_each_kernel_is_collected_once_and_none_after_the_block(monkeypatch):
     from triton import knobs
 
-    monkeypatch.setattr(program, "_count_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(launches, "_count_multiprocessors", lambda _: 132)
     network = lower(quantize(gated_network()))
     alone, values = program.Program(network, {}, "cpu"), {"image": torch.zeros(8, 3, 32, 32)}
     with pretend_hopper(), precompile.collect_kernels() as kernels:

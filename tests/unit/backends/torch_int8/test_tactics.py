@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.launches import list_tactics
+from optpipe.backends.torch_int8.tactics import list_tactics
 
 
 class Shaped(SimpleNamespace):

@@ -1,0 +1,232 @@
+"""What a step needs to run on a GPU: its constants there, and the kernels and settings that could compute it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.movements import READ_ON_HOST
+
+Kerneled = (
+    steps.Convolution | steps.Linear | steps.Stem | steps.Depthwise | steps.MaxPool | steps.MeanPool | steps.Quantize
+)
+FEW_TILES, MANY_TILES = 200, 60
+"""Tiles of 64 rows and 128 columns below which a layer may leave multiprocessors idle, so that smaller tiles are tried, and
+above which there may be enough for larger ones; between the two both are."""
+ONCE = 4
+"""Blocks of input channels that may be copied at once."""
+MANY_OUTPUTS = 500_000
+"""Outputs of a depthwise convolution above which strips of several are tried."""
+_MANY_STRIPS = ((16, 64, 4, 4), (32, 32, 4, 4), (16, 64, 2, 4))
+_FEW_STRIPS = ((16, 64, 2, 4), (16, 32, 2, 2))
+"""Strips of outputs and channels of a tile, outputs of a strip, and warps."""
+_BLOCK_DEPTHS = (128, 64, 32)
+_COLUMNS = 256
+"""Scales and biases are padded to a multiple of the widest tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tactic:
+    """A kernel by name, with its settings."""
+
+    kernel: str
+    settings: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.kernel} " + " ".join(f"{key}={value}" for key, value in self.settings.items())
+
+
+def upload_constants(step: steps.Step, device: str) -> dict[str, Any]:
+    """What a step's kernels read beside activations, as torch tensors on `device`."""
+    import torch
+
+    arrays = {name: torch.from_numpy(np.array(values)) for name, values in _list_arrays(step).items()}
+    return {name: each if _is_on_host(step, name, each) else each.to(device) for name, each in arrays.items()}
+
+
+def _is_on_host(step: steps.Step, name: str, value: Any) -> bool:
+    """Whether Python reads a constant: from a GPU's memory it would have to wait for it, which no CUDA graph allows."""
+    if not isinstance(step, steps.Floating):
+        return False
+    single = step.operator == "Gather" and value.dim() == 0
+    return step.on_host or single or int(name) in READ_ON_HOST.get(step.operator, ())
+
+
+def _list_arrays(step: steps.Step) -> dict[str, np.ndarray]:
+    match step:
+        case steps.Convolution():
+            weight = _pad_depth(step.weight)
+            return {"weight": weight.reshape(len(weight), -1), **_pad_columns(step)}
+        case steps.Linear():
+            return {"weight": _pad_depth(step.weight), **_pad_columns(step)}
+        case steps.Stem():
+            return {"weight": arrange_stem_weight(step), "bias": step.bias}
+        case steps.Depthwise():
+            weight = np.ascontiguousarray(step.weight.reshape(len(step.weight), -1).T)
+            return {
+                "weight": weight,
+                "bias": step.bias,
+                "by_torch": step.weight[:, None],
+                "bias_by_torch": step.bias.astype(np.float16),
+            }
+        case steps.Floating():
+            return {str(index): each for index, each in enumerate(step.inputs) if isinstance(each, np.ndarray)}
+    return {}
+
+
+def _pad_depth(weight: np.ndarray) -> np.ndarray:
+    """The last axis, input channels, with zeros up to a multiple of the smallest block."""
+    spare = -weight.shape[-1] % _BLOCK_DEPTHS[-1]
+    return np.pad(weight, [(0, 0)] * (weight.ndim - 1) + [(0, spare)])
+
+
+def _pad_columns(step: steps.Convolution | steps.Linear) -> dict[str, np.ndarray]:
+    spare = -len(step.scale) % _COLUMNS
+    return {"scale": np.pad(step.scale, (0, spare)), "bias": np.pad(step.bias, (0, spare))}
+
+
+def arrange_stem_weight(step: steps.Stem) -> np.ndarray:
+    """A stem's weights over cells: (output channels, cells * cells * 16), cell parts as (row, column, channel of 4)."""
+    count, channels, kernel, _ = step.weight.shape
+    cells, lead = count_stem_cells(kernel, step.padding)
+    padded = np.zeros((count, 4, 2 * cells, 2 * cells), np.float16)
+    padded[:, :channels, lead : lead + kernel, lead : lead + kernel] = step.weight
+    split = padded.reshape(count, 4, cells, 2, cells, 2)
+    return np.ascontiguousarray(split.transpose(0, 2, 4, 3, 5, 1)).reshape(count, -1)
+
+
+def count_stem_cells(kernel: int, padding: int) -> tuple[int, int]:
+    """Cells that a stem's kernel spans, a power of two, and the zero rows ahead of it: cells start at even pixels."""
+    lead = padding % 2
+    spanned = ceil((kernel + lead) / 2)
+    return 1 << (spanned - 1).bit_length(), lead
+
+
+def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
+    """What could compute a step on an input like `given`, the likeliest first."""
+    match step:
+        case steps.Convolution() if step.is_product:
+            yield from _list_product_tactics(step, given.numel() // step.weight.shape[-1])
+        case steps.Convolution():
+            yield from _list_convolution_tactics(step, given)
+        case steps.Linear():
+            for width, stages in ((16, 4), (32, 4)):
+                yield Tactic(
+                    "int8_wgmma_linear",
+                    {"BM": 64, "BN": width, "BK": _choose_depth(step, 256), "STAGES": stages, "warps": 4},
+                )
+        case steps.Stem():
+            for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
+                yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
+        case steps.Depthwise():
+            many = given.numel() // step.stride**2 > MANY_OUTPUTS
+            for strips, channels, along, warps in _MANY_STRIPS if many else _FEW_STRIPS:
+                yield Tactic("fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps})
+            if not step.spare and step.padding[:2] == step.padding[2:]:
+                yield Tactic("depthwise_by_torch", {})
+        case steps.MaxPool():
+            for pixels, warps in ((16, 4), (32, 4)):
+                yield Tactic("int8_max_pool", {"BP": pixels, "warps": warps})
+        case steps.MeanPool():
+            yield Tactic("int8_mean_pool", {"BP": 64, "BC": 64, "warps": 2})
+            yield Tactic("int8_mean_pool", {"BP": 512, "BC": 16, "warps": 8})
+            if not step.spare:
+                yield Tactic("mean_by_torch", {})
+        case steps.Quantize(gate=str()):
+            for pixels, channels, warps in ((32, 64, 4), (64, 32, 4), (16, 32, 1)):
+                yield Tactic("int8_quantize_gated", {"BP": pixels, "BC": channels, "warps": warps})
+        case steps.Quantize():
+            yield Tactic("int8_quantize", {"BLOCK": 1024, "warps": 4})
+
+
+def _choose_depth(step: steps.Convolution | steps.Linear, most: int = 128) -> int:
+    """The largest block of input channels that divides them, padded."""
+    channels = step.weight.shape[-1] + -step.weight.shape[-1] % _BLOCK_DEPTHS[-1]
+    return next(each for each in (256, *_BLOCK_DEPTHS) if each <= most and channels % each == 0)
+
+
+def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tactic]:
+    depth, width, channels = _choose_depth(step), _round_width(step), step.weight.shape[-1]
+    tiles = _count_tiles(pixels, step)
+    if tiles < FEW_TILES:
+        deep = _choose_depth(step, 256)
+        for (columns,) in _fit_columns(((64,), (16,)), 0, width):
+            sizes = {"BM": 64, "BN": columns, "BK": deep, "PARTS": 1, "STAGES": 1 if channels <= deep else 4}
+            yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
+    if channels <= ONCE * depth and step.activation in ("", "relu"):
+        for rows, columns, warps in _fit_columns(((64, 128, 4), (64, 64, 4), (128, 64, 4)), 1, width):
+            yield Tactic("int8_wgmma_product_at_once", {"BM": rows, "BN": columns, "BK": depth, "warps": warps})
+    if tiles > MANY_TILES:
+        for rows, columns, parts, stages, warps, persistent in _fit_columns(_WIDE_TILES, 1, width):
+            copies = (2 if persistent else 1) if channels <= depth else stages
+            sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": parts, "STAGES": copies}
+            yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": persistent, "warps": warps})
+
+
+def _fit_columns(tiles: Sequence[tuple[int, ...]], at: int, width: int) -> list[tuple[int, ...]]:
+    """The tiles whose columns, entry `at`, a layer of `width` channels fills; for a narrower layer the first, made as narrow."""
+    fitting = [tile for tile in tiles if tile[at] <= width]
+    return fitting or [(*tiles[0][:at], width, *tiles[0][at + 1 :])]
+
+
+_WIDE_TILES = (
+    (64, 128, 1, 3, 4, 0),
+    (64, 128, 1, 4, 4, 0),
+    (128, 128, 2, 3, 4, 0),
+    (256, 64, 1, 3, 8, 1),
+    (64, 256, 1, 3, 8, 1),
+)
+"""Rows, columns, parts, stages, warps, and whether a block computes many tiles."""
+
+
+def _count_tiles(pixels: int, step: steps.Convolution) -> int:
+    """Of 64 rows and 128 columns."""
+    return ceil(pixels / 64) * ceil(len(step.scale) / 128)
+
+
+def _round_width(step: steps.Convolution) -> int:
+    """Output channels, up to a power of two and a tile; with groups the largest power of two that divides those of one."""
+    width = len(step.scale) // step.groups
+    return width & -width if step.groups > 1 else max(16, 1 << (width - 1).bit_length())
+
+
+def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[Tactic]:
+    images, _, height, width = given.shape
+    depth, widest = _choose_depth(step), _round_width(step)
+    tiles = _count_tiles(images * height * width // step.stride**2, step)
+    few, many = tiles < FEW_TILES, tiles > MANY_TILES
+    gathered = [*(_FEW_GATHERED if few else ()), *(_MANY_GATHERED if many else ())]
+    for rows, columns, warps, stages in _fit_columns(gathered, 1, widest):
+        sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": 1, "STAGES": stages, "warps": warps}
+        yield Tactic("int8_wgmma_convolution_gathered", sizes)
+    if height % step.stride or width % step.stride or not step.is_plain:
+        return
+    for box in _list_boxes(width // step.stride, few=not many):
+        for columns, warps, stages in _fit_columns(
+            (*(_FEW_BOXED if few else ()), *(_MANY_BOXED if many else ())), 0, widest
+        ):
+            shape = dict(zip(("BI", "BH", "BW"), box, strict=True))
+            sizes = {**shape, "BN": columns, "BK": depth, "STAGES": stages, "warps": warps}
+            yield Tactic("int8_wgmma_convolution_boxes", sizes)
+
+
+_FEW_GATHERED = ((64, 32, 4, 4), (64, 16, 4, 4), (64, 64, 4, 4))
+_MANY_GATHERED = ((64, 128, 4, 3), (128, 128, 4, 3), (64, 64, 4, 3))
+"""Rows, columns, warps and stages."""
+_FEW_BOXED = ((32, 4, 4), (64, 4, 4))
+_MANY_BOXED = ((128, 4, 3), (64, 4, 3), (128, 4, 4))
+"""Columns, warps and stages."""
+
+
+def _list_boxes(width: int, *, few: bool) -> list[tuple[int, int, int]]:
+    """Images, rows and columns of a tile of 64 or 128 pixels, with little of it outside of an image."""
+    if width % 8 == 0:
+        return [(1, 8, 8)] if few else [(2, 8, 8), (1, 8, 8)]
+    if width % 4 == 0:
+        return [(1, 16, 4)] if few else [(8, 4, 4), (4, 4, 4)]
+    if width > 8:
+        return [(2, 2, 16)] if few else [(4, 2, 16), (2, 2, 16)]
+    return [(1, 8, 8)] if few else [(2, 8, 8), (1, 8, 8), (16, 1, 8)]

@@ -141,7 +141,7 @@ def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
     path = workspace / "runs" / f"{kind}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
     with explain_os_errors(workspace):
         path.mkdir(parents=True)
-    return OpenRun(path, kind, now.isoformat(timespec="milliseconds"))
+    return OpenRun(path, kind, now.isoformat(timespec="microseconds"))
 
 
 @contextmanager
@@ -208,7 +208,8 @@ def load_run(path: Path) -> Run:
 
 def list_runs(workspace: Path, kind: str | None = None) -> tuple[Run, ...]:
     """All finished runs, oldest first; of one `kind` if given. Cut-off folders are left out."""
-    return tuple(_load_listed_run(path) for path in list_run_folders(workspace, kind) if (path / MANIFEST).is_file())
+    finished = (path for path in list_run_folders(workspace, kind) if (path / MANIFEST).is_file())
+    return tuple(sorted(map(_load_listed_run, finished), key=lambda run: run.manifest.started_utc))
 
 
 def _load_listed_run(path: Path) -> Run:
@@ -219,7 +220,7 @@ def _load_listed_run(path: Path) -> Run:
 
 
 def list_run_folders(workspace: Path, kind: str | None = None) -> list[Path]:
-    """The folders of all runs, oldest first: finished, cut off, and being written."""
+    """The folders of all runs, by the second in which they began: finished, cut off, and being written."""
     return sorted((workspace / "runs").glob(f"{kind or '*'}-*-*/"), key=lambda path: path.name.split("-")[-2:])
 
 

@@ -178,7 +178,7 @@ class Store:
                 info=plain_from_record(info),
                 environment=describe_environment(),
                 command=get_command_line(),
-                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                created=datetime.now(UTC).isoformat(timespec="microseconds"),  # two may be made in one millisecond
                 seconds=round(monotonic() - started, 3),
             )
             (scratch / MANIFEST).write_bytes(json_from_record(manifest))

@@ -26,6 +26,11 @@ def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
     assert [run.run_id for run in runs.list_runs(tmp_path)] == [begun.run_id]
 
 
+def test_runs_are_listed_in_the_order_in_which_they_began(tmp_path):
+    made = [finished(tmp_path, kind).run_id for kind in ("bench", "evaluate") * 8]
+    assert [run.run_id for run in runs.list_runs(tmp_path)] == made
+
+
 def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
     def cut_off():
         with runs.open_run(tmp_path, "evaluate") as run:

@@ -55,6 +55,14 @@ def test_what_a_build_found_last_is_the_newest(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "used").iterdir()] == [second.path.name]
 
 
+def test_entries_are_listed_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = [
+        store.produce(Thing, {"a": each}, lambda _: Thing(1), listener=SilentListener())[0].id for each in range(30)
+    ]
+    assert [each.id for each in store.list_entries()] == made
+
+
 @given(first=json_values, second=json_values)
 def test_recipes_share_an_entry_exactly_when_they_are_equal(first: object, second: object) -> None:
     same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)

@@ -14,9 +14,8 @@ from tests.fakes.preprocess import preprocess_record
 
 from optpipe.artifacts.facts import hash_model
 from optpipe.bench.recompute import recompute_measurement
-from optpipe.build.verify import VerificationInfo
 from optpipe.core.bench_record import PairMetric
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,

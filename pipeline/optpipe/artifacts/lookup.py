@@ -9,7 +9,7 @@ from typing import Any
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.errors import BadInputError, MissingError
 from optpipe.sources.card_file import CardSource
 from optpipe.sources.onnx_file import hash_onnx_file
@@ -246,8 +246,8 @@ def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
 def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:
     """What the artifact was last verified on; the model's newest reference where it never was, None where there is none."""
     known = {each.id: each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents}
-    verifications = [each.manifest for each in store.scan_entries()[0] if artifact.id in each.manifest.parents]
-    verified = [known[parent] for each in verifications for parent in each.parents if parent in known]
+    parents = (each.manifest.parents for each in store.list_entries(VerificationInfo))
+    verified = [known[one] for each in parents if artifact.id in each for one in each if one in known]
     found = verified or list(known.values())
     return found[-1] if found else None
 

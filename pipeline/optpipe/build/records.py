@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from optpipe.artifacts.engine import hash_engine, measure_engine
-from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo, Device, LintSummary, ModelInfo, SkippedLayer
+from optpipe.core.entries import ArtifactInfo, Device, LintSummary, ModelInfo, SkippedLayer, VerificationInfo
 from optpipe.core.mixed_precision import MixedPrecision
 from optpipe.core.precision import Precision, PrecisionProof
 from optpipe.core.weights import WeightsRecord

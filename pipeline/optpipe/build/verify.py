@@ -1,15 +1,15 @@
 """Runs an artifact on the reference inputs and compares its outputs with the source model's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd, inf
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from optpipe.artifacts.engine import hash_engine
 from optpipe.backends.base import Backend, Session
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, ModelInfo, OutputError, ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.export.reference import Reference, reference_from_file
@@ -28,28 +28,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 REVISION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class VerificationInfo:
-    """An artifact's outputs against the source model's."""
-
-    KIND: ClassVar[str] = "verification"
-
-    reference: str
-    """What computed the reference outputs."""
-    samples: int
-    tolerance_relative: float
-    snr_db: float | None
-    """The smallest of all outputs; None where all are equal to the bit."""
-    top1_agreement: float | None
-    top1_accuracy: float | None
-    source_top1_accuracy: float | None
-    outputs: tuple[OutputError, ...]
-    values: int
-    """How many numbers were compared."""
-    passed: bool | None
-    """None where the source model's outputs are empty: then nothing was compared."""
 
 
 def verify_artifact(

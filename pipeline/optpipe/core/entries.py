@@ -87,6 +87,28 @@ class ReferenceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class VerificationInfo:
+    """An artifact's outputs against the source model's."""
+
+    KIND: ClassVar[str] = "verification"
+
+    reference: str
+    """What computed the reference outputs."""
+    samples: int
+    tolerance_relative: float
+    snr_db: float | None
+    """The smallest of all outputs; None where all are equal to the bit."""
+    top1_agreement: float | None
+    top1_accuracy: float | None
+    source_top1_accuracy: float | None
+    outputs: tuple[OutputError, ...]
+    values: int
+    """How many numbers were compared."""
+    passed: bool | None
+    """None where the source model's outputs are empty: then nothing was compared."""
+
+
+@dataclass(frozen=True, slots=True)
 class GraphInfo:
     """An ONNX graph with a precision in it."""
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.session_plan import BenchPlan, prepare_session
-from optpipe.build.verify import VerificationInfo
 from optpipe.core.bench_record import Change, PairMetric
 from optpipe.core.card import Task
 from optpipe.core.defaults import PROCESSES
-from optpipe.core.entries import ModelInfo
+from optpipe.core.entries import ModelInfo, VerificationInfo
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.verdict import Verdict

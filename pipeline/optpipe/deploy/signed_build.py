@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.recompute import list_artifact_measurements
-from optpipe.build.verify import VerificationInfo
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord

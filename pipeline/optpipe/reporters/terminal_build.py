@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from optpipe.core.entries import LintSummary, SkippedLayer
+from optpipe.core.entries import LintSummary, SkippedLayer, VerificationInfo
 from optpipe.core.precision import Placement, PrecisionProof
 from optpipe.core.units import format_bytes, format_duration, format_snr
 from optpipe.errors import escape
@@ -14,7 +14,6 @@ from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
     from optpipe.build.records import BuildResult
-    from optpipe.build.verify import VerificationInfo
 
 
 def render_build(result: "BuildResult") -> RenderableType:

@@ -17,9 +17,8 @@ from optpipe.artifacts.decisions import find_decision
 from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.artifacts.lookup import find_builds
-from optpipe.build.verify import VerificationInfo
 from optpipe.core.card import card_from_file
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from optpipe.artifacts.engine import hash_engine
-from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measurements
 from optpipe.core.records import read_record
 from optpipe.core.verdict import VerdictRecord

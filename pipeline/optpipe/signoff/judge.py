@@ -20,8 +20,7 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.bench.int8_notes import list_int8_notes
 from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.bench.recompute_pair import pairs_from_runs
-from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.environment import Environment
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.records import read_record

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from optpipe.artifacts.lookup import find_reference
-from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.errors import StageError, escape
 from optpipe.sweep.merge import take_in
 from optpipe.workspace.runs import load_run

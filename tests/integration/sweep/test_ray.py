@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting

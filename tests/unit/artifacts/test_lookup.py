@@ -15,10 +15,9 @@ from optpipe.artifacts.lookup import (
     find_stored_source,
     format_model_argument,
 )
-from optpipe.build.verify import VerificationInfo
 from optpipe.commands.bench_request import pair_from_targets
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord

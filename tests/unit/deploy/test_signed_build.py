@@ -7,9 +7,8 @@ import pytest
 from tests.fakes.entries import artifact_info
 from tests.fakes.preprocess import preprocess_record
 
-from optpipe.build.verify import VerificationInfo
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ModelInfo, ReferenceInfo
+from optpipe.core.entries import ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform

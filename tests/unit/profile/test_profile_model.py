@@ -6,9 +6,8 @@ from functools import partial
 import numpy as np
 
 from optpipe.build.records import BuiltArtifact
-from optpipe.build.verify import VerificationInfo
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ReferenceInfo
+from optpipe.core.entries import ReferenceInfo, VerificationInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
 from optpipe.profile import profile_model

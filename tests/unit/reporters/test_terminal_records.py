@@ -16,9 +16,8 @@ from optpipe.artifacts.housekeeping import (
 )
 from optpipe.build.doctor import ToolStatus, list_options
 from optpipe.build.records import ArtifactResult, BuildResult, Omission
-from optpipe.build.verify import VerificationInfo
 from optpipe.core.engine_layers import EngineLayer, EngineLayers
-from optpipe.core.entries import LintFinding, LintSummary, SkippedLayer
+from optpipe.core.entries import LintFinding, LintSummary, SkippedLayer, VerificationInfo
 from optpipe.core.environment import Environment
 from optpipe.core.mixed_precision import Budget, KeptLayer, MixedPrecision, PrecisionCost
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, PrecisionProof, PrecisionShare

@@ -9,8 +9,7 @@ import pytest
 from fsspec.registry import _registry
 from tests.fakes.entries import artifact_info
 
-from optpipe.build.verify import VerificationInfo
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError, MissingError, StageError

@@ -65,6 +65,10 @@ def find_artifacts(
         and (not backends or entry.info.backend in backends)
         and (device is None or entry.info.device == device)
     ]
+    if by_id and not wanted:
+        model = format_model_argument(by_id[-1].info.model, by_id[-1].info.source)
+        filters = _format_filters(precisions, backends, device)
+        raise BadInputError(f"{text} is {by_id[-1].info.label}, not{filters}\nuse `{model}{filters}`, or the ID alone")
     if not wanted:
         other = not named and bool(find_builds(text, store, any_content=True))
         _refuse(text, store, named, precisions, backends, device, other_content=other)
@@ -211,9 +215,7 @@ def _refuse(
     *,
     other_content: bool,
 ) -> None:
-    flags = "".join(
-        f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
-    ) + (f" --device {device}" if device else "")
+    flags = _format_filters(precisions, backends, device)
     what = f"{text}{flags}"
     built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
     here = f" (available: {', '.join(built)})" if built else ""
@@ -225,6 +227,13 @@ def _refuse(
         if not built:
             way_out += f" (`optpipe build {shlex.quote(text)}` builds it)"
     raise BadInputError(f"no build of {what} in {store.workspace}{here}\n{way_out}")
+
+
+def _format_filters(precisions: Sequence[str], backends: Sequence[str], device: Device | None) -> str:
+    """As they are typed, each behind a space."""
+    return "".join(
+        f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
+    ) + (f" --device {device}" if device else "")
 
 
 def _list_unable(text: str, store: Store, backends: Sequence[str]) -> list[str]:

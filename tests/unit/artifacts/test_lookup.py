@@ -237,6 +237,16 @@ def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -
     assert find_artifacts(second.id, store)[0].reference == many
 
 
+def test_an_id_with_a_filter_that_leaves_it_out_is_named(store: Store) -> None:
+    one = built(store, "digits", "digits.py:make")
+    with pytest.raises(BadInputError) as refused:
+        find_artifacts(one.id, store, precisions=("int8",), backends=("torch",))
+    assert str(refused.value).splitlines() == [
+        f"{one.id} is {one.info.label}, not --precision int8 --backend torch",
+        "use `digits --precision int8 --backend torch`, or the ID alone",
+    ]
+
+
 def test_a_path_with_a_space_is_quoted_in_the_command_that_builds_it(store: Store) -> None:
     with pytest.raises(BadInputError, match=r"`optpipe build 'my net\.onnx' --precision fp32` builds it"):
         find_artifacts("my net.onnx", store, precisions=("fp32",))

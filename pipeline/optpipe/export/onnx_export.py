@@ -50,7 +50,7 @@ def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
         return replace(card, outputs=_read_outputs(graph)) if known else None
     small = card.with_profile((card.batch_range[0],) * 3, {})
     found = _require_runs(loaded.module, small)
-    said = [each.name for each in card.outputs]
+    said = [each.name for each in card.outputs] or _find_output_names(loaded.module, card)
     names = said if len(said) == len(found) else [f"output {place}" for place in range(len(found))]
     outputs = (
         TensorSpec(name, str(value.dtype).removeprefix("torch."), ("batch", *value.shape[1:]) if value.shape else ())
@@ -110,15 +110,25 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
             f"{card.name} modifies its buffer '{min(changed).removeprefix('model.')}' in forward, but engines are stateless\n"
             "do this only in training mode (`if self.training:`)"
         )
+    if not card.outputs:
+        for value, name in zip(program.model.graph.outputs, _find_output_names(module, card), strict=False):
+            value.name = name
     _rename_clashes(program.model, {each.name for each in card.inputs})
     program.save(str(target), external_data=False)
 
 
+def _find_output_names(module: Any, card: ModelCard) -> tuple[str, ...]:
+    """What a module that has run calls its outputs; empty where it does not say, or calls one as an input is."""
+    names: tuple[str, ...] = getattr(module, "output_names", ())
+    return () if {each.name for each in card.inputs} & set(names) else names
+
+
 def _rename_clashes(graph: Any, taken: set[str]) -> None:
-    """Lets what nodes write not be called as an input is: an input may be called `cat`, and so may its concatenation."""
+    """Lets what nodes write not be called as an input or output is: an input may be called `cat`, and so may its concatenation."""
+    outputs = {value.name for value in graph.graph.outputs}
     for node in graph.graph:
         for value in node.outputs:
-            if value.name in taken:
+            if value.name in taken or (value.name in outputs and not value.is_graph_output()):
                 value.name = f"{value.name}_inside"
 
 

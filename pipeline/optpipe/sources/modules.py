@@ -1,6 +1,6 @@
 """Modules made exportable: tensors in, a flat tuple of tensors out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,26 +10,48 @@ def flatten_tensors(value: Any) -> tuple[Any, ...]:
 
     Raises `TypeError` for what holds anything else.
     """
+    return tuple(tensor for _, tensor in _walk_tensors(value, ()))
+
+
+def name_tensors(value: Any) -> tuple[str, ...]:
+    """What the module's author calls these tensors: keys and fields, such as `boxes` or `features.0`; empty where one has none."""
+    paths = [path for path, _ in _walk_tensors(value, ())]
+    while paths and all(path and not isinstance(path[0], str) for path in paths):
+        paths = [path[1:] for path in paths]
+    names = tuple(".".join(map(str, path)) for path in paths)
+    return names if all(names) and len(set(names)) == len(names) else ()
+
+
+def _walk_tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     import torch
 
     if value is None:
-        return ()
+        return
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
     if isinstance(value, Mapping):
-        value = tuple(value.values())
+        parts = list(value.items())
     elif is_dataclass(value) and not isinstance(value, type):
-        value = tuple(getattr(value, each.name) for each in fields(value))
-    if isinstance(value, tuple | list):
-        return tuple(tensor for each in value for tensor in flatten_tensors(each))
-    if not isinstance(value, torch.Tensor):
+        parts = [(each.name, getattr(value, each.name)) for each in fields(value)]
+    elif isinstance(value, tuple | list):
+        parts = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+    else:
         raise TypeError(
             f"forward returns {type(value).__name__}, not tensors or tuples, mappings, or dataclasses of tensors"
         )
-    return (value,)
+    for key, part in parts:
+        yield from _walk_tensors(part, (*path, key))
 
 
 def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
-    """`module` with a flat tuple as output; positional inputs go to `keywords` where those are given."""
+    """`module` with a flat tuple as output; positional inputs go to `keywords` where those are given.
+
+    Its `output_names` are those of `name_tensors`, known once it has run or was traced.
+    """
     import torch
+
+    said: tuple[str, ...] = ()  # not an attribute: torch.export puts those back to what they were
 
     class Flat(torch.nn.Module):
         def __init__(self) -> None:
@@ -38,9 +60,16 @@ def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
 
         def forward(self, *inputs: Any) -> Any:
             given = dict(zip(keywords, inputs, strict=True)) if keywords else {}
-            if outputs := flatten_tensors(self.model(**given) if keywords else self.model(*inputs)):
+            found = self.model(**given) if keywords else self.model(*inputs)
+            nonlocal said
+            said = name_tensors(found)
+            if outputs := flatten_tensors(found):
                 return outputs
             raise TypeError("forward returns no tensor")
+
+        @property
+        def output_names(self) -> tuple[str, ...]:
+            return said
 
     return Flat().eval()
 
@@ -87,8 +116,8 @@ def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
         def forward(self, images: Any) -> Any:
             own, operators.batched_nms = operators.batched_nms, moved_apart
             try:
-                return flatten_tensors(self.model([images[0]]))
+                return self.model([images[0]])
             finally:
                 operators.batched_nms = own
 
-    return OneImage().eval()
+    return flatten_module(OneImage())

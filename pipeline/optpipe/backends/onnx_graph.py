@@ -92,6 +92,20 @@ def iterate_nodes(graph: Any) -> Iterator[Any]:
         yield from each.node
 
 
+def drop_unknown_sizes(model: Any) -> Any:
+    """`model` without what ModelOpt states of sizes that it could not infer: it calls each of them `unk`.
+
+    Sizes with one name are equal by ONNX's rules, and ONNX Runtime gives such tensors the same memory.
+    """
+    for graph in iterate_graphs(model.graph):
+        del graph.value_info[:]  # every runtime infers these itself
+        for value in (*graph.input, *graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param == "unk":
+                    dim.Clear()
+    return model
+
+
 def find_quantized_operators(model: Any) -> list[str]:
     """The operators that show that a graph is quantized already, each once."""
     return sorted({node.op_type for node in iterate_nodes(model.graph)} & QUANTIZED)

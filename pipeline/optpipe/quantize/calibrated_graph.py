@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.backends.onnx_graph import drop_unknown_sizes
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.events import Listener
@@ -31,7 +32,7 @@ from optpipe.workspace.store import Entry, Store
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Placement, Target
 
-REVISION = 3
+REVISION = 4
 TABLE = "calibration-table.json"
 METHOD_CHOICE_IMAGES = 32
 """Images on which a build chooses the method: the one whose graph keeps the outputs nearest to FP32's."""
@@ -199,4 +200,4 @@ def _convert_to_half(graph: Any, directory: Path) -> Any:
     with redirect_output(directory / MODELOPT_LOG):
         from modelopt.onnx.autocast import convert_to_f16
 
-        return convert_to_f16(graph, keep_io_types=True)
+        return drop_unknown_sizes(convert_to_f16(graph, keep_io_types=True))

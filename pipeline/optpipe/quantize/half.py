@@ -6,7 +6,7 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
+from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types, name_nodes
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.events import Listener
@@ -26,7 +26,7 @@ from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Entry, Store
 
-REVISION = 1
+REVISION = 2
 FP16_HEADROOM = 65504 / 8
 """Layers whose values come within three bits of FP16's largest number on the reference inputs stay in FP32."""
 BF16_OPSET = 22
@@ -162,7 +162,7 @@ def _convert(
         )
     samples.unlink()
     (directory / SOURCE).unlink()
-    onnx.save(graph, directory / ONNX)
+    onnx.save(drop_unknown_sizes(graph), directory / ONNX)
     return _read_reasons((directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"), kept)
 
 

@@ -148,7 +148,9 @@ def predict_samples(
     room, classes = KEPT_VALUES, 0
     with listener.step(name, total=len(samples.files)) as step:
         for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
-            rows = {key: each[:count] for key, each in rows_from_outputs(card.outputs, run(batch), count).items()}
+            rows = rows_from_outputs(card.outputs, run(batch), count)
+            if count < card.batch_range[0]:  # filled up; else all is kept: the first axis may count boxes of one image
+                rows = {key: each[:count] for key, each in rows.items()}
             first = rows[card.outputs[0].name]
             classes = int(first.shape[-1]) if first.ndim > 1 else 0
             values += task.decode(rows, samples.files[len(values) : len(values) + count], samples, card)

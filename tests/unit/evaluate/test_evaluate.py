@@ -1,6 +1,6 @@
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -8,11 +8,13 @@ import pytest
 from tests.fakes.entries import artifact_info
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     Predictions,
+    predict_samples,
     score_artifacts,
     write_predictions,
 )
@@ -22,6 +24,7 @@ from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.sample_set import SetFile
 from optpipe.inputs.task_data import find_label_indices
+from optpipe.inputs.tensor_set import tensor_set_from_rows
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)
@@ -153,3 +156,28 @@ def test_a_score_that_is_not_defined_is_refused() -> None:
     masks = [encode_mask(np.full((4, 4), 255, np.uint8))]
     with pytest.raises(BadInputError, match="mIoU is not defined on these samples"):
         Segmentation().score_predictions(masks, masks, masks, (), 3)
+
+
+def find_boxes(batch):
+    """As many boxes as the largest value says, without an axis for the image."""
+    count = int(batch["x"].max())
+    return {"boxes": np.full((count, 4), count, np.float32), "scores": np.arange(count, dtype=np.float32)}
+
+
+def predict_boxes(run, *counts, batch=(1, 1, 1)):
+    """How many boxes each image has, as the task is given them, and what is kept of the outputs."""
+    outputs = (TensorSpec("boxes", "float32", ("n", 4)), TensorSpec("scores", "float32", ("n",)))
+    image = InputSpec("x", "float32", *((size, 2) for size in batch))
+    detector = ModelCard("m", "m.onnx", Task.DETECTION, (image,), outputs)
+    samples = tensor_set_from_rows("s", {"x": np.array([[count, 0] for count in counts], np.float32)})
+    task: Any = SimpleNamespace(decode=lambda rows, files, *_: [len(rows["boxes"]) for _ in files])
+    return predict_samples(cast("Any", None), detector, samples, task, run, "predict", SilentListener())
+
+
+def test_all_boxes_of_an_image_are_judged() -> None:
+    assert predict_boxes(find_boxes, 3, 1, 5).values == [3, 1, 5]
+
+
+def test_what_fills_a_fixed_batch_is_not_judged() -> None:
+    filled = predict_boxes(lambda _: {"boxes": np.ones((4, 4)), "scores": np.ones(4)}, 1, 1, batch=(4, 4, 4))
+    assert filled.values == [2, 2]

@@ -86,6 +86,12 @@ def iterate_graphs(graph: Any) -> Iterator[Any]:
                 yield from iterate_graphs(inner)
 
 
+def list_read_names(node: Any) -> set[str]:
+    """What a node reads: its inputs, and what the graphs inside it take from around them."""
+    inner = (each for attribute in node.attribute for each in (attribute.g, *attribute.graphs))
+    return {*node.input, *(name for graph in inner for each in iterate_nodes(graph) for name in each.input)}
+
+
 def iterate_nodes(graph: Any) -> Iterator[Any]:
     """The nodes of a graph, and after them those of the graphs inside its nodes."""
     for each in iterate_graphs(graph):

@@ -6,7 +6,7 @@ They are built as they are in that precision. Half-precision weights are widened
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.onnx_graph import HALF_TYPES, iterate_graphs
+from optpipe.backends.onnx_graph import HALF_TYPES, iterate_graphs, list_read_names
 from optpipe.core.entries import GraphInfo, ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
@@ -76,7 +76,7 @@ def _fold_biases(model: Any) -> None:
         folded.append(numpy_helper.from_array((steps.astype("float64") * scale).astype(scale.dtype), node.output[0]))
     del graph.node[:]
     graph.node.extend(kept)
-    read = {name for node in kept for name in node.input}
+    read = {each.name for each in graph.output}.union(*map(list_read_names, kept))
     used = [each for each in graph.initializer if each.name in read]
     del graph.initializer[:]
     graph.initializer.extend([*used, *folded])

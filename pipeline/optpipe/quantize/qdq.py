@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import OnnxGraph, name_nodes, rename_inner_twins
+from optpipe.backends.onnx_graph import OnnxGraph, list_read_names, name_nodes, rename_inner_twins
 from optpipe.errors import BadInputError, StageError
 from optpipe.quantize.e4m3 import choose_scale, get_e4m3, round_to_e4m3
 from optpipe.quantize.placement import Placement, Target
@@ -222,7 +222,7 @@ class _Writer:
         )
         del graph.node[:]
         graph.node.extend(nodes)
-        used = {name for node in nodes for name in node.input}
+        used = {each.name for each in graph.output}.union(*map(list_read_names, nodes))
         kept = [each for each in graph.initializer if each.name in used]
         del graph.initializer[:]
         graph.initializer.extend(kept)
@@ -235,7 +235,7 @@ def _sort_nodes(nodes: list[Any], known: set[str]) -> list[Any]:
     waiting: dict[str, list[int]] = {}
     missing = []
     for index, node in enumerate(nodes):
-        needs = {name for name in node.input if name in inner and name not in known}
+        needs = {name for name in list_read_names(node) if name in inner and name not in known}
         missing.append(len(needs))
         for name in needs:
             waiting.setdefault(name, []).append(index)

@@ -132,6 +132,25 @@ def test_calibration_on_tensors_for_any_model(tmp_path) -> None:
     assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
 
 
+def test_int8_around_branches_that_read_weights(tmp_path) -> None:
+    def branch(operator):
+        output = helper.make_tensor_value_info(operator, TensorProto.FLOAT, ["batch", 64])
+        return helper.make_graph([helper.make_node(operator, ["h", "s"], [operator])], operator, [], [output])
+
+    nodes: list[Any] = [
+        ("MatMul", ["x", "v"], ["h"], {}),
+        ("ReduceMax", ["x"], ["most"], {"keepdims": 0}),
+        ("Greater", ["most", "limit"], ["large"], {}),
+        ("If", ["large"], ["a"], {"then_branch": branch("Mul"), "else_branch": branch("Add")}),
+        ("MatMul", ["a", "w"], ["y"], {}),
+    ]
+    constants = {"v": normal(32, 64), "w": normal(64, 16), "s": normal(64), "limit": np.array(-100, np.float32)}
+    dims = {"x": ("FLOAT", ["batch", 32])}
+    path = saved(tmp_path, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, **constants)
+    np.savez(tmp_path / "data.npz", x=normal(60, 32))
+    assert outcome(built(path, tmp_path, "int8", calibration=tmp_path / "data.npz")) == [(True, True)]
+
+
 def test_without_calibration_data_nothing_is_exported(tmp_path) -> None:
     with pytest.raises(BadInputError, match=r"calibrate net on: give a .npz with an array per input"):
         built(product(tmp_path), tmp_path, "fp32", "int8")

@@ -13,7 +13,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, Verific
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.export.reference import Reference, reference_from_file
-from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
+from optpipe.inputs.rows import count_batched, count_rows, join_batches, rows_from_outputs, split_batches
 from optpipe.stats.agreement import (
     TOLERATED_RELATIVE_ERROR,
     compute_output_error,
@@ -73,7 +73,7 @@ def verify_session(
     for size in (None, *sizes):
         tensors = reference if size is None else fill_batches(reference, size)
         outputs = run_in_batches(session, card, tensors.inputs, size)
-        found.append(compare_to_reference(card, precision, tensors, outputs, origin))
+        found.append(compare_to_reference(card, precision, tensors, outputs, origin, size))
     worst = min(found, key=lambda each: (each.passed is not False, inf if each.snr_db is None else each.snr_db))
     return replace(worst, samples=found[0].samples, values=found[0].values)
 
@@ -105,19 +105,29 @@ def run_in_batches(
 
 
 def compare_to_reference(
-    card: ModelCard, precision: Precision, reference: Reference, found: Mapping[str, "np.ndarray"], origin: str
+    card: ModelCard,
+    precision: Precision,
+    reference: Reference,
+    found: Mapping[str, "np.ndarray"],
+    origin: str,
+    size: int | None = None,
 ) -> VerificationInfo:
-    """Outputs (samples, ...) by name against the reference's; agreement only for classifiers whose reference predictions vary."""
+    """Outputs (samples, ...) of batches of `size` by name against the reference's, without the samples that no batch held.
+
+    Agreement only for classifiers whose reference predictions vary.
+    """
     import numpy as np
 
     tolerance = TOLERATED_RELATIVE_ERROR[precision]
-    count = len(next(iter(found.values())))
-    errors = tuple(compute_output_error(name, value[:count], found[name]) for name, value in reference.outputs.items())
+    total = count_rows(reference.inputs)
+    count = count_batched(card, total, size)
+    rows = {name: value[:count] if len(value) == total else value for name, value in reference.outputs.items()}
+    errors = tuple(compute_output_error(name, value, found[name]) for name, value in rows.items())
     values = sum(value.size for value in reference.outputs.values())  # a detector may have found nothing to compare
     agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         name = next(iter(reference.outputs))
-        expected, scores = reference.outputs[name][:count], found[name].astype(np.float32)
+        expected, scores = rows[name], found[name].astype(np.float32)
         agreement = compute_top1_agreement(expected, scores)
         if reference.labels is not None:
             accuracy = compute_top1_accuracy(reference.labels[:count], scores)

@@ -5,8 +5,8 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 
 
 def format_snr(snr_db: float) -> str:
-    """`63 dB`; of outputs that are not finite, which records hold as -1e30 since JSON has no infinity, why."""
-    return f"{snr_db:.0f} dB" if snr_db > -1e29 else "-inf dB (NaN or Inf in the outputs)"
+    """`63 dB`; of outputs that are not finite or of another size, which records hold as -1e30 since JSON has no infinity, why."""
+    return f"{snr_db:.0f} dB" if snr_db > -1e29 else "-inf dB (NaN or Inf in the outputs, or other sizes)"
 
 
 def format_duration(ns: float) -> str:

@@ -25,7 +25,7 @@ from optpipe.workspace.store import Entry, Store, compute_entry_id
 if TYPE_CHECKING:
     import numpy as np
 
-REVISION = 6
+REVISION = 7
 """Raised whenever this stage would write something else from the same recipe."""
 
 

@@ -224,7 +224,7 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
 
 def _find_output_axes(outputs: tuple[TensorSpec, ...], card: ModelCard, graph: Any) -> tuple[TensorSpec, ...]:
     """The outputs with the axis that counts samples: said by the card, or the axis that is named as the inputs' batch is,
-    or the one that changes with it; else the first."""
+    or the one that changes with it; none where no size depends on the batch, as of anchors; else the first."""
     said = {each.name: each.batch for each in card.outputs}
     taken = {each.name: each.type.tensor_type.shape.dim for each in graph.graph.input}
     batched = [each for each in card.inputs if each.batch is not None]
@@ -247,17 +247,20 @@ def _find_output_axis(output: TensorSpec, names: set[str], fixed: int | None) ->
     if known := [axis for axis, size in enumerate(output.shape) if size in names]:
         return known[0]
     first = output.shape[0]
-    moved = fixed is not None and len(output.shape) > 2 and isinstance(first, int) and output.shape[1] == fixed != first
-    return 1 if moved else 0
+    if fixed is None or not isinstance(first, int) or first == fixed:
+        return 0
+    return 1 if len(output.shape) > 2 and output.shape[1] == fixed else None
 
 
 def _find_changing_axes(outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any) -> list[TensorSpec]:
-    """Where names do not tell: the one axis whose size differs between two batch sizes, by shape inference."""
+    """Where names do not tell: the one axis whose size differs between two batch sizes, by shape inference; none where all are alike."""
     from optpipe.backends.onnx_graph import infer_graph_types
 
     low, _, high = card.batch_range
     if low == high:
         return outputs
+    for value in graph.graph.output:
+        value.type.tensor_type.ClearField("shape")  # a file may say one size and compute another
     few, many = (
         infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes
         for size in (high - 1 if high - low > 1 else low, high)
@@ -266,7 +269,8 @@ def _find_changing_axes(outputs: list[TensorSpec], names: set[str], card: ModelC
     for each in outputs:
         shapes = few.get(each.name, ()), many.get(each.name, ())
         changed = [axis for axis, sizes in enumerate(zip(*shapes, strict=False)) if sizes[0] != sizes[1]]
-        found.append(each if names & set(each.shape) or len(changed) != 1 else replace(each, batch=changed[0]))
+        unclear = names & set(each.shape) or not all(shapes) or len(changed) > 1
+        found.append(each if unclear else replace(each, batch=changed[0] if changed else None))
     return found
 
 

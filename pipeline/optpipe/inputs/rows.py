@@ -42,6 +42,13 @@ def count_rows(rows: Arrays) -> int:
     return len(next(iter(rows.values())))
 
 
+def count_batched(card: ModelCard, total: int, size: int | None = None) -> int:
+    """How many of `total` samples `split_batches` gives."""
+    smallest, _, largest = card.batch_range
+    rest = total % min(size or largest, largest, total)
+    return total - rest if rest < smallest else total
+
+
 def split_batches(
     card: ModelCard, rows: Arrays, size: int | None = None
 ) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:

@@ -24,4 +24,4 @@ def test_sizes_and_counts() -> None:
 
 def test_an_snr_of_outputs_that_are_not_finite_is_no_number() -> None:
     assert format_snr(62.6) == "63 dB"
-    assert format_snr(-1e30) == "-inf dB (NaN or Inf in the outputs)"
+    assert format_snr(-1e30) == "-inf dB (NaN or Inf in the outputs, or other sizes)"

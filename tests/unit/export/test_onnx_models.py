@@ -132,6 +132,31 @@ def test_calibration_on_tensors_for_any_model(tmp_path) -> None:
     assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
 
 
+def beside_constant(folder, axis):
+    """x (axis, 32) to a sum over its first axis where that is no batch, a product, and anchors that no input changes."""
+    nodes: list[Any] = [("MatMul", ["x", "v"], ["y"], {}), ("Mul", ["grid", "two"], ["anchors"], {})]
+    outputs = {"anchors": ("FLOAT", [20, 2]), "y": ("FLOAT", [axis, 64])}
+    if axis == "time":
+        nodes.append(("ReduceSum", ["y", "zero"], ["sum"], {"keepdims": 0}))
+        outputs = {"sum": ("FLOAT", [64]), **outputs}
+    constants = {"v": normal(32, 64), "grid": normal(20, 2), "two": np.array(2, np.float32), "zero": np.array([0])}
+    return saved(folder, nodes, {"x": ("FLOAT", [axis, 32])}, outputs, **constants)
+
+
+@pytest.mark.parametrize("axis", ["batch", 4, "time"])
+def test_outputs_whose_size_no_batch_changes(tmp_path, axis) -> None:
+    shapes = {"x": ((12, 32),) * 3} if axis == "time" else {}
+    np.savez(tmp_path / "data.npz", x=normal(12, 32))
+    model = Model(OnnxFileSource(beside_constant(tmp_path, axis), shapes=shapes), WeightsRequest())
+    found = build_model(
+        model,
+        plan(Precision.FP32, Precision.INT8, calibration=tmp_path / "data.npz", images=tmp_path / "data.npz"),
+        Store(tmp_path / ".optpipe"),
+        SilentListener(),
+    )
+    assert outcome(found) == [(True, True)] * 2
+
+
 def test_int8_around_branches_that_read_weights(tmp_path) -> None:
     def branch(operator):
         output = helper.make_tensor_value_info(operator, TensorProto.FLOAT, ["batch", 64])

@@ -1,6 +1,7 @@
 """What a lower precision may cost, what it does cost, and the layers that stay in floating point or FP32 for it."""
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +15,8 @@ EXACT_DB = 200.0
 class PrecisionCost:
     """What a lower precision does to the outputs."""
 
-    snr_db: float
-    """The smallest of the outputs that have the same shape in both, within ±EXACT_DB."""
+    snr_db: float | None
+    """The smallest of the outputs, within ±EXACT_DB; None where one has not the size that it has in FP32, as boxes that were found."""
     drop: float | None = None
     """Of the task's score, or of agreement where labels are missing; None where none can be measured."""
     drop_ci: tuple[float, float] | None = None
@@ -23,7 +24,14 @@ class PrecisionCost:
     @property
     def finite(self) -> bool:
         """Whether the outputs are free of NaN and infinity."""
-        return self.snr_db > -EXACT_DB
+        return self.snr_db is None or self.snr_db > -EXACT_DB
+
+
+def make_cost_order(costs: Iterable[PrecisionCost]) -> Callable[[PrecisionCost], float]:
+    """A key that sorts `costs`, the costliest first: their SNR or, where one has none, their drop."""
+    if all(each.snr_db is not None for each in costs):
+        return lambda cost: cost.snr_db or 0.0
+    return lambda cost: -(cost.drop or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class Budget:
     def allows(self, cost: PrecisionCost) -> bool:
         """Whether `cost` is within the budget; outputs with NaN or infinity never are."""
         if self.unit == "dB":
-            return cost.finite and cost.snr_db >= self.limit
+            return cost.snr_db is not None and cost.finite and cost.snr_db >= self.limit
         return cost.finite and cost.drop is not None and 100 * cost.drop <= self.limit + 1e-9
 
 

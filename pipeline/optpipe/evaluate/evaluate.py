@@ -46,7 +46,7 @@ class Predictions:
 
     values: Values
     outputs: "NDArray[np.float32]"
-    """Of the first samples only, where they are many; none where their sizes differ."""
+    """Of the first samples only, where they are many; where sizes differ from batch to batch, all values in one row."""
     classes: int
     """Of the first output's last axis; 0 where there is none."""
 
@@ -158,8 +158,9 @@ def predict_samples(
                 kept.append(np.asarray(first, np.float32).reshape(count, -1))
                 room -= first.size
             step.advance(count)
-    same_size = len({each.shape[1] for each in kept}) == 1
-    outputs = np.concatenate(kept) if same_size else np.zeros((0, 0), np.float32)
+    if len({each.shape[1] for each in kept}) > 1:
+        kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
+    outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)
     return Predictions(values, outputs, classes)
 
 
@@ -181,7 +182,7 @@ def score_artifacts(
         score = None
         if found is not None and truths is not None and trained:
             score = task.score_predictions(truths, source.values, found.values, labels, classes)
-        comparable = found is not None and found.outputs.size and found.outputs.shape == source.outputs.shape
+        same_sizes = found is None or found.outputs.shape == source.outputs.shape
         scored = EvaluatedModel(
             backend=info.backend if info else "source",
             precision=info.precision if info else "source",
@@ -192,7 +193,8 @@ def score_artifacts(
             why_not=row.why_not,
             failed=row.failed,
             calibrated_on=row.calibrated_on,
-            snr_db=compute_output_error("", source.outputs, found.outputs).snr_db if found and comparable else None,
+            snr_db=compute_output_error("", source.outputs, found.outputs).snr_db if found and same_sizes else None,
+            same_sizes=same_sizes,
             agreement=None if found is None else task.compute_parity(source.values, found.values),
             accuracy=score if isinstance(score, Accuracy) else None,
             scores=score if isinstance(score, TaskScores) else None,

@@ -98,6 +98,8 @@ class EvaluatedModel:
     """How many of the samples its INT8 ranges were computed from: accuracy on those is overestimated."""
     snr_db: float | None = None
     """Of the first output against the source model's; None where they are equal or there is nothing to compare."""
+    same_sizes: bool = True
+    """Whether the first output has the size of the source model's, as boxes that were found may not."""
     agreement: Agreement | None = None
     """None where the source model predicts one class for all samples."""
     accuracy: Accuracy | None = None

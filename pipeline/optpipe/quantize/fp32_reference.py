@@ -46,10 +46,12 @@ class Fp32Reference:
         """Runs `graph` over the samples and compares its outputs."""
         found, others = _predict(graph, self.model, self.card, self.samples, self.task)
         pairs = [(self.reference.outputs, found.outputs)]
-        pairs += [(value, others[name]) for name, value in self.others.items() if value.shape == others[name].shape]
-        errors = [compute_output_error("", *pair).snr_db for pair in pairs]
-        snr = min(EXACT_DB if each is None else each for each in errors)
-        snr = max(min(round(snr, 2), EXACT_DB), -EXACT_DB)
+        pairs += [(value, others[name]) for name, value in self.others.items()]
+        snr = None
+        if all(expected.size and expected.shape == value.shape for expected, value in pairs):
+            errors = [compute_output_error("", *pair).snr_db for pair in pairs]
+            snr = min(EXACT_DB if each is None else each for each in errors)
+            snr = max(min(round(snr, 2), EXACT_DB), -EXACT_DB)
         source = self.reference.values
         truths = self.task.take_as_truths(source) if self.truths is None else self.truths
         cost = self.task.measure_drop(truths, source, found.values) if self.card.task in TASKS or self.truths else None

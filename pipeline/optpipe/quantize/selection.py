@@ -73,10 +73,6 @@ def select_kept_layers(
         import onnx
 
         found, against = lowering.load(), run_fp32_reference(model, samples)
-        if budget.unit == "dB" and not against.reference.outputs.size:
-            raise BadInputError(
-                f"the outputs of {model.info.name} differ in size from batch to batch, so they have no SNR; give points"
-            )
         macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
         order: list[str] = []
         tried: dict[int, KeptTrial] = {}
@@ -113,6 +109,8 @@ def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: Budg
         raise BadInputError(
             "no drop can be measured: the model predicts the same class for every sample, or its task is not evaluated"
         )
+    if budget.unit == "dB" and tried[0].cost.snr_db is None:
+        raise BadInputError("the outputs differ in size from those in FP32, so they have no SNR; give points")
     if budget.allows(tried[0].cost):
         return
     fails, holds = 0, count
@@ -131,12 +129,12 @@ def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
         return
     budget, points = selection.budget, selection.budget.unit == "points"
     message = f"--budget {budget.limit:g}{budget.unit} leaves no layer in {precision}"
-    usable = [each for each in selection.tried if each.cost.finite and (points or each.cost.snr_db >= 0.1)]
+    usable = [each for each in selection.tried if each.cost.finite and (points or (each.cost.snr_db or 0.0) >= 0.1)]
     if not usable:
         raise GateError(f"{message}: none gives usable outputs; leave {precision} out of --precision")
     cost, count = usable[0].cost, selection.layers - usable[0].kept
     share = f"{count} of {selection.layers}" if usable[0].kept else f"all {count}"
-    worst = math.ceil(1e4 * (cost.drop or 0.0)) / 100 if points else math.floor(10 * cost.snr_db) / 10
+    worst = math.ceil(1e4 * (cost.drop or 0.0)) / 100 if points else math.floor(10 * (cost.snr_db or 0.0)) / 10
     told = f"costs {worst:g} points" if points else f"has an SNR of {worst:g} dB"
     raise GateError(
         f"{message}: in {share} layers it {told}\ngive a looser budget, such as --budget {worst:g}{budget.unit}"
@@ -169,4 +167,6 @@ def describe_mixed(
 def _explain_cost(cost: PrecisionCost) -> str:
     if not cost.finite:
         return "alone turns outputs into NaN or Inf"
+    if cost.snr_db is None:
+        return "alone changes the size of outputs"
     return f"alone lowers the SNR to {cost.snr_db:.1f} dB"

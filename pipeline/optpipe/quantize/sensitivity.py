@@ -11,7 +11,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
-from optpipe.core.mixed_precision import PrecisionCost
+from optpipe.core.mixed_precision import PrecisionCost, make_cost_order
 from optpipe.core.precision import Precision
 from optpipe.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph
@@ -24,7 +24,7 @@ from optpipe.workspace.store import Entry, Store
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Target
 
-REVISION = 2
+REVISION = 3
 RANKING_IMAGES = 128
 """Images that the ranking is made on; the search uses the whole set."""
 
@@ -123,7 +123,8 @@ def compare_methods(
             for method, table in tables.items():
                 costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0])
                 step.advance()
-        return MethodsInfo(len(few.files), costs, best=max(costs, key=lambda method: costs[method].snr_db))
+        order = make_cost_order(costs.values())
+        return MethodsInfo(len(few.files), costs, best=max(costs, key=lambda method: order(costs[method])))
 
     return store.produce(MethodsInfo, recipe, make, parents=(model.id,), listener=listener)
 
@@ -147,7 +148,8 @@ def rank_layers(
             for layer in found.layers:
                 rows.append(LayerCost(layer, against.measure_cost(found.lower((layer,))), macs.get(layer, 0)))
                 step.advance()
-        rows.sort(key=lambda row: row.cost.snr_db)
+        order = make_cost_order(row.cost for row in rows)
+        rows.sort(key=lambda row: order(row.cost))
         return SensitivityInfo(len(few.files), tuple(rows), sum(macs.values()))
 
     return store.produce(SensitivityInfo, recipe, make, parents=(model.id,), listener=listener)

@@ -53,7 +53,12 @@ def format_cost(cost: PrecisionCost) -> str:
     if not cost.finite:
         return "NaN or Inf in the outputs"
     drop = "" if cost.drop is None or cost.drop_ci is None else f", drop {format_drop(cost.drop, cost.drop_ci)}"
-    return f"SNR {cost.snr_db:.1f} dB{drop}"
+    return f"SNR {format_cost_snr(cost)}{drop}"
+
+
+def format_cost_snr(cost: PrecisionCost) -> str:
+    """`31.2 dB`; a dash where outputs differ in size."""
+    return "–" if cost.snr_db is None else f"{cost.snr_db:.1f} dB"
 
 
 def name_score(score: str) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import format_count
-from optpipe.reporters.records import format_drop, format_random_weights
+from optpipe.reporters.records import format_cost_snr, format_drop, format_random_weights
 from optpipe.reporters.tables import make_table
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _render_methods(result: "CalibrationResult") -> Table:
     table.add_column("")
     for row in result.tables:
         best = "best" if row.method == result.best and len(result.tables) > 1 else ""
-        table.add_row(row.method, f"{row.cost.snr_db:.1f} dB", _format_drop(row.cost), best)
+        table.add_row(row.method, format_cost_snr(row.cost), _format_drop(row.cost), best)
     return table
 
 
@@ -64,7 +64,7 @@ def _render_layers(found: "SensitivityInfo", kind: str) -> Table:
     title = f"layers by the cost of quantizing each alone, on {found.images} {kind}"
     table = _make_table(title, "layer", "SNR", "drop (95 %)", "MACs")
     for row in found.layers[:MAX_LAYERS_LISTED]:
-        table.add_row(row.layer, f"{row.cost.snr_db:.1f} dB", _format_drop(row.cost), format_count(row.macs))
+        table.add_row(row.layer, format_cost_snr(row.cost), _format_drop(row.cost), format_count(row.macs))
     return table
 
 
@@ -76,8 +76,7 @@ def _render_selection(chosen: "SelectionInfo") -> Table:
     table = _make_table(title, "layers kept", "INT8 MACs", "drop (95 %)", "SNR")
     for row in chosen.tried:
         mark = " ←" if row.kept == len(chosen.keep) else ""
-        snr = f"{row.cost.snr_db:.1f} dB"
-        table.add_row(f"{row.kept}{mark}", f"{row.macs_share:.1%}", _format_drop(row.cost), snr)
+        table.add_row(f"{row.kept}{mark}", f"{row.macs_share:.1%}", _format_drop(row.cost), format_cost_snr(row.cost))
     return table
 
 

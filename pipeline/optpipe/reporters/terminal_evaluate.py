@@ -95,8 +95,7 @@ def _list_class_drops(found: "Evaluation") -> list[RenderableType]:
 def _format_end(row: "EvaluatedModel") -> list[str | Text]:
     """Agreement, SNR and verdict."""
     agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
-    equal = row.agreement is None or row.agreement.share == 1  # else outputs differ in size: boxes that were found
-    snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if equal else "–"
+    snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if row.same_sizes else "–"
     return [agreement, snr, Text(row.verdict or "", style=VERDICT_STYLES.get(row.verdict or "", ""))]
 
 

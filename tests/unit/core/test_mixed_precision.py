@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.mixed_precision import EXACT_DB, Budget, KeptLayer, MixedPrecision, PrecisionCost, budget_from_text
+from optpipe.core.mixed_precision import (
+    EXACT_DB,
+    Budget,
+    KeptLayer,
+    MixedPrecision,
+    PrecisionCost,
+    budget_from_text,
+    make_cost_order,
+)
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.errors import BadInputError
 
@@ -42,6 +50,15 @@ def test_a_wider_budget_allows_what_a_narrower_one_does(snr, drop, limit, more) 
 def test_nan_is_within_no_budget() -> None:
     assert not Budget(100.0, "points").allows(PrecisionCost(-EXACT_DB, 0.0, (0.0, 0.0)))
     assert not Budget(1e-9, "dB").allows(PrecisionCost(-EXACT_DB))
+
+
+def test_outputs_of_other_sizes_have_no_snr_and_are_ordered_by_their_drop() -> None:
+    costly, cheap, noisy = PrecisionCost(None, 0.02), PrecisionCost(None, 0.001), PrecisionCost(12.0, 0.01)
+    assert not Budget(1e-9, "dB").allows(costly)
+    assert Budget(3.0, "points").allows(costly)
+    assert sorted([cheap, noisy, costly], key=make_cost_order([cheap, noisy, costly])) == [costly, noisy, cheap]
+    clear = PrecisionCost(30.0, 0.03)
+    assert min(clear, noisy, key=make_cost_order([clear, noisy])) == noisy
 
 
 def test_it_survives_its_file() -> None:

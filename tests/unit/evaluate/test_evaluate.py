@@ -175,7 +175,18 @@ def predict_boxes(run, *counts, batch=(1, 1, 1)):
 
 
 def test_all_boxes_of_an_image_are_judged() -> None:
-    assert predict_boxes(find_boxes, 3, 1, 5).values == [3, 1, 5]
+    found = predict_boxes(find_boxes, 3, 1, 5)
+    assert found.values == [3, 1, 5]
+    assert found.outputs.tolist() == [[3.0] * 12 + [1.0] * 4 + [5.0] * 20]
+
+
+def test_outputs_of_another_size_are_not_called_equal() -> None:
+    source, fewer = (predict_boxes(find_boxes, *counts) for counts in ((3, 1), (2, 1)))
+    evaluated = [EvaluatedArtifact(None, source), EvaluatedArtifact(ENTRY, fewer), EvaluatedArtifact(ENTRY, source)]
+    task: Any = SimpleNamespace(compute_parity=lambda *_: None)
+    _, other, same = score_artifacts(evaluated, None, task, (), 0, None, trained=True)
+    assert (other.snr_db, other.same_sizes) == (None, False)
+    assert (same.snr_db, same.same_sizes) == (None, True)
 
 
 def test_what_fills_a_fixed_batch_is_not_judged() -> None:

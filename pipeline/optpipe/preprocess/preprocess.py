@@ -14,6 +14,7 @@ from optpipe.core.quiet import redirect_output
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
 from optpipe.errors import BadInputError, MissingError
+from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.export.exported import export_model, prepare_model
 from optpipe.export.model import Model
 from optpipe.inputs.images import ImageFolder
@@ -152,7 +153,9 @@ def _prove_on_model(
     trained: bool,
 ) -> Parity:
     with (
-        open_model_function(exported.file(ONNX), card, every=decoder is not None) as infer,
+        open_model_function(
+            exported.file(ONNX), card, every=decoder is not None, boxes=decoder is not None and lacks_image_axis(card)
+        ) as infer,
         TemporaryDirectory(prefix="optpipe-") as scratch,
         redirect_output(Path(scratch, "dali.log")),
     ):  # what its decoders print of edge cases; which came out different is in the proof
@@ -208,11 +211,12 @@ def require_image_transform(card: ModelCard) -> Transform:
 
 @contextmanager
 def open_model_function(
-    graph: Path, card: ModelCard, *, every: bool
+    graph: Path, card: ModelCard, *, every: bool, boxes: bool
 ) -> Iterator[Callable[["np.ndarray"], "Mapping[str, np.ndarray]"]]:
     """The exported model on ONNX Runtime's CPU provider in FP32.
 
-    A function from a batch to `every` output, (images, ...) each, or to the first alone.
+    A function from a batch to `every` output, (images, ...) each, or to the first alone. Of `boxes` of one image, which have no axis
+    for it, all images get as many rows, with zeros behind.
     """
     import numpy as np
 
@@ -231,10 +235,21 @@ def open_model_function(
                 padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
                 found = session.run({spec.name: padded.astype(spec.dtype)})
                 for name, parts in outputs.items():
-                    parts.append(found[name][: len(part)])
-            return {name: np.concatenate(parts) for name, parts in outputs.items()}
+                    parts.append(found[name] if boxes else found[name][: len(part)])
+            join = _stack_filled if boxes else np.concatenate
+            return {name: join(parts) for name, parts in outputs.items()}
 
         yield infer
+
+
+def _stack_filled(parts: "Sequence[np.ndarray]") -> "np.ndarray":
+    """(parts, rows, ...): all with as many rows as the longest, zeros behind."""
+    import numpy as np
+
+    stacked = np.zeros((len(parts), max(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
+    for row, part in zip(stacked, parts, strict=True):
+        row[: len(part)] = part
+    return stacked
 
 
 def _warn_about_differences(proof: Parity, listener: Listener) -> None:

@@ -68,6 +68,14 @@ def test_every_layout_is_recognized_and_decoded(layout: str) -> None:
     assert found.boxes[best] == pytest.approx(CORNERS, abs=1e-6)
 
 
+def test_boxes_of_one_image_or_of_several_with_rows_of_zeros() -> None:
+    outputs, card = make_scene("torchvision")
+    several = {name: np.stack([value, np.zeros_like(value)]) for name, value in outputs.items()}
+    full, none = decode_outputs(several, card, find_head(card), (64, 64))
+    assert len(full.scores) == 3
+    assert len(none.scores) == 0
+
+
 def test_without_suppression_there_are_doubles() -> None:
     outputs, card = make_scene("yolov8")
     (found,) = decode_outputs(outputs, card, Head("yolov8", nms_iou=1.0), (64, 64))

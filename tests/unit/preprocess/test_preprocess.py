@@ -1,14 +1,19 @@
-"""Which pictures are taken, and what they are labelled."""
+"""Which pictures are taken, what they are labelled, and what a model gives for them."""
 
 import json
 from dataclasses import dataclass, field
 
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
 from PIL import Image
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import SilentListener
+from optpipe.core.tensors import InputSpec
 from optpipe.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.images import choose_images
+from optpipe.preprocess.preprocess import open_model_function
 
 
 @dataclass
@@ -45,3 +50,23 @@ def test_without_a_label_for_each_there_is_no_accuracy(tmp_path):
     labels, warned = chosen(tmp_path, {"cat/1.png": "cat", "cat/2.png": "cat", "dog/1.png": "wolf"})
     assert labels is None
     assert "not labels: wolf" in warned[0]
+
+
+def test_boxes_of_one_image_at_a_time_get_as_many_rows(tmp_path):
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["values"]),
+        helper.make_node("NonZero", ["values"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["boxes"]),
+    ]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])
+    made = helper.make_tensor_value_info("boxes", TensorProto.INT64, ["k", 2])
+    graph = helper.make_graph(nodes, "g", [given], [made])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "net.onnx"
+    )
+    card = ModelCard("m", "s", Task.DETECTION, (InputSpec("x", "float32", *((1, 3, 2, 2),) * 3),))
+    images = np.zeros((3, 3, 2, 2), np.float32)
+    images[0, 0], images[2, 0, 0] = 1, 1
+    with open_model_function(tmp_path / "net.onnx", card, every=True, boxes=True) as infer:
+        found = infer(images)["boxes"]
+    assert found[:, :, 1].tolist() == [[0, 1, 2, 3], [0, 0, 0, 0], [0, 1, 0, 0]]

@@ -7,7 +7,7 @@
 | `boxes6` (YOLO with NMS inside, YOLOv10) | (n, boxes, 6): corners, score, class |
 | `detr` | logits (n, queries, classes + 1), boxes (n, queries, 4): softmax, the last class is no object; centers and sizes as shares |
 | `rt-detr` | logits (n, queries, classes), boxes (n, queries, 4): sigmoid; centers and sizes as shares |
-| `torchvision` | boxes (k, 4) as corners, scores (k), labels (k) of one image, NMS inside |
+| `torchvision` | boxes (k, 4) as corners, scores (k), labels (k) of one image, NMS inside; or (n, k, …) with rows of zeros behind |
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optpipe.core.card import ModelCard
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.contract import suggest_task
@@ -111,6 +111,11 @@ def _find_torchvision(outputs: Sequence[TensorSpec]) -> tuple[str, str, str] | N
     return (boxes[0], scores[0], labels[0]) if boxes and scores and labels else None
 
 
+def lacks_image_axis(card: ModelCard) -> bool:
+    """Whether the outputs are the boxes of one image, without an axis for it. Raises BadInputError where no head fits."""
+    return card.task is Task.DETECTION and find_head(card).layout == "torchvision"
+
+
 def count_head_classes(card: ModelCard, head: Head) -> int | None:
     """How many classes the outputs have; None where they do not say."""
     shape = card.outputs[0].shape
@@ -130,7 +135,8 @@ def decode_outputs(outputs: Arrays, card: ModelCard, head: Head, sides: tuple[in
         names = _find_torchvision(card.outputs)
         assert names is not None
         boxes, scores, labels = (np.asarray(outputs[name]) for name in names)
-        return [_select(boxes.reshape(-1, 4), scores.reshape(-1), labels.reshape(-1), head)]
+        images = (boxes[None], scores[None], labels[None]) if boxes.ndim == 2 else (boxes, scores, labels)
+        return [_select(*each, head) for each in zip(*images, strict=True)]
     first = np.asarray(outputs[card.outputs[0].name], np.float64)
     if head.layout == "boxes6":
         return [_select(each[:, :4], each[:, 4], each[:, 5].astype(np.int64), head) for each in first]

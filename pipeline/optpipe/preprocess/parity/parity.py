@@ -70,7 +70,9 @@ def prove_parity(
     with listener.step("parity", total=len(files)) as step:
         for batch in compare_images(files, pixels, threads):
             if batch:
-                outputs = [infer(np.stack([getattr(each, side) for each in batch])) for side in ("reference", "got")]
+                both = infer(np.stack([getattr(each, side) for side in ("reference", "got") for each in batch]))
+                halves = slice(len(batch)), slice(len(batch), None)
+                outputs = [{name: value[half] for name, value in both.items()} for half in halves]
                 first = (next(iter(each.values())) for each in outputs)
                 parts.append(_rows_from_batch(batch, truth).hstack(rows_from_outputs(*first, classifies=classifies)))
                 for known, found in zip(decoded, outputs, strict=True):

@@ -13,6 +13,7 @@ from optpipe.core.events import Listener
 from optpipe.core.observation import Blocker, Observation
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.contract import BootstrapTask
+from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.images import ImageFolder, is_annotated
@@ -64,7 +65,8 @@ def open_prediction_decoder(card: ModelCard, images: ImageFolder, listener: List
         return None
     try:
         task.require_model(card)
-        problem = "an output has no batch dimension" if any(each.batch != 0 for each in card.outputs) else ""
+        lacking = any(each.batch != 0 for each in card.outputs) and not lacks_image_axis(card)
+        problem = "an output has no batch dimension" if lacking else ""
     except BadInputError as error:
         problem = str(error)
     if problem:

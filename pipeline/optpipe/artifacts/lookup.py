@@ -97,7 +97,8 @@ def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredAr
 def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[Entry[ArtifactInfo]]:
     """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
 
-    Of an ONNX file or card those of its present content, or of `any_content`: two may share a name, and one may have changed since.
+    Of an ONNX file or card those of its present content, or of `any_content`: two may share a name, and one may have changed since. A
+    copy of an ONNX file under another name is the same model.
     """
     artifacts = store.list_entries(ArtifactInfo)
     path, (file, _, factory) = Path(text), text.rpartition(":")
@@ -123,8 +124,16 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
         each
         for each in artifacts
         if content is None or each.info.weights.source != "embedded" or each.info.weights.sha256 == content
-        if _is_called(each, text) or (path.suffix in (".onnx", ".toml") and path.stem == each.info.model)
+        if _is_called(each, text)
+        or (path.suffix in (".onnx", ".toml") and path.stem == each.info.model)
+        or (content is not None and _is_bare_onnx(each))
     ]
+
+
+def _is_bare_onnx(artifact: Entry[ArtifactInfo]) -> bool:
+    """Whether it was built of an ONNX file alone, without a card."""
+    info = artifact.info
+    return info.weights.source == "embedded" and _is_named_by_source(info.model, info.source)
 
 
 def _is_factory(artifact: Entry[ArtifactInfo], file: str, factory: str) -> bool:

@@ -24,6 +24,7 @@ from optpipe.core.weights import WeightsRecord
 from optpipe.errors import BadInputError
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.sources.onnx_file import hash_onnx_file
 from optpipe.sources.resolve import format_source, source_from_text
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
@@ -37,17 +38,23 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 
 
 def built(
-    store: Store, name: str, source: str, weights: str = "a", precision: str = "fp32", path: str | None = None
+    store: Store,
+    name: str,
+    source: str,
+    weights: str = "a",
+    precision: str = "fp32",
+    path: str | None = None,
+    kind: str = "file",
 ) -> Entry:
-    card = ModelCard(name, source, Task.OTHER, INPUTS)
+    card, record = ModelCard(name, source, Task.OTHER, INPUTS), WeightsRecord(kind, weights)
 
     def exported(folder: Path) -> ModelInfo:
         (folder / CARD).write_text(json.dumps(card.to_dict()))
-        return ModelInfo(name, source, WeightsRecord("file", weights), simplified=True, own_precision=None, card=path)
+        return ModelInfo(name, source, record, simplified=True, own_precision=None, card=path)
 
     model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
     entry, _ = store.produce(ModelInfo, {"model": model}, exported, listener=SilentListener())
-    info = artifact_info(model=name, source=source, precision=precision, weights=WeightsRecord("file", weights))
+    info = artifact_info(model=name, source=source, precision=precision, weights=record)
     recipe = {"of": entry.id, "precision": precision}
     return store.produce(ArtifactInfo, recipe, lambda _: info, parents=(entry.id,), listener=SilentListener())[0]
 
@@ -75,14 +82,25 @@ def verified(store: Store, artifact: Entry, samples: int) -> Entry[ReferenceInfo
 def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(
     store: Store, backends: tuple[str, ...], said: str, unsaid: str
 ) -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(helper.make_model(graph), "net.onnx")
+    save_relu("net.onnx")
     with pytest.raises(BadInputError) as refused:
         find_artifacts("net.onnx", store, backends=backends)
     assert said in str(refused.value)
     assert unsaid not in str(refused.value)
     assert len(str(refused.value).splitlines()) == 2
+
+
+def save_relu(path: str) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])), path)
+
+
+def test_a_copy_of_an_onnx_file_is_the_same_model(store: Store) -> None:
+    save_relu("copy.onnx")
+    first = built(store, "net", "net.onnx", hash_onnx_file(Path("copy.onnx")), kind="embedded")
+    built(store, "carded", "net.onnx", hash_onnx_file(Path("copy.onnx")), kind="embedded")
+    built(store, "other", "other.onnx", "0" * 64, kind="embedded")
+    assert [each.entry.id for each in find_artifacts("copy.onnx", store)] == [first.id]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from optpipe.inputs.rows import count_rows, join_batches, rows_from_outputs, spl
 from optpipe.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.inputs.tokens import SENTENCES
 from optpipe.sources.card_file import CardSource
+from optpipe.sources.user_code import describe_user_error
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
@@ -197,13 +198,19 @@ def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: Mod
 
 
 def run_torch_model(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-    """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows."""
+    """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows.
+
+    Raises `BadInputError` with what the module raises on them.
+    """
     import torch
 
     parts = []
     with torch.inference_mode():
         for batch, count in split_batches(card, inputs):
-            found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
+            try:
+                found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
+            except Exception as error:  # a user's code
+                raise BadInputError(f"{card.name} fails on its inputs: {describe_user_error(error)}") from error
             flat = found if isinstance(found, tuple | list) else (found,)
             values = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat]
             named = dict(zip((each.name for each in card.outputs), values, strict=True))
@@ -219,8 +226,9 @@ def _require_independence(
     for size in _choose_sizes(card, inputs)[:-1]:
         try:
             found = run_torch_model(module, card, {name: value[:size] for name, value in inputs.items()})
-        except Exception as error:  # a user's code
-            raise GateError(f"{card.name} does not run at batch size {size}: {first_line(error)}\n{way_out}") from error
+        except Exception as error:  # also of an output that cannot be joined
+            why = first_line(error.__cause__ or error)
+            raise GateError(f"{card.name} does not run at batch size {size}: {why}\n{way_out}") from error
         for name, value in found.items():
             expected = outputs[name][:size]
             if value.shape != expected.shape:

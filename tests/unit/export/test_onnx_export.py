@@ -5,10 +5,10 @@ import pytest
 
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.events import SilentListener
-from optpipe.core.tensors import InputSpec
+from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.weights import WeightsRequest
 from optpipe.errors import BadInputError, GateError, StageError
-from optpipe.export.exported import compute_reference, export_model
+from optpipe.export.exported import compute_reference, export_model, run_torch_model
 from optpipe.export.model import Model
 from optpipe.export.onnx_export import onnx_from_torch
 from optpipe.sources.python_file import PythonFileSource
@@ -126,6 +126,15 @@ def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, capsys, forw
     with pytest.raises(error, match=said):
         checked(tmp_path, forward, more)
     assert not capsys.readouterr().err
+
+
+def test_data_that_the_module_fails_on_are_refused() -> None:
+    import torch
+
+    ids = InputSpec("ids", "int64", (1, 2), (4, 2), (8, 2))
+    card = ModelCard("net.make", "net.py:make", Task.OTHER, (ids,), (TensorSpec("y", "float32", ("batch", 2, 4)),))
+    with pytest.raises(BadInputError, match="fails on its inputs: IndexError: index out of range"):
+        run_torch_model(torch.nn.Embedding(10, 4), card, {"ids": np.array([[1, -1]])})
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measuring.figures import (
-    compute_figures,
     compute_worker_peak_bytes,
     evidence_from_measurement,
     judge_measurement,
+    recompute_from_samples,
 )
 from optpipe.measuring.process import PointResult, WorkerProcess
 from optpipe.measuring.validity import LIMITS, find_reasons
@@ -168,21 +168,25 @@ def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[M
 
 def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
     """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
+    import polars as pl
+
     samples = store_samples(spool)
     measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
     reason = Reason(
         "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
     )
-    found = compute_figures(blank, measured) if len(measured) else {}
-    return replace(
+    found = replace(
         blank,
         reasons=(reason,),
         interrupted=True,
         samples=len(measured),
         warm_up_samples=len(samples) - len(measured),
         samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
-        **found,
     )
+    if measured.is_empty():
+        return found
+    machine = pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+    return recompute_from_samples(found, measured, machine, highest=blank.load.percentile)
 
 
 def _compute_device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: PointResult) -> int | None:

@@ -125,7 +125,20 @@ class Workspace:
         write_measurements(run.path, [replace(found, machine_file=None)])
         return finish_run(run, command="optpipe bench digits", parents=[entry.id])
 
-    def pair(self, baseline, contender, *, ratio=1.0, rounds=10, scatter=0.01, seed=0, invalid=(), peaks=0, **changes):
+    def pair(
+        self,
+        baseline,
+        contender,
+        *,
+        ratio=1.0,
+        rounds=10,
+        scatter=0.01,
+        seed=0,
+        count=1000,
+        invalid=(),
+        peaks=0,
+        **changes,
+    ):
         """A `bench-pair` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""
         run, generator, every = begin_run(self.path, "bench"), np.random.default_rng(seed), []
         hours = 10.0 * np.exp(0.05 * generator.standard_normal(rounds))
@@ -134,7 +147,7 @@ class Workspace:
             level = hours[int(name[1:])] * factor * np.exp(scatter * generator.standard_normal())
             found = measurement(entry, 1, name, valid=name not in invalid, **changes)
             found = replace(found, process=len(every), host_peak_bytes=found.host_peak_bytes + len(every) * peaks)
-            every.append(write_drawn(run, found, Drawn(float(level), 0.2, 1000, 1, seed + len(every))))
+            every.append(write_drawn(run, found, Drawn(float(level), 0.2, count, 1, seed + len(every))))
         write_measurements(run.path, every)
         comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))

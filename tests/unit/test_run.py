@@ -101,6 +101,13 @@ maximum = "1 MiB"
     assert [sizes for _, sizes in loads_from_criteria(only_size.criteria, 0.6, 30.0)] == [(1,)]
 
 
+@pytest.mark.parametrize(("batch", "sizes"), [("", (1,)), ("[[memory]]\nmaximum = '1 GiB'\nbatch_size = 8", (8,))])
+def test_a_percentile_of_every_load_decides_the_samples_of_each(batch, sizes):
+    policy = policy_from_toml(f"schema = 1\n[[latency]]\n'p99.9' = '20 ms'\n{batch}".encode())
+    ((load, found),) = loads_from_criteria(policy.criteria, 0.6, 30.0)
+    assert (load.percentile, found) == (99.9, sizes)
+
+
 def test_rates_streams_percentiles_and_energy_decide_the_load():
     text = """schema = 1
 [[latency]]

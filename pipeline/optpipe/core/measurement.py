@@ -369,6 +369,11 @@ def format_percentile_name(percent: float) -> str:
     return f"p{percent:g}"
 
 
+def percent_from_name(name: str) -> float | None:
+    """99.9 of `p99.9`; None of another figure's name."""
+    return float(name[1:]) if name.startswith("p") and name[1:].replace(".", "").isdigit() else None
+
+
 def format_option(value: object) -> str:
     """An option's value as `--option` takes it: `2`, `true`, `HEURISTIC`."""
     return str(value).lower() if isinstance(value, bool) else str(value)

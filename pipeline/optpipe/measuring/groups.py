@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import log, sqrt
 
 from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import LoadSpec, Measurement
+from optpipe.core.measurement import LoadSpec, Measurement, percent_from_name
 from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
 from optpipe.measuring.energy import SENSOR_SHARE
 from optpipe.measuring.measured import RecordedMeasurement
@@ -65,7 +65,7 @@ class ProcessGroup:
         runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
         medians = name == "p50" and self.count_processes() >= FEWEST
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
-            if (value := _read_value(one.measurement, name, medians=medians)) is not None:
+            if (value := read_value(one.measurement, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
                 runs.setdefault(one.run, {}).setdefault(process, []).append(value)
         return runs
@@ -77,7 +77,7 @@ class ProcessGroup:
         """
         values = [each for run in self.list_values(name) for each in run]
         left_out = [one.measurement for one in self.tries if _is_left_out_for_its_samples(one.measurement)]
-        others = [_read_value(each, name, medians=name == "p50") for each in left_out]
+        others = [read_value(each, name, medians=name == "p50") for each in left_out]
         if not values or min(values) <= 0:
             return 0.0
         middle = sum(values) / len(values)
@@ -90,6 +90,29 @@ class ProcessGroup:
     def count_processes(self) -> int:
         """How many processes are VALID."""
         return len({(one.run, one.measurement.process) for one in self.valid})
+
+    def count_showing(self, name: str) -> int:
+        """How many VALID processes give the figure `name`."""
+        return sum(map(len, self.list_values(name)))
+
+    def count_asked(self, name: str) -> int:
+        """How many VALID processes give the percentile `name`, or were to give it; of another figure all."""
+        percent = percent_from_name(name) or 0.0
+        found = (one for one in self.valid if _is_asked(one, percent) or read_figure(one.measurement, name) is not None)
+        return len({(one.run, one.measurement.process) for one in found})
+
+    def leave_out_unasked(self, name: str) -> "ProcessGroup":
+        """The tries that were to give the percentile `name`, where those that were not to do not all give it.
+
+        A process that was measured for a lower one gives it only where it had many samples: where it was quick. So all of
+        them count or none.
+        """
+        percent = percent_from_name(name) or 0.0
+        asked = tuple(one for one in self.tries if _is_asked(one, percent))
+        others = (one for one in self.valid if not _is_asked(one, percent))
+        if not asked or all(read_figure(one.measurement, name) is not None for one in others):
+            return self
+        return ProcessGroup(asked)
 
     def compute_mean(self, name: str, *, logarithms: bool = False) -> Mean | None:
         """The mean of the figure over processes, or of its logarithms; None for fewer than three processes."""
@@ -120,12 +143,16 @@ def explain_no_scatter(processes: int) -> str:
     )
 
 
+def _is_asked(one: RecordedMeasurement, percent: float) -> bool:
+    return one.measurement.load.percentile >= percent
+
+
 def _is_left_out_for_its_samples(found: Measurement) -> bool:
     codes = {reason.code for reason in found.reasons if reason.invalidates}
     return bool(codes) and codes <= OWN_SAMPLES
 
 
-def _read_value(found: Measurement, name: str, *, medians: bool) -> float | None:
+def read_value(found: Measurement, name: str, *, medians: bool) -> float | None:
     """The figure of one process; with `medians` its median where it shows no interval of its own."""
     figure, latency = read_figure(found, name), found.latency_ns
     return figure.value if figure else latency.median if medians and latency else None

@@ -1,6 +1,6 @@
 """What the processes that measured a load show for a criterion, or what forbids judging them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from optpipe.core.measurement import find_differing_settings, format_settings
@@ -21,34 +21,36 @@ def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> 
     if not found:
         wanted = criterion.where.to_text() or "this build"
         wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
-        command = suggest_bench(evidence.build, criterion.where, evidence.options, energy=name == "energy")
+        command = suggest_bench(evidence.build, criterion.where, evidence.options, name)
         return Missing(f"not measured: {wanted}", command)
     return [observe_group(criterion, group, name, evidence) for group in found]
 
 
-def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement]) -> str:
+def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement], name: str = "") -> str:
     """`batch 8, single-stream, compute, threads=2, the most recent of 3 settings; 5 processes`."""
+    counted = group.leave_out_unasked(name)
     about, load = str(group.load), group.load.key
     known = [each.measurement.subject.settings for each in measured if each.measurement.load.key == load]
     if (several := len({tuple(each.items()) for each in known})) > 1:
         own = format_settings(group.newest.measurement.subject.settings, find_differing_settings(known))
         about += f", {own}, the most recent of {several} settings"
-    return f"{about}; {describe_tries(group)}"
+    unasked = group.count_processes() - counted.count_processes()
+    return f"{about}; {describe_tries(counted)}" + (f"; {unasked} not measured for {name}" if unasked else "")
 
 
 def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> Observation:
     """The figure `name` over the processes of a group, or what forbids judging it."""
-    blockers = find_blockers(group, evidence)
-    about, source = describe_group(group, evidence.measured), group.newest.run
+    about = describe_group(group, evidence.measured, name)
+    group = group.leave_out_unasked(name)
+    blockers, source = find_blockers(group, evidence), group.newest.run
     found = group.estimate(name, evidence.confidence)
     if found is None:
         missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()  # else the blockers say it
         return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
     if found.low is None:
         blockers = (*blockers, Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)))
+    blockers = (*blockers, *list_withheld(group, name, evidence))
     values = [each for run in group.list_values(name) for each in run]
-    if name not in ("energy", "memory") and len(values) < group.count_processes():
-        blockers = (*blockers, _explain_withheld(group, name, len(values), evidence))
     if (dimension := criterion.dimension) is not None and len(values) > 1 and min(values) < max(values):
         about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
     seen = Observation(
@@ -97,13 +99,22 @@ def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvide
     return Blocker(f"{name} is not available: {why}", f"measure longer: {longer}")
 
 
-def _explain_withheld(group: ProcessGroup, name: str, given: int, evidence: BuildEvidence) -> Blocker:
+def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Iterator[Blocker]:
     """Processes that are VALID and cannot show the figure: the others alone may be those that nothing disturbed."""
+    count, given = group.count_processes(), group.count_showing(name)
+    if name in ("energy", "memory") or given == count:
+        return
     latencies = [one.measurement.latency_ns for one in group.valid]
     why = next((each.withheld[name] for each in latencies if each and name in each.withheld), "not computed")
-    count = group.count_processes()
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
-    return Blocker(f"{count - given} of {count} VALID processes do not show {name}: {why}", f"measure longer: {longer}")
+    what = f"{count - given} of {count} VALID processes do not show {name}: {why}"
+    yield Blocker(what, explain_withheld(longer, runs=len({one.run for one in group.valid})))
+
+
+def explain_withheld(command: str, *, runs: int) -> str:
+    """How to come by a figure that some of the processes of so many runs, which all count, will never show."""
+    since = "; then sign off with --since the time of that run, for what is there will never show it"
+    return f"measure longer: {command}{since if runs > 1 else ''}"
 
 
 def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker, ...]:

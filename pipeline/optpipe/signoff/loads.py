@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
 from optpipe.measuring.energy import ENERGY_SECONDS
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
@@ -15,16 +15,18 @@ def loads_from_criteria(
 ) -> list[tuple[LoadSpec, tuple[int, ...]]]:
     """Loads with their batch sizes; one at batch 1 where no criterion names any.
 
-    A criterion that names no scenario or mode is about single-stream compute here. Percentiles decide the sample count, and
-    energy the time, where `energy` can be measured at all.
+    A criterion that names no scenario or mode is about single-stream compute here, and one that names nothing about all loads.
+    Percentiles decide the sample count, and energy the time, where `energy` can be measured at all.
     """
     needed: dict[object, LoadSpec] = {}
-    for criterion in criteria:
-        if criterion.where:
-            wanted = _load(criterion.where, min_seconds, max_seconds)
-            load = needed.get(wanted.key, wanted)
-            needed[load.key] = load if criterion.section == "energy" and not energy else _extend_load(criterion, load)
-    loads = list(needed.values()) or [_load(LoadFilter(), min_seconds, max_seconds)]
+    wanted = [each for each in criteria if each.section != "energy" or energy]
+    named = [each.where for each in criteria if each.where] or [LoadFilter()]
+    for load in (_load(where, min_seconds, max_seconds) for where in named):
+        needed.setdefault(load.key, load)
+        about = (each for each in wanted if not each.where or _load(each.where, 0, 0).key == load.key)
+        for criterion in about:
+            needed[load.key] = _extend_load(criterion, needed[load.key])
+    loads = list(needed.values())
     alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
     groups = [list(found) for _, found in groupby(alike, key=_order)]
     return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
@@ -47,9 +49,7 @@ def _extend_load(criterion: Criterion, load: LoadSpec) -> LoadSpec:
     if criterion.section == "energy":
         seconds = max(load.min_seconds, ENERGY_SECONDS)
         return replace(load, min_seconds=seconds, max_seconds=max(load.max_seconds, seconds))
-    if criterion.metric.startswith("p") and criterion.metric[1:].replace(".", "").isdigit():
-        return replace(load, percentile=max(load.percentile, float(criterion.metric[1:])))
-    return load
+    return replace(load, percentile=max(load.percentile, percent_from_name(criterion.metric) or 0.0))
 
 
 def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:

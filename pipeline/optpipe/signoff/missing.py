@@ -36,7 +36,8 @@ def measure_missing_evidence(
 ) -> list[Path]:
     """Takes the steps whose evidence is missing for the judged build; returns the new runs. `model` resolves its source.
 
-    A load with fewer VALID processes than an interval over processes takes is measured again, and all its tries count.
+    A load with fewer VALID processes than an interval over processes takes is measured again, and all its tries count; so is one
+    that was measured for lower percentiles than the policy's.
     """
     from optpipe.backends.registry import BACKENDS
 
@@ -81,11 +82,11 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
 
 
 def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> bool:
-    """Whether a load that was measured has fewer VALID processes than an interval over processes takes."""
+    """Whether a load was measured for the criterion by fewer VALID processes than an interval over processes takes."""
     if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
         return False
     groups = select_groups(criterion.where, evidence.measured)
-    return min((group.count_processes() for group in groups), default=0) < FEWEST
+    return min((group.count_asked(criterion.metric) for group in groups), default=0) < FEWEST
 
 
 RUN_KINDS = {"accuracy": "evaluate", "preprocessing": "preprocess", "tensor_cores": "profile", "environment": "bench"}

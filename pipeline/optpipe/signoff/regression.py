@@ -7,12 +7,12 @@ from math import expm1, log, log1p
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.recompute_pair import RecordedPair
-from optpipe.core.measurement import Measurement, find_differing_settings, format_settings
+from optpipe.core.measurement import Measurement, find_differing_settings, format_settings, percent_from_name
 from optpipe.core.observation import Blocker, Missing, Observation
-from optpipe.measuring.groups import ProcessGroup, describe_tries, explain_no_scatter, read_figure
+from optpipe.measuring.groups import ProcessGroup, describe_tries, explain_no_scatter, read_value
 from optpipe.measuring.measured import RecordedMeasurement, explain_clock_difference, find_environment_differences
 from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
-from optpipe.signoff.group_evidence import CAVEATS, describe_group, find_blockers
+from optpipe.signoff.group_evidence import CAVEATS, describe_group, explain_withheld, find_blockers, list_withheld
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.suggest import suggest_bench, suggest_more_processes, suggest_pair, suggest_runs
@@ -26,7 +26,9 @@ def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequenc
         return Missing("no approved baseline", "approve one: optpipe approve DOSSIER")
     found = select_groups(criterion.where, evidence.measured)
     if not found:
-        return Missing("not measured", suggest_bench(evidence.build, criterion.where, evidence.options))
+        return Missing(
+            "not measured", suggest_bench(evidence.build, criterion.where, evidence.options, criterion.metric)
+        )
     return [_observe_loss(criterion, group, evidence) for group in found]
 
 
@@ -41,11 +43,11 @@ def _list_caveats(baseline: ProcessGroup) -> Iterator[Blocker]:
 
 def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
     metric = criterion.metric
-    about = f"{describe_group(group, evidence.measured)}, compared with {evidence.baseline_name}"
+    about = f"{describe_group(group, evidence.measured, metric)}, compared with {evidence.baseline_name}"
     approved = select_groups(LoadFilter(), evidence.baseline)
     same = [each for each in approved if each.load.key == group.load.key]
     baseline = (same or approved)[-1]
-    blockers = (*find_blockers(group, evidence), *_list_caveats(baseline))
+    blockers = (*find_blockers(group.leave_out_unasked(metric), evidence), *_list_caveats(baseline))
     seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
     paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
     if paired is not None:
@@ -64,27 +66,42 @@ def _observe_paired_loss(
     if not _can_pair(group, baseline):
         return None
     metric = criterion.metric
-    pairs = [each for each in evidence.pairs if _is_about(each, group, baseline)]
+    pairs = [each for each in evidence.pairs if _is_about(each, group, baseline) and not _lacks_unasked(metric, each)]
     losses, first = [], []
     for pair in pairs:
-        valid = [turn for turn, pair_round in enumerate(pair.rounds) if _compute_loss(metric, *pair_round) is not None]
+        given = [turn for turn, pair_round in enumerate(pair.rounds) if _compute_loss(metric, *pair_round) is not None]
         losses.append([loss for one in pair.rounds if (loss := _compute_loss(metric, *one)) is not None])
-        first.append(sum(turn < pair.first_rounds for turn in valid))
+        first.append(sum(turn < pair.first_rounds for turn in given))
     count, tried = sum(len(each) for each in losses), sum(len(pair.rounds) for pair in pairs)
+    withheld = sum(_count_withheld(metric, pair) for pair in pairs)
     runs = [each for each in losses if each]
     mean = mean_from_runs(runs, [each for each, run in zip(first, losses, strict=True) if run])
     if mean is None or count < SMALLEST_ROUNDS:
         return None
     low, high = mean.interval(evidence.confidence)
     about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
-    about += f" with {evidence.baseline_name}" + (f"; left out: {tried - count} not VALID" if count < tried else "")
+    invalid = tried - count - withheld
+    about += f" with {evidence.baseline_name}" + (f"; left out: {invalid} not VALID" if invalid else "")
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
     narrow = suggest_runs(criterion, runs, evidence.confidence, command)
+    reason = f"the processes of {withheld} of {count + withheld} VALID rounds do not show {metric}"
     return replace(
-        seen,
+        seen, blockers=(*seen.blockers, *([Blocker(reason, explain_withheld(command, runs=len(pairs)))] if withheld else [])),
         value=expm1(mean.value), low=expm1(low), high=expm1(high), about=about, source=pairs[-1].run,
         processes=count, tail=LossTail(mean), to_narrow=narrow,
     )  # fmt: skip
+
+
+def _lacks_unasked(metric: str, pair: RecordedPair) -> bool:
+    """Whether a comparison was to give a lower percentile, and does not give this one throughout: it shows nothing of it."""
+    asked = pair.rounds[0][0].measurement.load.percentile >= (percent_from_name(metric) or 0.0)
+    return not asked and _count_withheld(metric, pair) > 0
+
+
+def _count_withheld(metric: str, pair: RecordedPair) -> int:
+    """The rounds whose processes are VALID and do not both give the figure: the others may be those that nothing disturbed."""
+    valid = (one for one in pair.rounds if all(each.measurement.is_valid for each in one))
+    return sum(_compute_loss(metric, *one) is None for one in valid)
 
 
 def _suggest_pair(metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence) -> str:
@@ -118,10 +135,11 @@ def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -
 
 def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement) -> float | None:
     """The logarithm of what one round lost; None where a process is not VALID or does not give the figure."""
-    found = [read_figure(each.measurement, metric) for each in (baseline, contender) if each.measurement.is_valid]
+    valid = [each.measurement for each in (baseline, contender) if each.measurement.is_valid]
+    found = [read_value(each, metric, medians=metric == "p50") for each in valid]
     if len(found) < 2 or found[0] is None or found[1] is None:
         return None
-    loss = log(found[1].value) - log(found[0].value)
+    loss = log(found[1]) - log(found[0])
     return -loss if metric == "throughput" else loss
 
 
@@ -133,11 +151,16 @@ def _observe_unpaired_loss(
     again = suggest_more_processes(group, evidence.build, metric, more=True)
     more = pair or f"measure more processes to narrow the interval: {again}"
     about = seen.about + _describe_other_settings(group.newest.measurement, baseline.newest.measurement)
-    about += f" ({describe_tries(baseline)})"
     blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
+    group, baseline = (each.leave_out_unasked(metric) for each in (group, baseline))
+    about += f" ({describe_tries(baseline)})"
+    blockers += list_withheld(group, metric, evidence)
+    blockers += [
+        Blocker(f"baseline: {each.reason}", pair or _NEWER) for each in list_withheld(baseline, metric, evidence)
+    ]
     seen = replace(seen, about=about, to_narrow=more)
     new, old = (each.compute_mean(metric, logarithms=True) for each in (group, baseline))
-    counts = [sum(map(len, each.list_values(metric))) for each in (group, baseline)]
+    counts = [each.count_showing(metric) for each in (group, baseline)]
     if new is None or old is None:
         few = f"{explain_no_scatter(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
         return replace(seen, blockers=(*blockers, Blocker(few, more)))

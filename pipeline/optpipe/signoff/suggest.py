@@ -9,7 +9,7 @@ from math import expm1, log1p
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.defaults import MAX_CV, PROCESSES
-from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options
+from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options, percent_from_name
 from optpipe.measuring.groups import ProcessGroup
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy import Criterion
@@ -21,8 +21,8 @@ MORE = 2
 """How many times the usual processes are suggested where an interval has to be narrower."""
 
 
-def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], *, energy: bool = False) -> str:
-    """Measures what `where` asks for of a build of which nothing such is measured."""
+def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], name: str = "") -> str:
+    """Measures what `where` asks for of a build of which nothing such is measured; `name` is the figure that is wanted."""
     parts = [f"optpipe bench {build.artifact}"]
     parts += [f"--batch {where.batch_size}"] if where.batch_size else []
     parts += [f"--length {where.length}"] if where.length else []
@@ -30,8 +30,9 @@ def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, s
     parts += [f"--mode {where.mode}"] if where.mode else []
     parts += [f"--streams {where.streams}"] if where.streams else []
     parts += [f"--rate {where.rate:.15g}"] if where.rate else []
-    parts += [_format_option(build.backend, name, value) for name, value in options.items()]
-    return " ".join([*parts, *(["--energy"] if energy else [])])
+    parts += _list_percentile_options(name)
+    parts += [_format_option(build.backend, *each) for each in options.items()]
+    return " ".join([*parts, *(["--energy"] if name == "energy" else [])])
 
 
 def suggest_more_processes(
@@ -88,9 +89,7 @@ def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterato
     """The options of `bench` and `bench-pair` that say the load of `group`, what it ran with, and by what it was judged."""
     found = group.newest.measurement
     yield from list_load_options(group.load)
-    percentile = float(name[1:]) if name[1:].replace(".", "").isdigit() else 0.0
-    if percentile > LoadSpec(1).percentile:
-        yield f"--percentile {percentile:g} --max-time 600"
+    yield from _list_percentile_options(name)
     usual = {key: format_option(value) for key, value in build.options.items()}
     for key, value in found.subject.settings.items():
         if key in usual and usual[key] != value:
@@ -99,6 +98,12 @@ def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterato
         yield f"--affinity {found.subject.settings['affinity']}"
     if (max_cv := found.limits.get("max_cv", MAX_CV)) != MAX_CV:
         yield f"--max-cv {max_cv:g}"
+
+
+def _list_percentile_options(name: str) -> Iterator[str]:
+    """What makes the samples enough for the figure `name`, where it is a percentile that `bench` does not give unasked."""
+    if (percent := percent_from_name(name) or 0.0) > LoadSpec(1).percentile:
+        yield f"--percentile {percent:g} --max-time 600"
 
 
 def _format_option(backend: str, name: str, value: str) -> str:

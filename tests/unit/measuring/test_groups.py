@@ -18,8 +18,8 @@ from optpipe.signoff.policy_format import Sense
 WHY = "samples follow each other too closely: 2,648 are worth 12 independent ones"
 
 
-def group_of(*figures: tuple[float, tuple[str, ...]]) -> ProcessGroup:
-    """One process for each median in ms, with the percentiles that it withholds."""
+def group_of(*figures: tuple[float, tuple[str, ...]], percentile: float = 99.0) -> ProcessGroup:
+    """One process for each median in ms, with the percentiles that it withholds, measured for `percentile`."""
     found = []
     for number, (milliseconds, withheld) in enumerate(figures):
         one = planted(Subject("a", "onnxruntime", "fp32", "cpu"), 8, milliseconds)
@@ -29,7 +29,8 @@ def group_of(*figures: tuple[float, tuple[str, ...]]) -> ProcessGroup:
             withheld=dict.fromkeys(withheld, WHY),
             median=milliseconds * 1e6,
         )
-        found.append(RecordedMeasurement(replace(one, latency_ns=latency, process=number), "run"))
+        one = replace(one, latency_ns=latency, process=number, load=replace(one.load, percentile=percentile))
+        found.append(RecordedMeasurement(one, f"run for p{percentile:g}"))
     return ProcessGroup(tuple(found))
 
 
@@ -55,3 +56,13 @@ def test_a_percentile_that_some_processes_withhold_decides_nothing() -> None:
     (blocker,) = seen.blockers
     assert blocker.reason == f"1 of 4 VALID processes do not show p99: {WHY}"
     assert blocker.remedy.startswith("measure longer: optpipe bench")
+
+
+def test_processes_that_were_measured_for_a_lower_percentile_count_all_or_not_at_all() -> None:
+    quick, slow = (2.4, ()), (3.8, ("p99",))
+    asked = group_of((2.6, ()), (2.5, ()), (2.7, ())).tries
+    seen = observe(ProcessGroup((*group_of(quick, slow, percentile=90.0).tries, *asked)), "p99")
+    assert seen.blockers == ()
+    assert (seen.processes, seen.about.endswith("3 processes; 2 not measured for p99, 2.50 ms to 2.70 ms")) == (3, True)
+    assert observe(ProcessGroup((*group_of(quick, quick, percentile=90.0).tries, *asked)), "p99").processes == 5
+    assert observe(group_of(quick, slow, percentile=90.0), "p99").blockers, "nothing was measured for it"

@@ -70,6 +70,14 @@ def test_what_was_measured_by_enough_processes_is_not_measured_again(workspace):
     assert set(found) == {"bench", "evaluate", "profile"}
 
 
+def test_what_was_measured_for_lower_percentiles_than_the_policys_is_measured_again(workspace, monkeypatch):
+    workspace.bench(workspace.artifact("fp16"))
+    monkeypatch.setitem(
+        globals(), "POLICY", POLICY.replace('p99 = "50 ms"\nbatch_size = 1\n[[', '"p99.9" = "50 ms"\n[[')
+    )
+    assert kinds(workspace)["bench"] == ["latency.p99.9", "latency.p99.b1.server.5qps"]
+
+
 def test_a_parity_proof_of_another_model_of_the_name_is_no_evidence(workspace, tmp_path):
     workspace.artifact("fp16", trained=False)
     run = workspace.preprocess()

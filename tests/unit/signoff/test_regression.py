@@ -149,3 +149,20 @@ def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, t
     seal_folder(tmp_path / "one")
     problems = check_dossier(tmp_path / "one").problems
     assert any(said in problem for problem in problems), problems
+
+
+def test_processes_and_rounds_that_do_not_show_a_percentile_decide_nothing(workspace, tmp_path, builds, monkeypatch):
+    """Those that show it may be the ones that nothing disturbed."""
+    monkeypatch.setitem(globals(), "POLICY", POLICY.replace("p50", "p99"))
+    old, new = builds
+    workspace.bench(new, mean_ms=25.0, count=400, processes=4)
+    seen = sign_off(workspace, tmp_path, "one", "regression.p99.b1.compute")
+    assert seen.verdict is Verdict.INCONCLUSIVE
+    assert "4 of 9 VALID processes do not show p99: needs 662 samples" in seen.reason
+    workspace.pair(old, new)
+    assert "the interval" in sign_off(workspace, tmp_path, "two", "regression.p99.b1.compute").reason
+    workspace.pair(old, new, count=400, seed=1)
+    seen = sign_off(workspace, tmp_path, "three", "regression.p99.b1.compute")
+    assert seen.verdict is Verdict.INCONCLUSIVE
+    assert "the processes of 10 of 20 VALID rounds do not show p99" in seen.reason
+    assert re.search(r"measure longer: optpipe bench-pair .* --since", seen.remedy)

@@ -1,9 +1,11 @@
 """The comparison that a dossier's report shows: a function of the dossier's files alone."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.bench.recompute import measurements_from_run
 from optpipe.compare.compare import compare_measurements
 from optpipe.compare.overview import Overview, collect_build_facts
@@ -37,19 +39,34 @@ def overview_from_dossier(folder: Path) -> Overview:
     place = (
         max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else Environment()
     )
-    here = tuple(one for one in measured if not find_environment_differences(place, one.environment))
+    near = tuple(one for one in measured if not find_environment_differences(place, one.environment))
+    builds = read_builds(folder)
+    others = _find_namesakes(request.artifact, builds)
+    here = tuple(one for one in near if one.measurement.subject.artifact not in others)
     if not here:
         reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
         nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
         return Overview(nothing, (), every)
-    comparison = compare_measurements(here, known=collect_build_facts(read_builds(folder), runs))
+    comparison = compare_measurements(here, known=collect_build_facts(builds, runs))
     notes = (
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
-        (len(measured) - len(here), "excluded: from another machine"),
+        (len(measured) - len(near), "excluded: from another machine"),
+        (len(near) - len(here), "excluded: of another build or model that is called the same"),
         (sum(len(read_measurements(run.path)) for run in earlier), "excluded: earlier than --since"),
     )
     said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
     return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, every)
+
+
+def _find_namesakes(judged: str, builds: Sequence[Entry[ArtifactInfo]]) -> set[str]:
+    """The builds that a table would show as the judged one, or as builds of its model, and that are none."""
+    labels = {each.id: each.info.label for each in builds}
+    models = {each.id: judged_build_from_entry(each).model_sha256 for each in builds}
+    return {
+        each
+        for each in labels
+        if each != judged and (labels[each] == labels.get(judged) or models[each] != models.get(judged))
+    }
 
 
 def read_builds(folder: Path) -> list[Entry[ArtifactInfo]]:

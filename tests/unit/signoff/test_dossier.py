@@ -345,3 +345,14 @@ def test_a_since_that_cannot_be_meant_is_refused(text, said):
 def test_since_is_read_in_utc():
     assert since_from_text("2026-01-02") == "2026-01-02T00:00:00.000+00:00"
     assert since_from_text("2026-01-02T03:00+02:00") == "2026-01-02T01:00:00.000+00:00"
+
+
+def test_the_report_shows_the_judged_build_and_none_that_is_called_the_same(workspace, tmp_path):
+    old, new = workspace.artifact("fp16", macs=0.96), workspace.artifact("fp16")
+    workspace.bench(old, workspace.artifact("fp32"))
+    workspace.bench(new, mean_ms=14.0)
+    workspace.bench(workspace.artifact("int8", trained=False))
+    _, folder = dossier(workspace, LATENCY % "50", tmp_path, artifact=old.id)
+    found = overview_from_dossier(folder).comparison
+    assert {row.precision: row.artifact == old.id for row in found.rows} == {"fp16": True, "fp32": False}
+    assert found.warnings[-1] == "10 measurements are excluded: of another build or model that is called the same"

@@ -92,6 +92,7 @@ def find_evaluation_disagreements(run: Run) -> Iterator[str]:
         found = source if name == "source" else _read_predictions(frame, task, name)
         again: tuple[Agreement | None, Accuracy | TaskScores | None] = (None, None)
         if found is not None:
+            yield from find_disagreements(row.samples, len(source), f"{EVALUATION}: {name}: samples")
             scored = run.manifest.trained and truths is not None
             again = (
                 task.compute_parity(source, found),

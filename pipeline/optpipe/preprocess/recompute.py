@@ -37,7 +37,8 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     remedy = "convert or remove them, then verify parity again"
     blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
     weights = () if record.trained else (RANDOM_WEIGHTS,)
-    about = f"{record.parity.images} images"
+    rows = rows_from_file(run.path / ROWS)
+    about = f"{rows.height} images"
     found = {}
     if proof.top1_agreement is not None:
         agreement = proof.top1_agreement
@@ -47,10 +48,10 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
             agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.run_id, tail
         )
     elif proof.prediction_agreement is not None and (task := find_stored_task(record.task)) is not None:
-        seen = observe_prediction_agreement(rows_from_file(run.path / ROWS), task, confidence, about)
+        seen = observe_prediction_agreement(rows, task, confidence, about)
         found["agreement"] = replace(seen, blockers=(*blockers, *weights, *seen.blockers), source=run.run_id)
     if (snr := proof.output.snr_db) is not None:
-        extent = compute_snr_interval(row_errors_from_table(rows_from_file(run.path / ROWS)), confidence)
+        extent = compute_snr_interval(row_errors_from_table(rows), confidence)
         low, high = extent or (None, None)
         found["snr"] = Observation(
             snr, low, high, blockers if extent else (*blockers, _explain_few(record.model)), about, run.run_id
@@ -71,6 +72,8 @@ def find_preprocessing_disagreements(run: Run) -> Iterator[str]:
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
         stored, again = plain_from_record(record.parity.proof), plain_from_record(recompute_proof(run, record))
         yield from find_disagreements(stored, again, f"{PREPROCESSING}: parity")
+        count = rows_from_file(run.path / ROWS).height
+        yield from find_disagreements(record.parity.images, count, f"{PREPROCESSING}: parity: images")
         if record.verdict != record.parity.proof.verdict:
             yield f"{PREPROCESSING}: verdict says {record.verdict}, but its proof says {record.parity.proof.verdict}"
 

@@ -15,6 +15,7 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.errors import BadInputError
+from optpipe.evaluate.recompute import find_evaluation_disagreements
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import check_dossier, finish_dossier
 from optpipe.signoff.judge import judge_dossier
@@ -95,6 +96,7 @@ def in_json(*steps, value):
         ("profile.json", in_json("stages", 0, "profile", "bottleneck", "verdict", value="I/O"), "bottleneck: verdict says"),
         ("preprocess.json", in_json("parity", "proof", "output", "snr_db", value=99.0), "snr_db says 99.0"),
         ("preprocess.json", in_json("parity", "proof", "top1_agreement", "equal", value=1), "equal says 1"),
+        ("preprocess.json", in_json("parity", "images", value=10**6), "images says 1000000"),
     ],
 )  # fmt: skip
 def test_a_forged_record_is_found(dossier, name, change, says):
@@ -199,3 +201,14 @@ def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(wo
     assert "the seal is intact, but not every figure follows" in said
     assert 'verdict.json: criteria[latency.p50.b1]: verdict says "FAIL", but the raw files give "PASS"' in said
     assert "a different version of optpipe: measure and sign off again" in said
+
+
+def test_an_evaluation_of_more_samples_than_were_predicted_is_found(workspace):
+    """Of how many the accuracy flatters is judged by their share."""
+    entry = workspace.artifact("fp16")
+    run = workspace.evaluate(entry, sha256=entry.sha256("model.onnx"))
+    assert not [each for each in find_evaluation_disagreements(run) if "samples" in each]
+    in_json("results", 0, "samples", value=10**6)(run.path / "evaluate.json")
+    assert any(
+        "samples says 1000000, but the raw files give 1000" in each for each in find_evaluation_disagreements(run)
+    )

@@ -17,6 +17,7 @@ from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measuremen
 from optpipe.core.records import read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
+from optpipe.measuring.validity import LIMITS
 from optpipe.quantize.selection import SelectionInfo
 from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo
 from optpipe.signoff.judge import DossierRequest
@@ -134,6 +135,16 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     yield from _compare(stated, expected, place, name)
 
 
+def describe_looser_limits(folder: Path, artifact: str) -> str:
+    """By how much more than usual a VALID measurement of the artifact may have scattered or drifted; empty where by no more."""
+    runs = (run for run in load_runs(folder / "runs") if run.kind == "bench")
+    limits = [one.limits for run in runs for one in read_measurements(run.path) if one.subject.artifact == artifact]
+    largest = {name: max((each.get(name, usual) for each in limits), default=usual) for name, usual in LIMITS.items()}
+    looser = [name for name, usual in LIMITS.items() if name.startswith("max_") and largest[name] > usual]
+    said = ", ".join(f"{name} {largest[name]:g} instead of {LIMITS[name]:g}" for name in looser)
+    return f"measurements count as VALID by looser limits than usual ({said})" if said else ""
+
+
 def list_unbacked(folder: Path, verdict: VerdictRecord) -> Iterator[str]:
     """What the dossier states and no raw file in it shows, one line for each record that states it."""
     sources: dict[str, list[str]] = {}
@@ -145,5 +156,7 @@ def list_unbacked(folder: Path, verdict: VerdictRecord) -> Iterator[str]:
     for run in load_runs(folder / "runs"):
         if run.kind == "evaluate" and any(row.snr_db is not None for row in read_evaluation(run).results):
             yield f"SNR of the evaluated outputs: stated by runs/{run.run_id}/{EVALUATION}"
+    if looser := describe_looser_limits(folder, verdict.artifact.id):
+        yield f"{looser}: stated by runs/*/{MEASUREMENTS_FILE}"
     yield f"hardware, driver and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
     yield f"times, sizes and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"

@@ -18,7 +18,7 @@ from optpipe.core.verdict import VerdictRecord
 from optpipe.errors import BadInputError, MissingError, first_line
 from optpipe.reporters.report import Report
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
-from optpipe.signoff.consistency import COMPARISON, HTML, JUNIT, MARKDOWN, REPORTS
+from optpipe.signoff.consistency import COMPARISON, HTML, JUNIT, MARKDOWN, REPORTS, describe_looser_limits
 from optpipe.signoff.dossier import DossierCheck, check_dossier, finish_dossier
 from optpipe.signoff.dossier_overview import list_build_files, overview_from_dossier, stage_bars_from_dossier
 from optpipe.signoff.judge import judge_dossier, read_request
@@ -78,6 +78,8 @@ def sign_off(
         with listener.step("judge"):
             verdict = judge_dossier(scratch)
             write_bytes(scratch / VERDICT, json_from_record(verdict))
+        if looser := describe_looser_limits(scratch, verdict.artifact.id):
+            listener.warn(looser)
         with listener.step("write the report"):
             report = _report_from_dossier(scratch, verdict)
             write_reports(report, scratch, figures=figures)

@@ -132,6 +132,16 @@ def test_what_only_one_record_states_is_named(dossier):
     assert any(line.startswith("hardware, driver and package versions: stated by") for line in unbacked)
 
 
+@pytest.mark.parametrize(("max_cv", "said"), [(0.5, True), (0.025, False)])
+def test_looser_limits_of_validity_than_usual_are_named(workspace, tmp_path, max_cv, said):
+    workspace.bench(workspace.artifact("fp16"), max_cv=max_cv, noise=0.1)
+    wanted, listener = SignoffRequest("digits", policy_from_toml(POLICY)), SilentListener()
+    folder = sign_off(wanted, workspace.store, tmp_path / "one", None, listener, figures=False).folder
+    (named,) = (each for each in verify_dossier(folder).unbacked if "looser limits" in each)
+    assert ("max_cv 0.5 instead of 0.025" in named) == said
+    assert [each in named for each in listener.warnings] == [True]
+
+
 def verify_dossier_of(folder):
     from optpipe.signoff.consistency import list_unbacked
     from optpipe.signoff.judge import judge_dossier

@@ -85,9 +85,12 @@ def compare_workspace(
 ) -> Overview:
     """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`.
 
-    One name that means a measured model, as `optpipe bench` takes it, and no run is `model`.
+    One name that means a measured model, as `optpipe bench` takes it, and no run is `model`: of a file, the builds of that very file.
     """
+    of_file: set[str] = set()
     if model is None and len(names) == 1 and (found := _find_measured_model(names[0], store)) is not None:
+        if Path(names[0]).is_file():
+            of_file = {each.id for each in find_builds(names[0], store)}
         model, names = found, ()
     held_against = _find_baseline(store, baseline, model)
     runs = find_bench_runs(store.workspace, names)
@@ -103,6 +106,8 @@ def compare_workspace(
         measured = tuple(one for one in measured if one.measurement.subject.model == model)
         if have and not measured:
             raise BadInputError(f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}")
+    if any(one.measurement.subject.artifact in of_file for one in measured):
+        measured = tuple(one for one in measured if one.measurement.subject.artifact in of_file)
     if length is not None:
         have = sorted({str(one.measurement.load.length) for one in measured if one.measurement.load.length})
         measured = tuple(one for one in measured if one.measurement.load.length == length)

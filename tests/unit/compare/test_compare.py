@@ -400,3 +400,16 @@ def test_every_form_of_a_report_counts_samples_of_a_text_model():
             assert f"{sample}s/s" in form
             assert f"{other}s/s" not in form
             assert f"{other}s/J" not in form.lower()
+
+
+def test_of_two_files_of_one_name_the_one_that_is_named_is_shown(workspace, tmp_path, monkeypatch):
+    old, new = workspace.artifact("fp32", macs=0.96), workspace.artifact("fp32")
+    workspace.bench(old)
+    workspace.bench(new, mean_ms=14.0)
+    (tmp_path / "digits.onnx").write_bytes(b"")
+    monkeypatch.setattr(
+        "optpipe.compare.overview.find_builds",
+        lambda _text, _store, *, any_content=False: [old, new][: 1 + any_content],
+    )
+    for name, shown in ((str(tmp_path / "digits.onnx"), old), ("digits", new)):
+        assert [row.artifact for row in compare_workspace(workspace.store, names=[name]).comparison.rows] == [shown.id]

@@ -95,7 +95,7 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
             f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}; change `model` in the policy or the MODEL argument"
         )
     require_waivable(wanted.waivers, wanted.policy)
-    _require_options(wanted.policy)
+    _require_options(wanted.policy, wanted.policy.build.backend)
 
 
 def _require_model(text: str, store: Store) -> None:
@@ -106,11 +106,11 @@ def _require_model(text: str, store: Store) -> None:
         raise BadInputError(f"{text} is an artifact of {found.info.model}, not a MODEL; run `{command}`")
 
 
-def _require_options(policy: Policy) -> None:
-    """Raises BadInputError for an option that the policy's backend has on no device: nothing would ever be measured so."""
+def _require_options(policy: Policy, name: str | None) -> None:
+    """Raises BadInputError for an option that the backend `name` has on no device: nothing would ever be measured so."""
     from optpipe.backends.registry import BACKENDS
 
-    backend = BACKENDS.get(policy.build.backend or "")
+    backend = BACKENDS.get(name or "")
     if backend is None:
         return
     known = sorted({name for device in backend.devices() for name in backend.runtime_options(device)})
@@ -141,7 +141,9 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         raise BadInputError(
             f"{len(newest)} builds of {wanted.model} match: {have}\nchoose one in the policy's [build] or with --artifact{chosen}"
         )
-    return next(iter(newest.values()))
+    (found,) = newest.values()
+    _require_options(wanted.policy, found.info.backend)
+    return found
 
 
 def _matches(entry: Entry[ArtifactInfo], key: str, value: str) -> bool:

@@ -214,6 +214,8 @@ def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
         dossier(workspace, LATENCY % "5", tmp_path, "two")
     with pytest.raises(BadInputError, match="no build of digits matches precision bf16"):
         dossier(workspace, LATENCY % "5" + "[build]\nprecision = 'bf16'", tmp_path, "three")
+    with pytest.raises(BadInputError, match="onnxruntime has no option 'thread'"):
+        dossier(workspace, LATENCY % "5" + "[build]\nprecision = 'int8'\noptions = {thread = 2}", tmp_path, "four")
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,8 @@ def _rank_badness(judged: tuple[Verdict, float, Observation]) -> tuple[int, bool
 def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     text = format_observed(_make_result(criterion, verdict, "", None, seen))
     limit = criterion.limit.removeprefix(f"{criterion.sense} ")
+    if verdict is Verdict.FAIL and text == limit:  # they differ in digits that are not shown
+        text, limit = (f"{float(each):.12g} {criterion.dimension}" for each in (seen.value, criterion.threshold))
     about = f" ({seen.about})" if seen.about else ""
     if criterion.sense is Sense.EQUALS:
         return (

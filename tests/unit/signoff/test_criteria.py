@@ -110,6 +110,12 @@ def test_reason_and_remedy_tell_the_figures():
     assert judged.remedy
 
 
+def test_a_figure_that_is_beyond_the_limit_by_digits_that_are_not_shown_is_told_in_full():
+    limit = Criterion("size", "maximum", Sense.AT_MOST, 2099.0, Dimension.SIZE)
+    assert judge_criterion(limit, [Observation(2100.0)]).reason == "2100 bytes exceeds the limit of 2099 bytes"
+    assert judge_criterion(limit, [Observation(2099.0)]).reason == "2.05 KiB is within the limit of 2.05 KiB"
+
+
 def test_a_waived_criterion_does_not_count():
     failed = judge_criterion(criterion(Sense.AT_MOST, 1.0), [Observation(2.0)])
     passed = judge_criterion(Criterion("size", "maximum", Sense.AT_MOST, 3.0, Dimension.SIZE), [Observation(2.0)])

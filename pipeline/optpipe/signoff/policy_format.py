@@ -268,6 +268,7 @@ class PrecisionShare(Section, frozen=True):
     fp16: MinShare | None = None
     bf16: MinShare | None = None
     int8: MinShare | None = None
+    fp8: MinShare | None = None
 
 
 class Size(Section, frozen=True):

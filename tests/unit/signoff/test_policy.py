@@ -6,6 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from optpipe.core.precision import Precision
 from optpipe.errors import BadInputError
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
@@ -144,3 +145,8 @@ def test_a_rate_is_worded_as_the_policy_words_it(unit):
     (criterion,) = policy_from_toml(text.encode(), "p").criteria
     assert criterion.limit == f"at least 500 {unit}"
     assert criterion.dimension == unit
+
+
+def test_the_share_of_every_precision_that_is_built_can_be_limited():
+    text = "schema = 1\n[precision]\n" + "".join(f"{each} = '1 %'\n" for each in Precision)
+    assert [one.name for one in parsed(text).criteria] == [f"precision.{each}" for each in Precision]

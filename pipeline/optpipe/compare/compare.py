@@ -218,7 +218,9 @@ def _row_from_group(tries: list[RecordedMeasurement], known: BuildFacts, names: 
         throughput_images_per_s=found.throughput_images_per_s,
         throughput_tokens_per_s=found.throughput_tokens_per_s,
         energy_j_per_image=found.energy_j_per_image,
-        memory_bytes=found.memory_bytes,
+        memory_bytes=max(
+            (peak for each in group.valid or (one,) if (peak := each.measurement.memory_bytes)), default=None
+        ),
         size_bytes=known.size_bytes,
         build_s=known.build_s,
         top1=known.top1,

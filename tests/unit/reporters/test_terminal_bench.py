@@ -52,6 +52,11 @@ def test_both_parts_of_the_scatter_are_shown():
     assert_golden(table_of(*rows), "bench-scatter.txt")
 
 
+def test_the_memory_of_a_load_is_its_largest_peak():
+    rows = [replace(row(8, 4.0, device_peak_bytes=gib << 30), process=at) for at, gib in enumerate((1, 3, 2))]
+    assert "3.00 GiB" in table_of(*rows)
+
+
 def test_what_is_shared_stands_above_and_reasons_with_remedies_below():
     nothing = replace(row(512, 4.0, MEMORY), latency_ns=None, throughput_images_per_s=None, samples=0)
     assert_golden(table_of(row(1, 0.5), row(64, 4.0, DRIFT), nothing), "bench.txt")

@@ -2,14 +2,17 @@
 
 import fcntl
 import hashlib
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from optpipe.core.records import json_from_record, read_record
 from optpipe.errors import BadInputError
 from optpipe.sweep.job import JOB_SCHEMA_VERSION, JobRecord, JobState
+from optpipe.sweep.locks import POLL_S
 from optpipe.workspace.runs import MANIFEST, write_bytes
 
 JOBS = "jobs"
@@ -88,14 +91,22 @@ def find_conflicts(records: Sequence[JobRecord]) -> Conflict | None:
 
 
 @contextmanager
-def claim_job(workspace: Path, key: str, *, wait: bool = False) -> Iterator[bool]:
-    """Whether the job is this process's to run while the block runs: two sweeps of one workspace never run it at once."""
+def claim_job(workspace: Path, key: str, wait: threading.Event | None = None) -> Iterator[bool]:
+    """Whether the job is this process's to run while the block runs: two sweeps of one workspace never run it at once.
+
+    Where another has it, it is waited for until `wait` is set.
+    """
     lock = workspace / "locks" / f"job-{key}"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        while not (mine := _try_lock(file)) and wait is not None and not wait.wait(POLL_S):
+            pass
+        yield mine
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -45,7 +45,7 @@ def run_locally(works: Sequence[Work], slots: Sequence[Slot], setting: Setting, 
         threads = [threading.Thread(target=queue.serve, args=(slot,), name=slot.name) for slot in mine]
         for thread in threads:
             thread.start()
-        _join(threads, stop)
+        _wait_for(queue.ended, stop)
         if queue.error is not None:
             raise queue.error
         if stop.is_set():
@@ -53,12 +53,14 @@ def run_locally(works: Sequence[Work], slots: Sequence[Slot], setting: Setting, 
     return True
 
 
-def _join(threads: Sequence[threading.Thread], stop: threading.Event) -> None:
-    """Waits for all; an interruption lets them end in order."""
-    while any(thread.is_alive() for thread in threads):
+def _wait_for(ended: threading.Event, stop: threading.Event) -> None:
+    """Waits; an interruption lets the slots end in order.
+
+    Not by `Thread.join`: in Python 3.11 and 3.12 one that is interrupted takes its thread for ended.
+    """
+    while not ended.is_set():
         try:
-            for thread in threads:
-                thread.join(timeout=0.2)
+            ended.wait(timeout=0.2)
         except KeyboardInterrupt as interruption:
             acknowledge_interrupt(interruption)
             stop.set()
@@ -72,6 +74,9 @@ class _Queue:
     ) -> None:
         self.setting, self.slots, self.report, self.stop = setting, slots, report, stop
         self.error: BaseException | None = None
+        self.ended = threading.Event()
+        """Set when no slot is served any more."""
+        self._serving = slots
         self._changed = threading.Condition()
         self._loads = [(work, False) for work in sort_works(works)]
         self._builds = deque({work.recipe_key: work for work, _ in self._loads}.values())
@@ -90,6 +95,9 @@ class _Queue:
             self.stop.set()
         with self._changed:
             self._changed.notify_all()
+            self._serving -= 1
+            if not self._serving:
+                self.ended.set()
 
     def _take(self, slot: Slot) -> Callable[[Slot], None] | None:
         with self._changed:
@@ -147,7 +155,7 @@ class _Queue:
             cells = []
             for cell in work.cells:
                 key = key_of(cell, slot)
-                if not stack.enter_context(claim_job(self.setting.workspace, key, wait=wait)):
+                if not stack.enter_context(claim_job(self.setting.workspace, key, self.stop if wait else None)):
                     self._put_back(work, cell)
                     continue
                 known = read_job(self.setting.workspace, key)
@@ -198,7 +206,7 @@ def try_task(task: Task, slot: Slot, setting: Setting, stop: threading.Event) ->
     locks = list_locks(slot, timing=task.timing, serialized=setting.serialized)
     while True:
         try:
-            with hold_locks(locks, setting.limits.lock_s):
+            with hold_locks(locks, setting.limits.lock_s, stop=stop):
                 outcome = run_task(task, slot, setting.limits, stop, setting.program)
         except OptpipeError as error:
             outcome = TaskOutcome(mark_all(task, JobState.FAILED, tell_on_one_line(error)))

@@ -4,10 +4,11 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 from optpipe.errors import StageError
 from optpipe.sweep.slots import Slot
@@ -18,7 +19,8 @@ QUIET = "quiet"
 TIMING = "timing"
 """Held while timing where GPUs disturb each other."""
 _WHAT = {QUIET: "the CPU", TIMING: "timing on this host"}
-_POLL_S = 0.2
+POLL_S = 0.2
+"""Between two tries to get a lock."""
 
 
 class TakenError(StageError):
@@ -36,8 +38,11 @@ def list_locks(slot: Slot, *, timing: bool, serialized: bool) -> list[tuple[str,
 
 
 @contextmanager
-def hold_locks(names: Sequence[tuple[str, bool]], wait_s: float, folder: Path | None = None) -> Iterator[None]:
-    """Holds all of `names` while the block runs. Raises TakenError, with the holder, after `wait_s`."""
+def hold_locks(
+    names: Sequence[tuple[str, bool]], wait_s: float, folder: Path | None = None, stop: threading.Event | None = None
+) -> Iterator[None]:
+    """Holds all of `names` while the block runs. Raises TakenError, with the holder, after `wait_s`, StageError once `stop` is set."""
+    stop = stop or threading.Event()
     deadline = monotonic() + wait_s
     with ExitStack() as stack:
         for name, shared in names:
@@ -49,7 +54,8 @@ def hold_locks(names: Sequence[tuple[str, bool]], wait_s: float, folder: Path | 
                         f"{_WHAT.get(name, name)} has been in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s "
                         "(--lock-timeout)"
                     )
-                sleep(_POLL_S)
+                if stop.wait(POLL_S):
+                    raise StageError("interrupted")
         yield
 
 

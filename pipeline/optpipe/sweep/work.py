@@ -142,7 +142,8 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
     found = {}
     for cell in cells:
         group = groups.get(replace(cell.load, length=None).key)
-        found[cell.key] = _outcome_from_group(group, artifact.entry.id, run, interrupted=result.interrupted)
+        asked = first.processes if result.interrupted else None
+        found[cell.key] = outcome_from_group(group, artifact.entry.id, run.run_id, asked)
     return found
 
 
@@ -155,17 +156,23 @@ def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, .
     }
 
 
-def _outcome_from_group(
-    found: tuple[MeasurementGroup, tuple[Reason, ...]] | None, artifact: str, run: Run, *, interrupted: bool
+def outcome_from_group(
+    found: tuple[MeasurementGroup, tuple[Reason, ...]] | None, artifact: str, run: str, interrupted: int | None
 ) -> CellOutcome:
+    """What came of a cell; `interrupted` is the number of processes that an interrupted run was to have."""
     if found is None:
-        why = "interrupted before it was measured" if interrupted else "memory ran out at a smaller batch size"
-        return CellOutcome(JobState.FAILED, why, artifact, run.run_id)
+        why = "memory ran out at a smaller batch size" if interrupted is None else "interrupted before it was measured"
+        return CellOutcome(JobState.FAILED, why, artifact, run)
     group, reasons = found
     codes = dict.fromkeys(code for one in group.left_out for code in one.codes)
+    if interrupted is not None and ("interrupted" in codes or group.processes + len(group.left_out) < interrupted):
+        why = (
+            f"interrupted after {group.processes} VALID of {interrupted} processes"  # no result: the next sweep goes on
+        )
+        return CellOutcome(JobState.FAILED, why, artifact, run, group)
     if group.processes:
         said = f"{len(group.left_out)} INVALID left out ({', '.join(codes)})" if group.left_out else ""
-        return CellOutcome(JobState.DONE, said, artifact, run.run_id, group)
+        return CellOutcome(JobState.DONE, said, artifact, run, group)
     why = "; ".join(one.message for one in reasons if one.invalidates)
     lost = {"out-of-memory", "died", "refused"} & set(codes)
-    return CellOutcome(JobState.FAILED if lost else JobState.INVALID, why, artifact, run.run_id, group)
+    return CellOutcome(JobState.FAILED if lost else JobState.INVALID, why, artifact, run, group)

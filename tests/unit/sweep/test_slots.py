@@ -82,6 +82,13 @@ def test_one_holder_at_a_time_and_the_other_is_told_who(tmp_path):
         pass
 
 
+def test_who_waits_for_a_lock_is_interrupted_with_the_sweep(tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with hold_locks([("GPU-0", False)], 1, tmp_path), pytest.raises(StageError, match="interrupted"):
+        hold_locks([("GPU-0", False)], 60, tmp_path, stop).__enter__()
+
+
 def test_parts_of_the_cpu_share_the_quiet_slot_and_whoever_needs_all_of_it_waits(tmp_path):
     with hold_locks([(QUIET, True)], 1, tmp_path), hold_locks([(QUIET, True)], 0, tmp_path), pytest.raises(TakenError):
         hold_locks([(QUIET, False)], 0, tmp_path).__enter__()

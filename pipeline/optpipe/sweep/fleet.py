@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 
 from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import Scenario, format_percentile_name
+from optpipe.core.measurement import Mode, Scenario, format_percentile_name
 from optpipe.errors import BadInputError, read_as_user_file
 from optpipe.measuring.slo import Slo
 from optpipe.sweep.capacity import ServiceTimes, count_gpus_needed
+from optpipe.sweep.command import command_from_cell
 from optpipe.sweep.job import Cell, JobRecord, JobState
 
 NS = 1e-9
@@ -136,7 +137,16 @@ def compare_fleet(
 
 
 def _name_build(cell: Cell) -> str:
-    return " ".join([cell.recipe.backend, cell.recipe.precision, *(each.partition(".")[2] for each in cell.options)])
+    """What sets engines and their loads apart beside batch size and length; the usual is not named."""
+    recipe, load = cell.recipe, cell.load
+    words = [recipe.backend, recipe.precision]
+    words += [each.partition(".")[2] for each in (*recipe.options, *cell.options)]
+    words += [f"profile {recipe.profile}"] if recipe.profile else []
+    words += [f"weights {Path(recipe.weights).name}"] if recipe.weights != "default" else []
+    words += [load.scenario] if load.scenario is not Scenario.SINGLE_STREAM else []
+    words += [load.arrivals] if load.arrivals else []
+    words += [load.mode] if load.mode is not Mode.COMPUTE else []
+    return " ".join(words)
 
 
 def _choose_row(
@@ -187,13 +197,13 @@ def _invert(rate: Estimate, factor: float) -> Estimate:
 def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, rate: Estimate) -> Estimate | None:
     """GPUs for the load: by throughput alone, or by simulation where a limit has to hold, of the batch sizes `found` that keep it.
 
-    None where no number does.
+    Each stream serves a batch of its own. None where no number does.
     """
     if slo is None:
         low, high = rate.bounds
         most = ceil(load_per_s / low) if low > 0 else inf
         return Estimate(ceil(load_per_s / rate.value), ceil(load_per_s / high), most)
-    counts = []
+    counts, streams = [], found[0].cell.load.streams
     measured = {one.cell.load.batch_size: time for one in found if (time := _read(one, "p50")) is not None}
     for choice in range(3):
         times = {size: (time.value, *time.bounds)[choice] * NS for size, time in measured.items()}
@@ -203,7 +213,7 @@ def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, 
         need = count_gpus_needed(load_per_s, ServiceTimes(times), slo.percent, slo.limit_ns * NS)
         if need.gpus is None:
             return None
-        counts.append(float(need.gpus))
+        counts.append(float(ceil(need.gpus / streams)))
     return Estimate(counts[0], min(counts), max(counts), "simulated queue with batching")
 
 
@@ -274,27 +284,3 @@ def _list_missing(records: Sequence[JobRecord]) -> tuple[MissingCell, ...]:
 
 def _identify(cell: Cell) -> str:
     return replace(cell, kind="").key
-
-
-def command_from_cell(cell: Cell) -> str:
-    """The command that fills one cell."""
-    import shlex
-
-    recipe, load = cell.recipe, cell.load
-    words = ["optpipe", "sweep", recipe.model, "--precision", recipe.precision, "--backend", recipe.backend]
-    words += ["--batch", str(load.batch_size), "--gpu", cell.kind, "--processes", str(cell.processes)]
-    words += ["--length", str(load.length)] if load.length is not None else []
-    words += ["--scenario", load.scenario] if load.scenario is not Scenario.SINGLE_STREAM else []
-    words += ["--profile", recipe.profile] if recipe.profile else []
-    words += ["--weights", recipe.weights] if recipe.weights != "default" else []
-    for each in cell.options:
-        words += ["--option", each]
-    words += [
-        "--percentile",
-        f"{load.percentile:g}",
-        "--min-time",
-        f"{load.min_seconds:g}",
-        "--max-cv",
-        f"{cell.max_cv:g}",
-    ]
-    return shlex.join(words)

@@ -1,6 +1,5 @@
 """The work of a sweep's process: the build and bench that exist, asked for by recipe and cells."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from optpipe.bench.bench import bench_artifacts
 from optpipe.bench.session_plan import BenchPlan
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import Mode, Reason, Scenario, read_measurements
+from optpipe.core.measurement import Reason, read_measurements
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
@@ -28,6 +27,7 @@ from optpipe.measuring.groups import group_processes, summarize_group
 from optpipe.measuring.measured import RecordedMeasurement
 from optpipe.measuring.validity import LIMITS
 from optpipe.sources.resolve import source_from_text
+from optpipe.sweep.command import command_from_cell
 from optpipe.sweep.job import Cell, JobState
 from optpipe.sweep.task import CellOutcome, Task, limit_load, outcome_from_error, tell_on_one_line
 from optpipe.workspace.runs import Run, load_run
@@ -100,28 +100,9 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
 
 def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> str:
     """The sweep of `cell` with a profile that includes its batch size: `optpipe build` would make a build that no sweep takes."""
-    recipe, load = cell.recipe, cell.load
-    size, (low, usual, high) = load.batch_size, artifact.card.batch_range
-    given: dict[str, object] = {
-        "precision": recipe.precision,
-        "backend": recipe.backend,
-        "batch": size,
-        "profile": f"{min(low, size)}:{usual}:{max(high, size)}",
-        "length": load.length,
-        "scenario": None if load.scenario is Scenario.SINGLE_STREAM else load.scenario,
-        "rate": load.rate_per_s,
-        "mode": None if load.mode is Mode.COMPUTE else load.mode,
-        "streams": None if load.streams == 1 else load.streams,
-        "gpu": cell.kind,
-        "weights": None if recipe.weights == "default" else recipe.weights,
-        "seed": recipe.seed or None,
-        "calibration": recipe.calibration,
-    }
-    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
-    words += ["--truncate"] if recipe.truncate else []
-    words += [word for each in recipe.options for word in ("--build-option", each)]
-    words += [word for each in cell.options for word in ("--option", each)]
-    return shlex.join(["optpipe", "sweep", recipe.model, *words])
+    size, (low, usual, high) = cell.load.batch_size, artifact.card.batch_range
+    profile = f"{min(low, size)}:{usual}:{max(high, size)}"
+    return command_from_cell(replace(cell, recipe=replace(cell.recipe, profile=profile)))
 
 
 def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store) -> dict[str, CellOutcome]:

@@ -1,9 +1,11 @@
 """Answers across kinds of GPU: arithmetic that can be done by hand, intervals carried through, what is missing with its command."""
 
+import json
 import shlex
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +15,13 @@ from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot
 
 from optpipe.cli import app
 from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.errors import BadInputError
 from optpipe.measuring.slo import slo_from_text
 from optpipe.reporters.terminal_fleet import render_fleet
-from optpipe.sweep.fleet import Price, PriceList, command_from_cell, compare_fleet, prices_from_file
-from optpipe.sweep.job import JobState
+from optpipe.sweep.command import command_from_cell
+from optpipe.sweep.fleet import Price, PriceList, compare_fleet, prices_from_file
+from optpipe.sweep.job import Cell, JobState
 
 PRICES = PriceList({H200: Price(3.6, 700.0), L4: Price(0.72)})
 
@@ -101,13 +105,46 @@ def test_what_is_missing_is_said_with_the_command_that_fills_it():
     )
 
 
-def test_the_command_of_a_cell_gives_that_cell(capfd):
-    cell = replace(make_cell("cpu", 8), recipe=replace(make_cell("cpu").recipe, precision="fp32"))
+ODD_LOAD = LoadSpec(
+    8, Scenario.SERVER, Mode.END_TO_END, rate_per_s=150.5, min_seconds=0.3, max_seconds=9.0, percentile=99.9,
+    warm_up_seconds=0.2, max_warm_up_seconds=3.0, length=32,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        make_cell("cpu", 8, precision="fp32"),
+        replace(
+            make_cell("cpu", precision="fp32", weights="random", seed=3, profile="1:8:64", truncate=True,
+                      options=("onnxruntime.threads=2",)),
+            load=ODD_LOAD, options=("onnxruntime.spinning=0",), max_cv=5.07,
+        ),
+        replace(make_cell("cpu", precision="int8"), load=LoadSpec(4, Scenario.MULTI_STREAM, streams=3)),
+    ],
+)  # fmt: skip
+def test_the_command_of_a_cell_gives_that_cell(capfd, cell):
     with pytest.raises(SystemExit):
         app([*shlex.split(command_from_cell(cell))[1:], "--dry-run", "--json", "--workspace", "/tmp/optpipe-none"])
-    out, _ = capfd.readouterr()
-    assert '"batch_size": 8' in out
-    assert '"precision": "fp32"' in out
+    (row,) = json.loads(capfd.readouterr().out)["rows"]
+    assert msgspec.convert(row["cell"], Cell).key == cell.key
+
+
+def test_engines_under_other_loads_are_rows_of_their_own_and_streams_serve_side_by_side():
+    def under(**load):
+        record = measured(H200, 8, 4.0)
+        cell = replace(record.cell, load=replace(record.cell.load, **load))
+        return make_record(cell, slot=make_slot(fingerprint=record.fingerprint), p50_ms=(3.99, 4.0, 4.01))
+
+    streams = under(scenario=Scenario.MULTI_STREAM, streams=4)
+    jobs = jobs_of(under(), under(mode=Mode.END_TO_END), streams, measured(H200, 8, 4.0, options=("onnxruntime.a=1",)))
+    found = compare_fleet(jobs, slo=slo_from_text("p50=50ms"), load_per_s=16_000)
+    gpus = {row.build: row.gpus.value for row in found.rows}
+    assert gpus.keys() == {
+        "onnxruntime fp16", "onnxruntime fp16 end-to-end", "onnxruntime fp16 a=1", "onnxruntime fp16 multi-stream in 4 streams",
+    }  # fmt: skip
+    assert gpus["onnxruntime fp16"] >= 8  # 2,000 images/s each
+    assert gpus["onnxruntime fp16 multi-stream in 4 streams"] == ceil(gpus["onnxruntime fp16"] / 4)
 
 
 def test_an_impossible_cell_is_not_missing_and_a_failed_one_says_why():

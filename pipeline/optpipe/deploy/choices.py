@@ -60,8 +60,8 @@ def choose_settings(build: SignedBuild) -> Settings:
         why = "the model has no batch axis" if high == 1 else f"the build takes batches of {low} to {high} only"
         fixed = Choice("max_batch_size", "0", f"{why}: shapes are written whole, and no batches are formed")
         return Settings(0, (), 0, instances, options, (fixed, choice))
-    points = list(_list_points(groups, limit[0].metric if limit else "p99"))
-    size, why = _choose_max_batch(points, limit[1] if limit else None, high)
+    points = _list_points(groups, limit[0].metric if limit else None)
+    size, why = _choose_max_batch(points, limit, high)
     preferred, why_preferred = _choose_preferred([each for each in points if each.size <= size])
     delay_us, why_delay = _choose_delay(points, size, limit)
     return Settings(
@@ -109,11 +109,14 @@ def _find_latency_limit(build: SignedBuild, length: int | None) -> tuple[Criteri
     return min(limits, key=lambda each: each[1], default=None)
 
 
-def _list_points(groups: Sequence[ProcessGroup], percentile: str) -> list[_Point]:
-    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency."""
+def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[_Point]:
+    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency.
+
+    With the percentile that is `limited`, and no lower one in its place; without a limit p99, else p50.
+    """
     found = {}
     for group in groups:
-        latency = group.estimate(percentile, 0.95) or group.estimate("p50", 0.95)
+        latency = group.estimate(limited or "p99", 0.95) or (None if limited else group.estimate("p50", 0.95))
         rate = group.estimate("throughput", 0.95)
         if group.load.scenario is Scenario.SINGLE_STREAM and latency is not None and rate is not None:
             text = f"run {group.newest.run}, {group.load}, {group.count_processes()} processes"
@@ -123,9 +126,12 @@ def _list_points(groups: Sequence[ProcessGroup], percentile: str) -> list[_Point
     return [found[size] for size in sorted(found)]
 
 
-def _choose_max_batch(points: Sequence[_Point], limit_ns: float | None, high: int) -> tuple[int, str]:
+def _choose_max_batch(points: Sequence[_Point], limit: tuple[Criterion, float] | None, high: int) -> tuple[int, str]:
+    if not points and limit:
+        return 1, f"{NOT_MEASURED} of {limit[0].metric}, which the policy limits: no batches are formed"
     if not points:
         return high, f"{NOT_MEASURED}: the largest batch of the build's profile"
+    limit_ns = limit[1] if limit else None
     inside = [each for each in points if limit_ns is None or each.latency_ns <= limit_ns]
     chosen = (inside or points[:1])[-1]
     latency = format_quantity(chosen.latency_ns, Dimension.TIME)

@@ -52,6 +52,22 @@ def test_the_largest_batch_keeps_the_limit_and_the_delay_leaves_room_for_two():
     assert "15.0 ms" in source(found, "max_batch_size")
 
 
+def without_p99(measurement):
+    latency = measurement.latency_ns
+    kept = {name: each for name, each in latency.percentiles.items() if name != "p99"}
+    return replace(measurement, latency_ns=replace(latency, percentiles=kept, withheld={"p99": "too few samples"}))
+
+
+def test_a_batch_whose_limited_percentile_is_not_known_keeps_no_limit():
+    large = without_p99(planted(SUBJECT, 32, 14.0, low=1.0, high=1.0))
+    found = settings({1: 2.0, 8: 6.0}, limit_ms=15, more=[large])
+    assert (found.max_batch_size, found.preferred) == (8, (8,))
+    found = settings({}, limit_ms=15, more=[large])
+    assert (found.max_batch_size, found.delay_us) == (1, 0)
+    assert "of p99" in source(found, "max_batch_size")
+    assert settings({1: 2.0}, more=[large]).max_batch_size == 32
+
+
 def test_without_a_limit_no_request_waits_for_others():
     found = settings({1: 2.0, 8: 6.0})
     assert (found.max_batch_size, found.delay_us) == (8, 0)

@@ -21,6 +21,8 @@ from optpipe.workspace.store import Store
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 SUFFIX = ".dsse.json"
+KINDS = {"test-result": TEST_RESULT, "svr": SVR, "ml-bom": CYCLONEDX}
+"""The statements on a dossier: their predicate types by file name."""
 NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out key.pub.pem"
 
 
@@ -119,13 +121,17 @@ def find_attestation_problems(folder: Path, dossier: Path, verdict: VerdictRecor
         if isinstance(statement, str):
             yield f"{path.name}: {statement}"
             continue
+        kind = KINDS.get(name := path.name.removesuffix(SUFFIX))
+        if kind not in (None, statement["predicateType"]):
+            yield f"{path.name}: holds {statement['predicateType']}, not the {name}"
+            continue
         digests = {each["name"]: each["digest"].get("sha256") for each in statement["subject"]}
         if hash_file(dossier / SUMS) not in digests.values():
             yield f"{path.name}: is about another dossier"
         elif verdict is not None:
             yield from (f"{path.name}: {each}" for each in _find_contradictions(statement, verdict, digests))
-    kinds = {path.name.removesuffix(SUFFIX) for path in found}
-    yield from (f"{each}{SUFFIX}: missing" for each in ("test-result", "svr", "ml-bom") if each not in kinds)
+    names = {path.name.removesuffix(SUFFIX) for path in found}
+    yield from (f"{each}{SUFFIX}: missing" for each in KINDS if each not in names)
 
 
 def _read_signed(path: Path, public: Any) -> Any:

@@ -16,6 +16,7 @@ from optpipe.sweep.locks import POLL_S
 from optpipe.workspace.runs import MANIFEST, write_bytes
 
 JOBS = "jobs"
+_NAME_LENGTH = 24
 _RANK = {state: rank for rank, state in enumerate(JobState)}
 
 
@@ -37,7 +38,7 @@ class Conflict:
 def write_job(workspace: Path, record: JobRecord) -> Path:
     """Adds a record. Raises StageError where it cannot be written."""
     content = json_from_record(record)
-    path = workspace / JOBS / record.key / f"{hashlib.sha256(content).hexdigest()[:24]}.json"
+    path = workspace / JOBS / record.key / f"{hashlib.sha256(content).hexdigest()[:_NAME_LENGTH]}.json"
     write_bytes(path, content)
     return path
 
@@ -58,11 +59,19 @@ def keep_backed(workspace: Path, jobs: Mapping[str, Sequence[JobRecord]]) -> dic
     return {key: records for key, records in found.items() if records}
 
 
+def is_as_written(path: Path, content: bytes) -> bool:
+    """Whether a record's file has the content that its name says."""
+    return hashlib.sha256(content).hexdigest()[:_NAME_LENGTH] == path.stem
+
+
 def _read_job(path: Path) -> JobRecord:
+    way_out = "delete the file; the next sweep runs its job again"
     try:
         record = read_record(path, JobRecord)
     except BadInputError as error:
-        raise BadInputError(f"{error}\ndelete the file; the next sweep runs its job again") from error
+        raise BadInputError(f"{error}\n{way_out}") from error
+    if not is_as_written(path, path.read_bytes()):
+        raise BadInputError(f"{path} was changed: its content has another hash than its name\n{way_out}")
     if record.schema_version != JOB_SCHEMA_VERSION:
         raise BadInputError(
             f"{path} has schema version {record.schema_version}; this version of optpipe reads {JOB_SCHEMA_VERSION}"

@@ -16,7 +16,7 @@ from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import read_record
 from optpipe.errors import BadInputError, ExitStatus
-from optpipe.sweep.ledger import JOBS, find_conflicts, read_jobs
+from optpipe.sweep.ledger import JOBS, find_conflicts, is_as_written, read_jobs
 from optpipe.workspace.hashes import FileHash, find_problems
 from optpipe.workspace.runs import MANIFEST, REMOVED, write_bytes
 from optpipe.workspace.store import Store
@@ -177,7 +177,7 @@ def _merge_files(source: Path, workspace: Path, counts: list[int]) -> Iterator[s
     """Records: those of jobs are named by their content; of the others the older is kept, and a run's removal is one fact."""
     for path in sorted((source / JOBS).glob("*/*.json")):
         content = path.read_bytes()
-        if not hashlib.sha256(content).hexdigest().startswith(path.stem):
+        if not is_as_written(path, content):
             yield f"{path}: changed"
         else:
             _add_file(content, workspace / path.relative_to(source), counts)

@@ -50,10 +50,19 @@ def test_a_damaged_record_is_named_with_the_way_out(tmp_path):
 
 
 def test_a_record_of_another_version_is_refused(tmp_path):
-    path = write_job(tmp_path, RECORDS[0])
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
+    write_job(tmp_path, replace(RECORDS[0], schema_version=9))
     with pytest.raises(BadInputError, match="schema version 9"):
         read_jobs(tmp_path)
+
+
+def test_a_figure_that_was_changed_in_a_record_is_not_believed(tmp_path):
+    path = write_job(tmp_path, RECORDS[0])
+    content = json.loads(path.read_text())
+    content["group"]["figures"]["p50"]["estimate"]["value"] /= 2
+    path.write_text(json.dumps(content))
+    with pytest.raises(BadInputError, match="was changed") as error:
+        read_jobs(tmp_path)
+    assert str(path) in str(error.value)
 
 
 def test_a_job_is_claimed_once(tmp_path):

@@ -23,6 +23,13 @@ class TensorSpec:
     batch: int | None = field(default=0, kw_only=True)
     """The axis that counts samples; None where every call has one value for all of them."""
 
+    @property
+    def classes(self) -> int | None:
+        """How many scores each sample has, whatever axes of size 1 stand around them; None where they lie along several axes or
+        their number is open."""
+        sizes = [size for axis, size in enumerate(self.shape) if axis != self.batch and size != 1] or [1]
+        return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) else None
+
     def to_dict(self) -> dict[str, str | int | list[int | str]]:
         """The JSON form; `tensor_from_dict` reads it."""
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **_describe_batch(self.batch)}

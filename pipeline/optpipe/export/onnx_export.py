@@ -212,8 +212,8 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
             f"{card.name}: output '{wrong.name}' is a single value for a whole batch: leave it out, or give --batch 1"
         )
     outputs = _find_output_axes(outputs, card, graph)
-    classes = outputs[0].shape[-1] if outputs[0].shape else 0
-    if card.labels and card.task is Task.CLASSIFICATION and isinstance(classes, int) and classes != len(card.labels):
+    classes = outputs[0].classes
+    if card.labels and card.task is Task.CLASSIFICATION and classes is not None and classes != len(card.labels):
         raise BadInputError(
             f"{card.name}: its description has {len(card.labels)} labels, but its first output has {classes} classes"
         )

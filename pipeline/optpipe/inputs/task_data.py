@@ -233,9 +233,9 @@ def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "ND
 
 def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
     """`samples`, without labels where they are no classes of the model: enough to calibrate on."""
-    classes = card.outputs[0].shape[-1] if card.outputs else None
+    classes = card.outputs[0].classes if card.outputs else None
     try:
-        if isinstance(classes, int):
+        if classes is not None:
             find_label_indices(samples, card, classes)
     except BadInputError as error:
         listener.warn(f"{str(error).partition(':')[0]}; ignoring folders and labels")

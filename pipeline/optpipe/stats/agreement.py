@@ -112,21 +112,29 @@ def cut_to_same_rows(reference: "np.ndarray", got: "np.ndarray") -> "tuple[np.nd
 
 
 def compute_top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
-    """The share of samples with the same largest class, over (samples, classes).
+    """The share of samples with the same largest class, over (samples, classes) or (samples, classes, 1, 1).
 
     None where the reference gives all samples the same class: a network with random weights does, and then agreement
     would be 100 % of nothing.
     """
     import numpy as np
 
-    expected = np.argmax(reference, axis=1)
+    expected = find_best_classes(reference)
     if np.unique(expected).size < 2:
         return None
-    return float(np.mean(expected == np.argmax(got, axis=1)))
+    return float(np.mean(expected == find_best_classes(got)))
 
 
 def compute_top1_accuracy(labels: "np.ndarray", scores: "np.ndarray") -> float:
-    """The share of samples whose largest score, over (samples, classes), is at their label."""
+    """The share of samples whose largest score, over (samples, classes) or (samples, classes, 1, 1), is at their label."""
     import numpy as np
 
-    return float(np.mean(np.argmax(scores, axis=1) == labels))
+    return float(np.mean(find_best_classes(scores) == labels))
+
+
+def find_best_classes(scores: "np.ndarray") -> "np.ndarray":
+    """The class with the largest score of each sample, (samples,)."""
+    import numpy as np
+
+    found: np.ndarray = np.argmax(scores.reshape(len(scores), -1), axis=1)
+    return found

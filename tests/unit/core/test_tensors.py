@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from optpipe.core.tensors import (
     InputSpec,
+    TensorSpec,
     batch_range_from_text,
     input_from_dict,
     shapes_from_text,
@@ -65,3 +66,19 @@ def test_a_single_value_has_no_batch() -> None:
 def test_sizes_that_no_runtime_counts() -> None:
     with pytest.raises(BadInputError, match="no dimension may exceed 2147483647"):
         InputSpec("x", "float32", (2**40,), (2**40,), (2**40,))
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "classes"),
+    [
+        (("n", 10), 0, 10),
+        ((1, 10, 1, 1), 0, 10),
+        (("n", 1, 10), 0, 10),
+        ((10, "n"), 1, 10),
+        (("n",), 0, 1),
+        (("n", "c"), 0, None),
+        (("n", 10, 7, 7), 0, None),
+    ],
+)
+def test_classes_lie_along_one_axis_wherever_it_is(shape, batch, classes) -> None:
+    assert TensorSpec("scores", "float32", shape, batch=batch).classes == classes

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from optpipe.stats.agreement import compute_snr_interval, pool_errors
+from optpipe.stats.agreement import compute_snr_interval, compute_top1_accuracy, compute_top1_agreement, pool_errors
 
 
 def errors(generator, count, spread=0.5):
@@ -34,3 +34,10 @@ def test_an_error_that_few_samples_carry_has_no_interval():
     rows["difference_square"][0] = 1e3
     assert compute_snr_interval(rows, 0.95) is None
     assert compute_snr_interval(rows | {"difference_square": np.zeros(500)}, 0.95) is None
+
+
+def test_the_best_class_is_the_same_with_axes_of_size_1():
+    scores, labels = np.eye(4)[[2, 0, 3]], np.array([2, 0, 1])
+    for shape in ((3, 4), (3, 4, 1, 1), (3, 1, 4)):
+        assert compute_top1_agreement(scores.reshape(shape), scores.reshape(shape)) == 1
+        assert compute_top1_accuracy(labels, scores.reshape(shape)) == pytest.approx(2 / 3)

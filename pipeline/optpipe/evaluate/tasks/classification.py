@@ -46,9 +46,8 @@ class Classification(TaskContract):
             )
 
     def count_classes(self, card: ModelCard) -> int | None:
-        """The last axis of the first output."""
-        size = card.outputs[0].shape[-1] if card.outputs else None
-        return size if isinstance(size, int) else None
+        """As the first output says."""
+        return card.outputs[0].classes if card.outputs else None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
         """Class indices from the samples' labels."""

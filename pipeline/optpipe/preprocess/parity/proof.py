@@ -11,7 +11,7 @@ from optpipe.errors import BadInputError, first_line
 from optpipe.preprocess.parity.judge import compute_agreement, judge_parity
 from optpipe.preprocess.parity.predictions import compare_predictions
 from optpipe.preprocess.parity.records import Accuracy, Proof
-from optpipe.stats.agreement import compute_row_errors, pool_errors
+from optpipe.stats.agreement import compute_row_errors, find_best_classes, pool_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies:
     reference, got = (each.astype(np.float32) for each in (reference, got))
     columns: dict[str, Any] = dict(compute_row_errors(reference, got))
     for name, outputs in (("reference_class", reference), ("dali_class", got)):
-        columns[name] = np.argmax(outputs, axis=1) if classifies else [None] * len(outputs)
+        columns[name] = find_best_classes(outputs) if classifies else [None] * len(outputs)
     return pl.DataFrame(columns).cast({"reference_class": pl.Int64, "dali_class": pl.Int64})
 
 

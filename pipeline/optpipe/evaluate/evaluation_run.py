@@ -17,7 +17,7 @@ from optpipe.evaluate.evaluate import (
     write_predictions,
 )
 from optpipe.evaluate.result import Dataset, Evaluation
-from optpipe.evaluate.tasks.contract import BootstrapTask
+from optpipe.evaluate.tasks.contract import BootstrapTask, Values
 from optpipe.evaluate.tasks.registry import find_task, require_fitting_task
 from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.export.exported import compute_model_id, export_model, prepare_model, read_card
@@ -78,10 +78,8 @@ def run_evaluation(
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
-    if isinstance(task, BootstrapTask) and (count := len(samples.files)) < FEWEST_SAMPLES:
-        listener.warn(
-            f"only {count} {samples.kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
-        )
+    if isinstance(task, BootstrapTask):
+        _warn_about_few(task, truths, rows[0].predictions.values, samples, listener)
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(
@@ -123,6 +121,19 @@ def _require_data(card: ModelCard, data: Path | None) -> None:
     if data is None and "validation" not in card.data:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
         raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
+
+
+def _warn_about_few(
+    task: BootstrapTask, truths: Values | None, predictions: Values, samples: SampleSet, listener: Listener
+) -> None:
+    """Where the bootstrap has little to draw from, or the scores leave samples out."""
+    count, kind = task.count_samples(predictions), task.sample_kind or samples.kind
+    if truths is not None:
+        count, kind = task.count_units(truths), task.unit_kind or kind
+        if left_out := task.describe_left_out(truths):
+            listener.warn(left_out)
+    if count < FEWEST_SAMPLES:
+        listener.warn(f"only {count} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be")
 
 
 def _warn_about_calibration_samples(rows: Sequence[EvaluatedArtifact], samples: SampleSet, listener: Listener) -> None:

@@ -5,7 +5,7 @@ The format is in `calibration/README.md`.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -44,6 +44,8 @@ class SampleSet:
     transform_sha256: str | None = None
     truncate: bool = False
     """Whether samples that are longer than the model's input are cut; else they are refused."""
+    pairs: Mapping[str, str] = field(default_factory=dict)
+    """The name that samples which belong together share, by `files[].path`: they are drawn together."""
 
     @property
     def sha256(self) -> str:
@@ -106,10 +108,23 @@ def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
     """A stratified sample of `count` out of a set, in the set's order; the set itself where it is no larger."""
     if count >= len(whole.files):
         return whole
-    chosen = stratify_indices([each.label for each in whole.files], count, seed)[:count]
-    return replace(
-        whole, name=f"{whole.name}/{count}", seed=seed, files=tuple(whole.files[index] for index in sorted(chosen))
-    )
+    pairs = [whole.pairs.get(each.path) for each in whole.files]
+    chosen = draw_indices([each.label for each in whole.files], pairs, count, seed)
+    return replace(whole, name=f"{whole.name}/{count}", seed=seed, files=tuple(whole.files[index] for index in chosen))
+
+
+def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], count: int, seed: int) -> list[int]:
+    """A stratified sample of `count` indices in rising order, or one more: those of a pair are drawn together."""
+    groups: dict[str | int, list[int]] = {}
+    for index, pair in enumerate(pairs):
+        groups.setdefault(index if pair is None else pair, []).append(index)
+    members = list(groups.values())
+    few = min(count, len(members) - 1) if count < len(labels) else len(members)
+    chosen: list[int] = []
+    for place in stratify_indices([labels[group[0]] for group in members], few, seed):
+        if len(chosen) < count:
+            chosen += members[place]
+    return sorted(chosen)
 
 
 def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> list[int]:

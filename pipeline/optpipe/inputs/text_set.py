@@ -17,12 +17,15 @@ from optpipe.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
+    draw_indices,
     draw_subset,
-    stratify_indices,
 )
 
 if TYPE_CHECKING:
     from optpipe.inputs.questions import Window
+
+Line = tuple[str, str | None, str | None]
+"""A line's text, label and pair."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,12 @@ def text_set_from_path(
         raise BadInputError(f"{source}: {found}\n{form}" + (f"; {format_unreadable(bad, 3)}" if bad else ""))
     wanted = len(lines) if count is None else min(count, len(lines))
     numbers = list(lines)
-    order = stratify_indices([lines[number][1] for number in numbers], wanted, seed)[:wanted]
-    chosen = [numbers[index] for index in sorted(order)]
+    _, marked, pairs = zip(*lines.values(), strict=True)
+    chosen = [numbers[index] for index in draw_indices(marked, pairs, wanted, seed)]
     files = tuple(SetFile(str(number), hash_text(lines[number][0]), lines[number][1]) for number in chosen)
-    labels = tuple(sorted({label for _, label in lines.values() if label is not None}))
+    labels = tuple(sorted({label for label in marked if label is not None}))
     texts = {str(number): lines[number][0] for number in chosen}
-    return TextSet(source.name, source, seed, files, labels, texts=texts), bad
+    return TextSet(source.name, source, seed, files, labels, texts=texts, pairs=_name_pairs(lines)), bad
 
 
 def _is_manifest(source: Path) -> bool:
@@ -97,23 +100,27 @@ def _read_texts(found: TextSet) -> TextSet:
                 f"text set {found.name}: line {each.path} of {found.root} has changed; draw the set again"
             )
         texts[each.path] = text
-    return replace(found, texts=texts)
+    return replace(found, texts=texts, pairs=_name_pairs(lines))
 
 
-def _parse_lines(source: Path) -> tuple[dict[int, tuple[str, str | None]], tuple[UnreadableFile, ...]]:
-    """Text and label by line number from 1, and the lines that hold none. Blank lines do not count.
+def _name_pairs(lines: Mapping[int, Line]) -> dict[str, str]:
+    return {str(number): pair for number, (_, _, pair) in lines.items() if pair is not None}
+
+
+def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[UnreadableFile, ...]]:
+    """The lines by number from 1, and those that hold no text. Blank lines do not count.
 
     Where any line has a label, those without one are bad.
     """
-    lines: dict[int, tuple[str, str | None]] = {}
+    lines: dict[int, Line] = {}
     bad: dict[int, str] = {}
     for number, raw in _read_raw_lines(source):
         try:
             lines[number] = _parse_line(json.loads(raw))
         except (ValueError, TypeError) as error:
             bad[number] = _format_reason(error)
-    if any(label is not None for _, label in lines.values()):
-        unlabelled = [number for number, (_, label) in lines.items() if label is None]
+    if any(label is not None for _, label, _ in lines.values()):
+        unlabelled = [number for number, (_, label, _) in lines.items() if label is None]
         bad |= dict.fromkeys(unlabelled, "no label, although other lines have one")
         for number in unlabelled:
             del lines[number]
@@ -161,7 +168,7 @@ def split_question(text: str) -> tuple[str, str]:
     return question, context
 
 
-def _parse_line(value: Any) -> tuple[str, str | None]:
+def _parse_line(value: Any) -> Line:
     if isinstance(value, dict) and "tokens" in value and "text" not in value:
         value = {**value, "text": _join_words(value["tokens"])}
     if isinstance(value, dict) and "question" in value and "text" not in value:
@@ -176,7 +183,8 @@ def _parse_line(value: Any) -> tuple[str, str | None]:
     label = value.get("label")
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
         raise TypeError(f"its label is neither a string nor an integer: {json.dumps(label)[:40]}")
-    return value["text"], None if label is None else str(label)
+    label, pair = (None if each is None else str(each) for each in (label, value.get("pair")))
+    return value["text"], label, pair
 
 
 def _join_words(words: Any) -> str:

@@ -84,6 +84,8 @@ def _list_class_drops(found: "Evaluation") -> list[RenderableType]:
     for row in found.results:
         if row.artifact is None or row.scores is None or row.scores.scores[0].drop < MENTIONED_DROP:
             continue
+        if not row.scores.classes:
+            continue
         worst = sorted(row.scores.classes, key=lambda each: -each.drop)[:MENTIONED_CLASSES]
         said = ", ".join(f"{each.label} {100 * each.drop:+.2f}" for each in worst)
         lines.append(

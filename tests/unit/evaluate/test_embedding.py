@@ -7,6 +7,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.embedding import ALONE, Embedding
+from optpipe.inputs.sample_set import draw_subset
 from optpipe.inputs.text_set import text_set_from_path
 from optpipe.stats.bootstrap import draw_sample_weights
 
@@ -85,6 +86,17 @@ def test_pairs_are_read_from_lines(tmp_path) -> None:
     assert truths == [[float(n // 2), float(n // 2)] for n in range(8)] + [ALONE]
     assert TASK.read_truths(write_lines(tmp_path / "b.jsonl", [{"text": "x"}]), make_card(), None) is None
     assert TASK.read_truths(write_lines(tmp_path / "c.jsonl", values[:4]), make_card(), None) is None
+
+
+def test_the_texts_of_a_pair_are_drawn_together(tmp_path) -> None:
+    values = [{"text": f"text {n}", "pair": n % 40, "score": n % 40} for n in range(80)]
+    whole = write_lines(tmp_path / "a.jsonl", values)
+    for drawn in (text_set_from_path(tmp_path / "a.jsonl", 21)[0], draw_subset(whole, 21)):
+        truths = TASK.read_truths(drawn, make_card(), None)
+        assert truths is not None
+        assert (len(truths), TASK.count_units(truths), TASK.describe_left_out(truths)) == (22, 11, "")
+        assert [int(each.path) for each in drawn.files] == sorted(int(each.path) for each in drawn.files)
+    assert TASK.describe_left_out([*truths, ALONE]) == "1 of 23 texts belong to no pair; only their agreement is judged"
 
 
 @pytest.mark.parametrize(

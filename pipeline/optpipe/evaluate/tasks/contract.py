@@ -53,6 +53,10 @@ class TaskContract(ABC):
         """How outputs become predictions, where there is a choice."""
         return ""
 
+    def describe_left_out(self, truths: Values) -> str:  # noqa: ARG002
+        """Which samples the scores leave out, where there are such."""
+        return ""
+
     def count_samples(self, predictions: Values) -> int:
         """How many samples the predictions are of."""
         return len(predictions)
@@ -136,6 +140,8 @@ class BootstrapTask(TaskContract):
     """The first is the one that a drop is of."""
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     """The least and the most that its scores can be."""
+    unit_kind: ClassVar[str | None] = None
+    """What `count_units` counts, in the plural, where it is not what `count_samples` does."""
 
     def count_units(self, truths: Values) -> int:
         """What the bootstrap draws from: samples, where a task does not say otherwise."""

@@ -40,6 +40,7 @@ class Embedding(BootstrapTask):
     scores: ClassVar[tuple[str, ...]] = ("Spearman",)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     names_classes: ClassVar[bool] = False
+    unit_kind: ClassVar[str | None] = "pairs"
 
     def require_model(self, card: ModelCard) -> None:
         """The first output is (n, values)."""
@@ -55,6 +56,11 @@ class Embedding(BootstrapTask):
         """How token embeddings are pooled."""
         pooling = card.head.get("pooling")
         return f"{pooling} pooling over tokens inside the engine" if pooling else ""
+
+    def describe_left_out(self, truths: Values) -> str:
+        """Texts that belong to no pair."""
+        alone = sum(each == ALONE for each in truths)
+        return f"{alone} of {len(truths)} texts belong to no pair; only their agreement is judged" if alone else ""
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
         """Pairs and their similarities; None where there are fewer than FEWEST_PAIRS."""

@@ -35,7 +35,8 @@ def read_boxes(
 ) -> list[list[TrueBox]] | None:
     """The boxes of every image from `annotations.json` (COCO) or `labels/*.txt` (YOLO); None where there is neither.
 
-    Raises BadInputError for an image without annotations, a class that the model has not, and a box outside its image.
+    Raises BadInputError for an image without annotations, a class that the model has not, a box outside its image, and where no
+    box but crowds is annotated.
     """
     sizes = [read_image_size(path, transform) for path in samples.paths]
     path = samples.annotations or samples.root / COCO
@@ -51,8 +52,9 @@ def read_boxes(
     for each, boxes, (height, width) in zip(samples.files, found, sizes, strict=True):
         for one in boxes:
             _require_valid(one, each.path, width, height, classes)
-    if not any(found):
-        raise BadInputError(f"{samples.name}: none of the {len(found)} images has an annotated box")
+    if all(one.crowd for boxes in found for one in boxes):
+        others = " other than crowds" if any(found) else ""
+        raise BadInputError(f"{samples.name}: none of the {len(found)} images has an annotated box{others}")
     return found
 
 

@@ -72,6 +72,14 @@ def test_annotations_that_do_not_fit_are_refused(tmp_path, boxes, names, message
         read_boxes(samples, TRANSFORM, LABELS, 2)
 
 
+def test_crowds_alone_are_nothing_to_judge(tmp_path) -> None:
+    samples = write_coco(tmp_path, [[1, 2, 10, 10]])
+    path = tmp_path / "annotations.json"
+    path.write_text(path.read_text().replace('"bbox"', '"iscrowd": 1, "bbox"'))
+    with pytest.raises(BadInputError, match="none of the 2 images has an annotated box other than crowds"):
+        read_boxes(samples, TRANSFORM, LABELS, 2)
+
+
 @pytest.mark.parametrize(("size", "fits"), [((40, 20), True), ((20, 40), True), ((80, 40), False)])
 def test_annotations_of_another_size_are_refused_but_not_of_a_turned_image(tmp_path, size, fits) -> None:
     samples, path = write_coco(tmp_path, [[1, 2, 10, 10]]), tmp_path / "annotations.json"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 OUTSIDE = "O"
+BEGINS, ENDS = ("B", "S", "U"), ("E", "L", "S", "U")
+"""Prefixes of the first and the last word of an entity."""
 Entity = tuple[str, int, int]
 """The type, first word and last word."""
 
@@ -123,18 +125,19 @@ class TokenClassification(BootstrapTask):
 def find_entities(tags: Sequence[str]) -> set[Entity]:
     """The entities of BIO tags, as CoNLL-2000's `conlleval` reads them: B- begins one, and so does an I- of another type than before it.
 
-    A tag without a prefix is a type that goes on while it stays the same.
+    Of IOBES and BILOU tags E- and L- end one, S- and U- are one. A tag without a prefix is a type that goes on while it stays the same.
     """
     found: set[Entity] = set()
-    begin, open_type = 0, None
+    begin, open_type, before = 0, None, ""
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, dash, rest = tag.partition("-")
         kind = None if tag == OUTSIDE else rest if dash else tag
-        if open_type is not None and (kind != open_type or prefix == "B"):
+        if open_type is not None and (kind != open_type or prefix in BEGINS or before in ENDS):
             found.add((open_type, begin, place - 1))
             open_type = None
         if kind is not None and open_type is None:
             begin, open_type = place, kind
+        before = prefix
     return found
 
 

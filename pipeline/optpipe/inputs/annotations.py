@@ -20,8 +20,8 @@ _ROTATED = (5, 6, 7, 8)
 def read_image_size(path: Path, transform: Transform) -> tuple[int, int]:
     """Height and width of an image as `transform` decodes it; only the file's head is read."""
     with Image.open(path) as opened:
-        turned = transform.decode.exif and opened.getexif().get(0x0112) in _ROTATED
-        width, height = opened.size
+        width, height = opened.size  # of a TIFF file as it is turned: Pillow does that in any case
+        turned = transform.decode.exif and opened.format != "TIFF" and opened.getexif().get(0x0112) in _ROTATED
     return (width, height) if turned else (height, width)
 
 

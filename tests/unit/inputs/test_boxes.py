@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,8 +7,10 @@ from PIL import Image
 
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.errors import BadInputError
+from optpipe.inputs.annotations import read_image_size
 from optpipe.inputs.boxes import image_set_from_coco, is_coco, read_boxes
 from optpipe.inputs.image_set import image_set_from_path
+from optpipe.inputs.images import decode_image
 
 TRANSFORM = Transform((Decode(), Resize((32, 32), fit="exact"), Rescale(), Pack()))
 LABELS = ("cat", "dog")
@@ -91,6 +94,16 @@ def test_annotations_of_another_size_are_refused_but_not_of_a_turned_image(tmp_p
         return
     with pytest.raises(BadInputError, match=r"1\.png is 80×40 pixels there, but the image has 40×20"):
         read_boxes(samples, TRANSFORM, LABELS, 2)
+
+
+@pytest.mark.parametrize("name", ["turned.jpg", "turned.png", "turned.tif"])
+@pytest.mark.parametrize("exif", [False, True])
+def test_sizes_are_those_of_the_decoded_image(tmp_path, name, exif) -> None:
+    said = Image.Exif()
+    said[0x0112] = 6
+    Image.new("RGB", (40, 20)).save(tmp_path / name, exif=said)
+    transform = replace(TRANSFORM, steps=(Decode(exif=exif), *TRANSFORM.steps[1:]))
+    assert read_image_size(tmp_path / name, transform) == decode_image(tmp_path / name, transform.decode).shape[:2]
 
 
 def test_yolo_labels(tmp_path) -> None:

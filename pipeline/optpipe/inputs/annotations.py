@@ -17,6 +17,10 @@ _ROTATED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 
 
+class NothingJudgedError(BadInputError):
+    """Annotations that fit, with nothing in them to judge."""
+
+
 def read_image_size(path: Path, transform: Transform) -> tuple[int, int]:
     """Height and width of an image as `transform` decodes it; only the file's head is read."""
     with Image.open(path) as opened:

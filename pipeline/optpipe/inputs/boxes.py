@@ -11,7 +11,7 @@ from typing import Any
 from optpipe.core.hashing import hash_file
 from optpipe.core.transform import Transform
 from optpipe.errors import BadInputError
-from optpipe.inputs.annotations import read_image_size
+from optpipe.inputs.annotations import NothingJudgedError, read_image_size
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.images import COCO, IMAGES, LABELS, find_read_error
 from optpipe.inputs.sample_set import SetFile, draw_subset
@@ -54,7 +54,7 @@ def read_boxes(
             _require_valid(one, each.path, width, height, classes)
     if all(one.crowd for boxes in found for one in boxes):
         others = " other than crowds" if any(found) else ""
-        raise BadInputError(f"{samples.name}: none of the {len(found)} images has an annotated box{others}")
+        raise NothingJudgedError(f"{samples.name}: none of the {len(found)} images has an annotated box{others}")
     return found
 
 

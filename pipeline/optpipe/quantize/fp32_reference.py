@@ -13,6 +13,7 @@ from optpipe.core.mixed_precision import EXACT_DB, PrecisionCost
 from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.inputs.annotations import NothingJudgedError
 from optpipe.inputs.sample_set import SampleSet
 from optpipe.stats.agreement import compute_output_error
 from optpipe.workspace.file_names import CARD, ONNX
@@ -67,8 +68,16 @@ def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Refer
     if card.task in TASKS:
         task.require_model(card)
     reference, others = _predict(onnx.load(model.file(ONNX)), model, card, samples, task)
-    truths = task.read_truths(samples, card, task.count_classes(card) or reference.classes)
+    truths = _read_truths(task, samples, card, reference.classes)
     return Fp32Reference(model, card, samples, task, reference, others, truths)
+
+
+def _read_truths(task: TaskContract, samples: SampleSet, card: ModelCard, classes: int) -> Values | None:
+    """None also where nothing in the samples is judged, as in a few that were drawn out of many."""
+    try:
+        return task.read_truths(samples, card, task.count_classes(card) or classes)
+    except NothingJudgedError:
+        return None
 
 
 def _predict(

@@ -12,7 +12,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.geometry import Axis, compute_geometry
 from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels, suggest_task
-from optpipe.inputs.annotations import IGNORED, read_image_size, read_mask, require_masks
+from optpipe.inputs.annotations import IGNORED, NothingJudgedError, read_image_size, read_mask, require_masks
 from optpipe.inputs.image_set import ImageSet
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
@@ -68,7 +68,7 @@ class Segmentation(BootstrapTask):
         if paths is None:
             return None
         if not any((read_mask(path) != IGNORED).any() for path in paths):
-            raise BadInputError(
+            raise NothingJudgedError(
                 f"{samples.name}: none of the {len(paths)} masks has a judged pixel ({IGNORED} is ignored)"
             )
         return [encode_mask(read_mask(path)) for path in paths]

@@ -369,9 +369,9 @@ def format_percentile_name(percent: float) -> str:
     return f"p{percent:g}"
 
 
-def percent_from_name(name: str) -> float | None:
-    """99.9 of `p99.9`; None of another figure's name."""
-    return float(name[1:]) if name.startswith("p") and name[1:].replace(".", "").isdigit() else None
+def percent_from_name(name: str) -> float:
+    """99.9 of `p99.9`; 0 of another figure's name, which any measurement gives."""
+    return float(name[1:]) if name.startswith("p") and name[1:].replace(".", "").isdigit() else 0.0
 
 
 def format_option(value: object) -> str:

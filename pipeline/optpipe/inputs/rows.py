@@ -44,9 +44,13 @@ def count_rows(rows: Arrays) -> int:
 
 def count_batched(card: ModelCard, total: int, size: int | None = None) -> int:
     """How many of `total` samples `split_batches` gives."""
+    return sum(_list_batch_sizes(card, total, size))
+
+
+def _list_batch_sizes(card: ModelCard, total: int, size: int | None) -> list[int]:
     smallest, _, largest = card.batch_range
-    rest = total % min(size or largest, largest, total)
-    return total - rest if rest < smallest else total
+    step = min(size or largest, largest, total)
+    return [count for start in range(0, total, step) if (count := min(step, total - start)) >= smallest]
 
 
 def split_batches(
@@ -56,12 +60,10 @@ def split_batches(
 
     The rest is a smaller batch; a rest that is smaller than the profile's smallest batch is left out.
     """
-    total = count_rows(rows)
-    smallest, _, largest = card.batch_range
-    step = min(size or largest, largest, total)
-    for start in range(0, total, step):
-        if (count := min(step, total - start)) >= smallest:
-            yield batch_from_rows(card, {name: value[start : start + step] for name, value in rows.items()}), count
+    start = 0
+    for count in _list_batch_sizes(card, count_rows(rows), size):
+        yield batch_from_rows(card, {name: value[start : start + count] for name, value in rows.items()}), count
+        start += count
 
 
 def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

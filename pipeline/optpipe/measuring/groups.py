@@ -97,8 +97,7 @@ class ProcessGroup:
 
     def count_asked(self, name: str) -> int:
         """How many VALID processes give the percentile `name`, or were to give it; of another figure all."""
-        percent = percent_from_name(name) or 0.0
-        found = (one for one in self.valid if _is_asked(one, percent) or read_figure(one.measurement, name) is not None)
+        found = (one for one in self.valid if is_asked(one, name) or read_figure(one.measurement, name) is not None)
         return len({(one.run, one.measurement.process) for one in found})
 
     def leave_out_unasked(self, name: str) -> "ProcessGroup":
@@ -107,9 +106,8 @@ class ProcessGroup:
         A process that was measured for a lower one gives it only where it had many samples: where it was quick. So all of
         them count or none.
         """
-        percent = percent_from_name(name) or 0.0
-        asked = tuple(one for one in self.tries if _is_asked(one, percent))
-        others = (one for one in self.valid if not _is_asked(one, percent))
+        asked = tuple(one for one in self.tries if is_asked(one, name))
+        others = (one for one in self.valid if not is_asked(one, name))
         if not asked or all(read_figure(one.measurement, name) is not None for one in others):
             return self
         return ProcessGroup(asked)
@@ -143,8 +141,9 @@ def explain_no_scatter(processes: int) -> str:
     )
 
 
-def _is_asked(one: RecordedMeasurement, percent: float) -> bool:
-    return one.measurement.load.percentile >= percent
+def is_asked(one: RecordedMeasurement, name: str) -> bool:
+    """Whether a try was to give the percentile `name`; any try is to give another figure."""
+    return one.measurement.load.percentile >= percent_from_name(name)
 
 
 def _is_left_out_for_its_samples(found: Measurement) -> bool:

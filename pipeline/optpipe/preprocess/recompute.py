@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
@@ -16,6 +17,9 @@ from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval
 from optpipe.stats.paired import Share, compute_share_interval
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import Run, newest_runs
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
@@ -33,11 +37,11 @@ def is_proof_for(record: PreprocessRecord, build: JudgedBuild) -> bool:
 
 
 def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> dict[str, Observation]:
-    proof, refused = recompute_proof(run, record), len(record.parity.refused)
+    rows = rows_from_file(run.path / ROWS)
+    proof, refused = recompute_proof(rows, record), len(record.parity.refused)
     remedy = "convert or remove them, then verify parity again"
     blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
     weights = () if record.trained else (RANDOM_WEIGHTS,)
-    rows = rows_from_file(run.path / ROWS)
     about = f"{rows.height} images"
     found = {}
     if proof.top1_agreement is not None:
@@ -70,18 +74,18 @@ def find_preprocessing_disagreements(run: Run) -> Iterator[str]:
     """Where `preprocess.json` differs from what the rows of the images give, one line each."""
     if (run.path / ROWS).is_file():
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
-        stored, again = plain_from_record(record.parity.proof), plain_from_record(recompute_proof(run, record))
+        rows = rows_from_file(run.path / ROWS)
+        stored, again = plain_from_record(record.parity.proof), plain_from_record(recompute_proof(rows, record))
         yield from find_disagreements(stored, again, f"{PREPROCESSING}: parity")
-        count = rows_from_file(run.path / ROWS).height
-        yield from find_disagreements(record.parity.images, count, f"{PREPROCESSING}: parity: images")
+        yield from find_disagreements(record.parity.images, rows.height, f"{PREPROCESSING}: parity: images")
         if record.verdict != record.parity.proof.verdict:
             yield f"{PREPROCESSING}: verdict says {record.verdict}, but its proof says {record.parity.proof.verdict}"
 
 
-def recompute_proof(run: Run, record: PreprocessRecord) -> Proof:
-    """The parity proof of a preprocess run from its rows. Raises BadInputError where they are not there or too old."""
+def recompute_proof(rows: "pl.DataFrame", record: PreprocessRecord) -> Proof:
+    """The parity proof of a preprocess run from its rows."""
     return proof_from_rows(
-        rows_from_file(run.path / ROWS),
+        rows,
         trained=record.trained,
         classifies=record.classifies,
         refused=len(record.parity.refused),

@@ -112,8 +112,10 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
 
 
 def explain_withheld(command: str, *, runs: int) -> str:
-    """How to come by a figure that some of the processes of so many runs, which all count, will never show."""
-    since = "; then sign off with --since the time of that run, for what is there will never show it"
+    """The remedy where some processes withhold a figure. With more than one run, those of the earlier runs would still count."""
+    since = (
+        "; then sign off with --since and the start of that run: the earlier processes count, and will never show it"
+    )
     return f"measure longer: {command}{since if runs > 1 else ''}"
 
 

@@ -49,7 +49,7 @@ def _extend_load(criterion: Criterion, load: LoadSpec) -> LoadSpec:
     if criterion.section == "energy":
         seconds = max(load.min_seconds, ENERGY_SECONDS)
         return replace(load, min_seconds=seconds, max_seconds=max(load.max_seconds, seconds))
-    return replace(load, percentile=max(load.percentile, percent_from_name(criterion.metric) or 0.0))
+    return replace(load, percentile=max(load.percentile, percent_from_name(criterion.metric)))
 
 
 def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:

@@ -7,9 +7,9 @@ from math import expm1, log, log1p
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.bench.recompute_pair import RecordedPair
-from optpipe.core.measurement import Measurement, find_differing_settings, format_settings, percent_from_name
+from optpipe.core.measurement import Measurement, find_differing_settings, format_settings
 from optpipe.core.observation import Blocker, Missing, Observation
-from optpipe.measuring.groups import ProcessGroup, describe_tries, explain_no_scatter, read_value
+from optpipe.measuring.groups import ProcessGroup, describe_tries, explain_no_scatter, is_asked, read_value
 from optpipe.measuring.measured import RecordedMeasurement, explain_clock_difference, find_environment_differences
 from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
 from optpipe.signoff.group_evidence import CAVEATS, describe_group, explain_withheld, find_blockers, list_withheld
@@ -94,8 +94,7 @@ def _observe_paired_loss(
 
 def _lacks_unasked(metric: str, pair: RecordedPair) -> bool:
     """Whether a comparison was to give a lower percentile, and does not give this one throughout: it shows nothing of it."""
-    asked = pair.rounds[0][0].measurement.load.percentile >= (percent_from_name(metric) or 0.0)
-    return not asked and _count_withheld(metric, pair) > 0
+    return not is_asked(pair.rounds[0][0], metric) and _count_withheld(metric, pair) > 0
 
 
 def _count_withheld(metric: str, pair: RecordedPair) -> int:

@@ -102,7 +102,7 @@ def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterato
 
 def _list_percentile_options(name: str) -> Iterator[str]:
     """What makes the samples enough for the figure `name`, where it is a percentile that `bench` does not give unasked."""
-    if (percent := percent_from_name(name) or 0.0) > LoadSpec(1).percentile:
+    if (percent := percent_from_name(name)) > LoadSpec(1).percentile:
         yield f"--percentile {percent:g} --max-time 600"
 
 

@@ -11,8 +11,9 @@ rounds.
 
 One network after the other, each has a time limit (--seconds). With --side-by-side there is a process for each network and precision that
 builds, and one for each row: it compiles torch.compile's side on zeros, waits for the builds and times. All start at once and compile side
-by side; what times on the GPU takes turns (`gpu_alone.py`), and while a row is timed all others but the compile workers stand still. They
-write to auto-NETWORK/PART.log. Threads are those of the environment (TORCHINDUCTOR_COMPILE_THREADS, OMP_NUM_THREADS).
+by side, what was named first before the rest; what times on the GPU takes turns (`gpu_alone.py`), and while a row is timed all others but
+the compile workers stand still. They write to auto-NETWORK/PART.log. Threads are those of the environment
+(TORCHINDUCTOR_COMPILE_THREADS, OMP_NUM_THREADS).
 """
 
 import json
@@ -97,8 +98,6 @@ class Network:
     workspace: Path
     model: Any
     plan: Any
-    low_options: Mapping[str, Any]
-    """Of FP8 and INT8, in place of the plan's."""
     batches: Sequence[int]
 
     @property
@@ -132,7 +131,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--backends", help="default: all that build for the device")
     parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
-    parser.add_argument("--low-option", help="of the FP8 and INT8 builds; default: --option")
     parser.add_argument("--one", help="of a process that main() starts: this network, rows to standard output")
     parser.add_argument("--part", help="of a process that main() starts: wide or low to build, or a batch size")
     given = parser.parse_args()
@@ -206,7 +204,10 @@ def measure_side_by_side(left: Mapping[str, list[int]], given: Any) -> Rows:
     deadline, lock = time.monotonic() + given.total, Path("gpu_auto.lock").absolute()
     found: Queue[dict[str, Any]] = Queue()
     try:
-        cells = [cell for name, sizes in left.items() for cell in start_network(name, sizes, lock, given)]
+        cells = []
+        for rank, (name, sizes) in enumerate(left.items()):
+            given.batches = ",".join(map(str, sizes))
+            cells += start_network(name, sizes, 4 * rank, lock, given)
         for cell in cells:
             Thread(target=read_rows, args=(cell, found), daemon=True).start()
         open_cells = {(each.network, each.size) for each in cells}
@@ -222,15 +223,15 @@ def measure_side_by_side(left: Mapping[str, list[int]], given: Any) -> Rows:
         kill_all(lock)
 
 
-def start_network(name: str, sizes: Sequence[int], lock: Path, given: Any) -> list[Cell]:
-    """Starts the processes that build one network and those of its batch sizes; returns the latter."""
+def start_network(name: str, sizes: Sequence[int], nice: int, lock: Path, given: Any) -> list[Cell]:
+    """Starts the processes that build one network and, somewhat nicer, those of its batch sizes; returns the latter."""
     workspace = Path(f"auto-{name}")
     workspace.mkdir(exist_ok=True)
     if name == "bert_base":
         write_bert(workspace)
     for part in (WIDE, LOW) if given.calibration else (WIDE,):
-        start_part(name, part, 0, lock, given)
-    return [Cell(name, size, start_part(name, str(size), 5, lock, given)) for size in sizes]
+        start_part(name, part, nice, lock, given)
+    return [Cell(name, size, start_part(name, str(size), nice + 5, lock, given)) for size in sizes]
 
 
 def start_part(name: str, part: str, nice: int, lock: Path, given: Any) -> "subprocess.Popen[str]":
@@ -274,9 +275,9 @@ def list_command(name: str, given: Any) -> list[str]:
     """Of the process that builds and measures one network, or a part of it."""
     command = [sys.executable, str(Path(__file__).absolute()), str(given.out), "--one", name]
     command += ["--batches", given.batches, "--rounds", str(given.rounds), "--device", given.device]
-    for key in ("option", "calibration", "backends", "low_option"):
+    for key in ("option", "calibration", "backends"):
         value = getattr(given, key)
-        command += [] if value is None else [f"--{key.replace('_', '-')}={value}"]
+        command += [] if value is None else [f"--{key}={value}"]
     return command + (["--direct"] if given.direct else [])
 
 
@@ -343,14 +344,12 @@ def plan_network(given: Any) -> Network:
     low = Precision.FP8 if name in IN_FP8 else Precision.INT8
     names = given.backends.split(",") if given.backends else list(BACKENDS)
     backends = tuple(BACKENDS[each] for each in names if BACKENDS[each].probe_capability(given.device).builds)
-    options, low_options = (
-        options_from_text(each.split()) for each in (given.option, given.low_option or given.option)
-    )
+    options = options_from_text(given.option.split())
     precisions = (wide, low) if images else (wide,)
     plan = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
     source = source_from_text(name_source(name, workspace), {})
     model = Model(source, weights_from_text(choose_weights(name), 0), batch)
-    return Network(name, workspace, model, plan, low_options, batches)
+    return Network(name, workspace, model, plan, batches)
 
 
 def build_everything(network: Network, precisions: Sequence[Any], listener: Any) -> list[Any]:
@@ -361,8 +360,7 @@ def build_everything(network: Network, precisions: Sequence[Any], listener: Any)
 
     card, built = read_exported_card(network, listener), []
     for kind in precisions:
-        options = network.plan.options if kind is network.plan.precisions[0] else network.low_options
-        plan = add_static_batches(replace(network.plan, precisions=(kind,), options=options), card, network.batches)
+        plan = add_static_batches(replace(network.plan, precisions=(kind,)), card, network.batches)
         try:
             built += build_model(network.model, plan, network.store, listener).artifacts
         except OptpipeError as error:

@@ -1,8 +1,8 @@
 """The whole walk as plain calls: build, evaluate, preprocess, bench, profile, sign off, in this order.
 
 An interrupted walk goes on after its last finished step: finished steps are noted under `walks/`, by everything that
-decides them (the artifacts, the policy, the settings). A finished walk clears its notes, so that the next one measures
-again: a timing is never answered from a cache.
+decides them (the artifacts, the policy, the settings, the content of the data, the machine). A finished walk clears its
+notes, so that the next one measures again: a timing is never answered from a cache.
 """
 
 import json
@@ -16,12 +16,14 @@ from typing import Any
 from optpipe import __version__
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import ModelBuild
+from optpipe.core.card import card_from_file
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord
 from optpipe.errors import BadInputError, GateError, MissingError, StageError
 from optpipe.export.model import Model
+from optpipe.inputs.content import hash_data
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.release import SignedDossier, document_from_signed, sign_off
@@ -33,6 +35,8 @@ from optpipe.signoff.steps import (
     run_preprocess_step,
     run_profile_step,
 )
+from optpipe.workspace.environment import describe_environment
+from optpipe.workspace.file_names import CARD
 from optpipe.workspace.runs import MANIFEST, write_json
 from optpipe.workspace.store import Entry, Store
 
@@ -150,12 +154,17 @@ class _Checkpoint:
 
     @classmethod
     def of(cls, plan: PipelinePlan, built: ModelBuild, store: Store) -> "_Checkpoint":
-        """The notes of exactly this walk."""
+        """The notes of exactly this walk. Raises BadInputError for data that cannot be read."""
+        own = card_from_file(built.model.file(CARD)).data.get("validation")
+        validation = Path(own) if own and Path(own).exists() else None
         decisive = {
             "optpipe": __version__,
             "artifacts": sorted(each.entry.id for each in built.artifacts),
             "policy": plan.policy.sha256,
-            "settings": [*astuple(plan.pace), str(plan.data), str(plan.images)],
+            "options": {name: dict(given) for name, given in plan.build.options.items()},
+            "settings": [*astuple(plan.pace), plan.build.truncate],
+            "data": [each and hash_data(each) for each in (plan.data or validation, plan.images or validation)],
+            "environment": plain_from_record(describe_environment()),
         }
         return cls(store.workspace / "walks" / f"{hash_value(decisive)[:12]}.json")
 

@@ -1,14 +1,24 @@
 """The walk's notes: an interrupted walk goes on after its last finished step, and never from notes of another one."""
 
+import json
+
 import pytest
 
+from optpipe.build.build import BuildPlan
+from optpipe.build.records import ModelBuild
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import ModelInfo
 from optpipe.core.events import SilentListener
+from optpipe.core.weights import WeightsRecord
 from optpipe.errors import MissingError, StageError
 from optpipe.measuring.energy import ENERGY_SECONDS
-from optpipe.run import _Checkpoint, _run_step
+from optpipe.run import PipelinePlan, _Checkpoint, _run_step
+from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.file_names import CARD
 from optpipe.workspace.runs import MANIFEST
+from optpipe.workspace.store import Store
 
 
 @pytest.fixture
@@ -74,6 +84,25 @@ def test_damaged_notes_are_as_none(notes):
     notes.path.parent.mkdir()
     notes.path.write_text("{")
     assert notes.finished("bench") is None
+
+
+def test_notes_are_those_of_data_with_the_same_content(tmp_path):
+    policy = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
+    store, data = Store(tmp_path / "work"), tmp_path / "data.jsonl"
+    info = ModelInfo("reader", "reader.onnx", WeightsRecord("embedded", ""), simplified=True, own_precision=None)
+
+    def make(directory):
+        (directory / CARD).write_text(json.dumps(ModelCard("reader", "reader.onnx", Task.OTHER, ()).to_dict()))
+        return info
+
+    model, _ = store.produce(ModelInfo, {}, make, listener=SilentListener())
+    build = BuildPlan((), (), named=True)
+    plan = PipelinePlan(SignoffRequest("reader", policy), build, data=data)
+    paths = []
+    for content in ("1", "2", "1"):
+        data.write_text(content)
+        paths.append(_Checkpoint.of(plan, ModelBuild(model, None), store).path)
+    assert paths[0] == paths[2] != paths[1]
 
 
 def test_what_is_measured_follows_from_the_policy():

@@ -78,15 +78,17 @@ def is_coco(path: Path) -> bool:
         return False
 
 
-def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
-    """The images of a COCO file, which lie beside it, in `images/` beside it, or in `../NAME/` of `instances_NAME.json`.
-
-    Raises BadInputError where an image is missing, or one of those drawn cannot be read.
-    """
+def list_coco_images(path: Path) -> tuple[Path, list[str]]:
+    """The folder of a COCO file's images, and their names: beside it, in `images/` beside it, or in `../NAME/` of `instances_NAME.json`."""
     document, name = json.loads(path.read_bytes()), path.stem.rpartition("_")[2]
     places = (path.parent / IMAGES, path.parent, path.parent.parent / name, path.parent.parent / IMAGES)
     names = sorted(str(each["file_name"]) for each in document["images"])
-    root = next((place for place in places if names and (place / names[0]).is_file()), places[0])
+    return next((place for place in places if names and (place / names[0]).is_file()), places[0]), names
+
+
+def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
+    """The images of a COCO file. Raises BadInputError where one is missing, or one of those drawn cannot be read."""
+    root, names = list_coco_images(path)
     _require_images(path, root, names)
     files = tuple(SetFile(each, hash_file(root / each)) for each in names)
     whole = ImageSet(path.name, root, seed, files, annotations=path)

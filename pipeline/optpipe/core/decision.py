@@ -65,7 +65,7 @@ class CandidateAccuracy:
     snr_db: float | None = None
     """None where outputs are equal to the bit."""
     calibrated_share: float = 0.0
-    """Of the samples, those that it was calibrated on: they may hide as much of the drop."""
+    """Of the samples, those that it was calibrated on: they may hide some of the drop."""
 
     @property
     def cost(self) -> float:

@@ -199,20 +199,20 @@ def score_artifacts(
             accuracy=score if isinstance(score, Accuracy) else None,
             scores=score if isinstance(score, TaskScores) else None,
         )
-        yield replace(scored, verdict=_judge_drop(scored, budget))
+        yield replace(scored, verdict=_judge_drop(scored, budget, task))
 
 
-def _judge_drop(row: EvaluatedModel, budget: float | None) -> Verdict | None:
+def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -> Verdict | None:
     """PASS where the whole interval of the drop is inside the budget, FAIL where all of it is outside.
 
-    Samples that the ranges were computed from flatter: for a PASS it has to hold even if all of those had been lost.
+    For a PASS it has to hold with `TaskContract.bound_hidden_loss` too.
     """
     if budget is None or row.artifact is None:
         return None
     if row.drop_ci is None:
         return Verdict.INCONCLUSIVE
     low, high = row.drop_ci
-    if high + row.calibrated_on / row.samples <= budget:
+    if high + task.bound_hidden_loss(row) <= budget:
         return Verdict.PASS
     return Verdict.FAIL if low > budget else Verdict.INCONCLUSIVE
 

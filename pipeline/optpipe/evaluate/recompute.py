@@ -57,21 +57,19 @@ def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:
 
 
 def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: str) -> Observation:
-    """The figure with its interval wide enough to hold even if all samples that the ranges were computed from had been lost.
-
-    On those accuracy flatters; how many they are is on the evaluation's record.
-    """
-    rows = read_evaluation(run).results
-    row = next((row for row in rows if row.artifact == artifact and row.calibrated_on), None)
+    """The figure with its interval wide enough for what `TaskContract.bound_hidden_loss` says of the evaluation's record."""
+    evaluated = read_evaluation(run)
+    row = next((row for row in evaluated.results if row.artifact == artifact and row.calibrated_on), None)
     if row is None or figure.low is None or figure.high is None:
         return figure
-    share, about = (
-        row.calibrated_on / row.samples,
-        f"{figure.about}, {row.calibrated_on} of which were used for calibration",
-    )
+    task, about = _find_task(evaluated), f"{figure.about}, {row.calibrated_on} of which were used for calibration"
+    least, most = task.score_range
+    hidden = task.bound_hidden_loss(row)
     if name.startswith("drop"):
-        return replace(figure, high=min(1.0, figure.high + share), about=about)
-    return replace(figure, low=max(0.0, figure.low - share), about=about)
+        return replace(figure, high=min(most - least, figure.high + hidden), about=about)
+    if name == "agreement":  # a share of samples, whatever the score
+        return replace(figure, low=max(0.0, figure.low - hidden / (most - least)), about=about)
+    return replace(figure, low=max(least, figure.low - hidden), about=about)
 
 
 def read_evaluation(run: Run) -> Evaluation:

@@ -2,11 +2,13 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import TensorSpec
 from optpipe.errors import BadInputError
-from optpipe.evaluate.tasks.embedding import ALONE, Embedding
+from optpipe.evaluate.tasks.embedding import ALONE, ROUNDING, Embedding
 from optpipe.inputs.sample_set import draw_subset
 from optpipe.inputs.text_set import text_set_from_path
 from optpipe.stats.bootstrap import draw_sample_weights
@@ -51,6 +53,30 @@ def test_the_correlation_is_scipys_and_so_is_that_of_every_replicate() -> None:
     for value, counts in zip(found[1:], weights.astype(int), strict=True):
         drawn = np.repeat(np.arange(40), counts)
         assert value == pytest.approx(spearmanr(gathered.cosine[drawn], gathered.stated[drawn]).statistic)
+
+
+@given(
+    kinds=st.lists(st.integers(0, 12), min_size=4, max_size=30).filter(lambda kinds: len(set(kinds)) > 1),
+    seed=st.integers(0, 99),
+)
+def test_cosines_that_rounding_tells_apart_are_tied(kinds, seed) -> None:
+    """Pairs of one kind are the same two texts, whose embeddings FP32 rounds in another way each time."""
+    rng = np.random.default_rng(seed)
+    angles = np.repeat(np.array(kinds) / 10, 2) * np.tile([0, 1], len(kinds))
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    truths = [[float(number), float(value)] for number, value in enumerate(rng.normal(size=len(kinds))) for _ in "ab"]
+    rounded = rows * (1 + rng.uniform(-1, 1, rows.shape) * np.finfo(np.float32).eps)
+    exact, noisy = (
+        TASK.score_predictions(truths, rows.tolist(), each.tolist(), (), 0).scores[0] for each in (rows, rounded)
+    )
+    assert (noisy.drop, noisy.drop_ci, noisy.ci) == (0, (0, 0) if len(kinds) >= 20 else (-2, 2), exact.ci)
+
+
+def test_a_chain_of_near_cosines_keeps_its_order() -> None:
+    angles = np.sqrt(2 * 0.4 * ROUNDING * np.arange(1, 101))
+    rows = np.stack([np.ones(200), np.repeat(np.tan(angles), 2) * np.tile([0, 1], 100)], axis=1)
+    truths = [[float(number), -float(number)] for number in range(100) for _ in "ab"]
+    assert TASK.score_predictions(truths, rows.tolist(), rows.tolist(), (), 0).scores[0].value > 0.99
 
 
 def test_a_wrong_pooling_is_found() -> None:

@@ -5,6 +5,8 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info
 
 from optpipe.core.card import ModelCard, Task
@@ -19,6 +21,7 @@ from optpipe.evaluate.evaluate import (
     write_predictions,
 )
 from optpipe.evaluate.tasks.classification import list_best_classes
+from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.inputs.image_set import ImageSet
@@ -118,6 +121,22 @@ def test_calibration_samples_count_as_lost() -> None:
     }
     assert found[0.02].verdict == "INCONCLUSIVE"
     assert found[0.05].verdict == "PASS"
+
+
+@given(pairs=st.integers(20, 60), share=st.floats(0.01, 0.5), slack=st.sampled_from([-0.01, 0.01]))
+def test_what_calibration_hides_is_of_the_scores_range(pairs, share, slack) -> None:
+    """A correlation can lose 2 on every sample, from 1 to -1."""
+    angles = np.linspace(0, 3, pairs)
+    turned = np.stack([0 * angles, angles], axis=1).ravel()
+    values = np.stack([np.cos(turned), np.sin(turned)], axis=1)
+    truths = [[float(number), -float(number)] for number in range(pairs) for _ in "ab"]
+    found, used = Predictions(values.tolist(), values, 2), max(1, round(share * 2 * pairs))
+    evaluated = [EvaluatedArtifact(None, found), EvaluatedArtifact(ENTRY, found, calibrated_on=used)]
+    budget = used / pairs + slack
+    row = list(score_artifacts(evaluated, truths, Embedding(), (), 0, budget, trained=True))[1]
+    assert row.scores is not None
+    assert row.scores.scores[0].value == pytest.approx(1)
+    assert row.verdict == ("PASS" if slack > 0 else "INCONCLUSIVE")
 
 
 def test_random_weights_prove_nothing() -> None:

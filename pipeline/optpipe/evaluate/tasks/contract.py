@@ -12,7 +12,7 @@ import numpy as np
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.observation import Observation
 from optpipe.errors import BadInputError
-from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, Score, TaskScores
+from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, EvaluatedModel, Score, TaskScores
 from optpipe.inputs.rows import Arrays
 from optpipe.inputs.sample_set import SampleSet, SetFile
 from optpipe.stats.bootstrap import FEWEST_SAMPLES, compute_bootstrap_interval, draw_sample_weights
@@ -38,6 +38,8 @@ class TaskContract(ABC):
 
     score: ClassVar[str]
     """The name of the score that a drop is of; the unit in a policy: `"0.5 mIoU"`."""
+    score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    """The least and the most that its scores can be."""
     truth_column: ClassVar[str] = "truth"
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
@@ -72,6 +74,11 @@ class TaskContract(ABC):
     @abstractmethod
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         """The predictions of some samples from their rows of the outputs, (samples, ...) each."""
+
+    def bound_hidden_loss(self, row: EvaluatedModel) -> float:
+        """What the drop may be larger by: on samples that the ranges were computed from accuracy flatters, and all may have been lost."""
+        low, high = self.score_range
+        return (high - low) * row.calibrated_on / max(row.samples, 1)
 
     @abstractmethod
     def take_as_truths(self, predictions: Values) -> Values:
@@ -138,8 +145,6 @@ class BootstrapTask(TaskContract):
 
     scores: ClassVar[tuple[str, ...]]
     """The first is the one that a drop is of."""
-    score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    """The least and the most that its scores can be."""
     unit_kind: ClassVar[str | None] = None
     """What `count_units` counts, in the plural, where it is not what `count_samples` does."""
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FEWEST_PAIRS = 3
+ROUNDING = 1e-6
+"""Cosines of FP32 embeddings this near to one another are equal: what tells them apart is rounding, eight units or so of it."""
 ALONE = [-1.0, 0.0]
 """The truth of a text that belongs to no pair."""
 
@@ -112,12 +114,12 @@ class Embedding(BootstrapTask):
         return super().measure_drop(truths, source, found) if self.count_units(truths) >= FEWEST_PAIRS else None
 
     def gather(self, truths: Values, predictions: Values) -> Similarities:
-        """Cosines of all pairs."""
+        """Cosines of all pairs, those within ROUNDING of one another as the least of them."""
         numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
         order = np.argsort(numbers, kind="stable")
         order = order[numbers[order] >= 0]
         stated = np.array([truths[place][1] for place in order[::2]], np.float64)
-        return Similarities(_compute_cosine(rows[order[::2]], rows[order[1::2]]), stated)
+        return Similarities(_join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
         """Spearman's correlation: Pearson's of the ranks within each replicate, ties ranked in the middle.
@@ -144,6 +146,17 @@ def _compute_cosine(one: "NDArray[np.float64]", other: "NDArray[np.float64]") ->
     """Of rows (…, values); 0 where either is zero."""
     lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
     return np.asarray((one * other).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny))
+
+
+def _join_equal(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Each of `values` (pairs,) as the least of its group, which spans ROUNDING at most: a chain of near ones is several groups."""
+    order, joined, start = np.argsort(values), np.empty_like(values), 0
+    ordered = values[order]
+    while start < len(values):
+        end = int(np.searchsorted(ordered, ordered[start] + ROUNDING, "right"))
+        joined[order[start:end]] = ordered[start]
+        start = end
+    return joined
 
 
 def _rank(values: "NDArray[np.float64]", weights: "NDArray[np.float64]") -> "NDArray[np.float64]":

@@ -1,5 +1,6 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
+import json
 from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
@@ -7,6 +8,7 @@ from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
+import onnx
 import polars as pl
 import pytest
 from tests.fakes.entries import artifact_info, proof
@@ -15,6 +17,7 @@ from tests.fakes.preprocess import preprocess_record
 from optpipe.artifacts.facts import hash_model
 from optpipe.bench.recompute import recompute_measurement
 from optpipe.core.bench_record import PairMetric
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import (
@@ -30,6 +33,7 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.records import json_from_record
+from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.measuring.interleave import comparison_from_measurements, draw_names
@@ -40,10 +44,18 @@ from optpipe.trace.findings.context import StageFacts
 from optpipe.trace.findings.records import ProfileRecord, StageProfile, StageSubject
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.recording.files import trace_from_folder, write_trace
+from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
 
 NOT_STEADY = Reason("not-steady", "latency was not stable after warm-up", "increase --max-warm-up", invalidates=True)
+
+
+def write_network(folder, width):
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, (8, width), [0.0] * 8 * width)
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [weight])), folder / ONNX)
+    inputs, outputs = (InputSpec("x", "float32", *[(1, 8)] * 3),), (TensorSpec("y", "float32", ("n", 10)),)
+    (folder / CARD).write_text(json.dumps(ModelCard("digits", "digits", Task.OTHER, inputs, outputs).to_dict()))
 
 
 @dataclass
@@ -55,7 +67,10 @@ class Workspace:
     def store(self):
         return Store(self.path)
 
-    def artifact(self, precision="fp16", backend="onnxruntime", *, trained=True, passed=True, proven=True, macs=0.97):
+    def artifact(
+        self, precision="fp16", backend="onnxruntime", *, trained=True, passed=True, proven=True, macs=0.97, width=None
+    ):
+        """With `width`, of an exported network whose one weight has the shape (8, width)."""
         info = artifact_info(
             backend=backend,
             precision=precision,
@@ -70,8 +85,14 @@ class Workspace:
 
         card = str(self.path.parent / "digits.toml")
         exported = ModelInfo("digits", "card:digits", info.weights, simplified=True, own_precision=None, card=card)
-        asked = {"model": {"weights": {"file": "0" * 64} if trained else {"random": 0}}}
-        model, _ = self.store.produce(ModelInfo, asked, lambda _: exported, listener=SilentListener())
+        asked = {"model": {"weights": {"file": "0" * 64} if trained else {"random": 0}, "width": width}}
+
+        def export(folder):
+            if width is not None:
+                write_network(folder, width)
+            return exported
+
+        model, _ = self.store.produce(ModelInfo, asked, export, listener=SilentListener())
         recipe = {"test": [precision, backend, trained, proven, macs], "model": model.id, "precision": precision}
         entry, _ = self.store.produce(ArtifactInfo, recipe, make, parents=(model.id,), listener=SilentListener())
         checked = VerificationInfo("images", 8, 0.1, 61.2, None, None, None, (), 80, passed)

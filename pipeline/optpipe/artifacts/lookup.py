@@ -1,5 +1,6 @@
 """Which stored artifacts a command means by `resnet50`, an id, or a file, and what is known about their inputs."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -268,6 +269,35 @@ def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store
     verified = [known[one] for each in parents if artifact.id in each for one in each if one in known]
     found = verified or list(known.values())
     return found[-1] if found else None
+
+
+def describe_network(artifact: Entry[ArtifactInfo], store: Store) -> str | None:
+    """What is the same of a network that was trained again and hardly of two that share a name: task, inputs, outputs, number of weights.
+
+    None where the store no longer has its model.
+    """
+    import onnx
+
+    model = next((each for each in store.list_entries(ModelInfo) if each.id in artifact.manifest.parents), None)
+    if model is None or not {CARD, ONNX} <= set(model.manifest.files):
+        return None
+    card = card_from_file(model.file(CARD))
+    inputs = [
+        (each, [low if low == high else "n" for low, high in zip(each.min, each.max, strict=True)])
+        for each in card.inputs
+    ]
+    sides = [
+        ", ".join(
+            f"{each.name} {'×'.join(str(size) if isinstance(size, int) and axis != each.batch else 'n' for axis, size in enumerate(shape))}"
+            for each, shape in side
+        )
+        for side in (inputs, [(each, each.shape) for each in card.outputs])
+    ]
+    tensors = onnx.load(model.file(ONNX), load_external_data=False).graph.initializer
+    count = sum(
+        math.prod(each.dims) for each in tensors if len(each.dims) > 1
+    )  # the others are folded or not, by exporter
+    return f"{card.task}, {' to '.join(sides)}, {count:,} weights"
 
 
 def choose_batch_sizes(

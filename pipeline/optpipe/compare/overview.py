@@ -1,11 +1,11 @@
 """Everything measured in a workspace, ready to be compared: runs, artifacts and their accuracy."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optpipe.artifacts.facts import judged_build_from_entry
-from optpipe.artifacts.lookup import find_builds
+from optpipe.artifacts.lookup import describe_network, find_builds
 from optpipe.bench.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.bench.recompute import list_artifact_measurements, measurements_from_run
 from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
@@ -117,7 +117,21 @@ def compare_workspace(
         raise _nothing_measured(store.workspace)
     known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
     comparison = compare_measurements(measured, baseline=held_against, known=known, slo=slo, across=across)
-    return Overview(comparison, measured, runs)
+    warnings = (*comparison.warnings, *_list_namesakes(measured, store))
+    return Overview(replace(comparison, warnings=warnings), measured, runs)
+
+
+def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
+    """The models of which several networks were measured, as far as the store knows them: a row is of the newest build alone."""
+    builds = {one.measurement.subject.artifact for one in measured}
+    networks: dict[str, dict[str, str]] = {}
+    for entry in store.list_entries(ArtifactInfo):
+        if entry.id in builds and (network := describe_network(entry, store)) is not None:
+            networks.setdefault(entry.info.model, {})[network] = entry.id
+    for model, found in networks.items():
+        if len(found) > 1:
+            listed = "; ".join(f"{network} ({artifact})" for network, artifact in found.items())
+            yield f"{len(found)} networks are called {model}, and each row is of the newest: {listed}; name one's file to compare it"
 
 
 def _find_baseline(store: Store, name: str | None, model: str | None) -> Baseline | None:

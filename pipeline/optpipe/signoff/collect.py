@@ -16,7 +16,7 @@ from optpipe import __version__
 from optpipe.artifacts.decisions import find_decision
 from optpipe.artifacts.engine import hash_engine
 from optpipe.artifacts.facts import judged_build_from_entry
-from optpipe.artifacts.lookup import find_builds
+from optpipe.artifacts.lookup import describe_network, find_builds
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
@@ -63,6 +63,7 @@ def collect_evidence(
     store.verify_entry(entry)
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
+    approved_request = None if baseline is None else read_record(baseline / REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact.id if approved else None, store, folder)
     checked = _find_verification(store, entry)
     _copy_builds({entry.id, *([checked.id] if checked else [])}, store, folder)
@@ -80,6 +81,8 @@ def collect_evidence(
         drawn_with=drawn_with or {},
         removed=list_removed_runs(store.workspace, entry.id),
         other_file=other_file,
+        network=describe_network(entry, store),
+        baseline_network=approved_request.network if approved_request else None,
         since=wanted.since,
     )
     write_bytes(folder / REQUEST, json_from_record(request))

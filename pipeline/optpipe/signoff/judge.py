@@ -66,6 +66,10 @@ class DossierRequest:
     """Bench runs of the artifact that were removed from the workspace before."""
     other_file: tuple[str, ...] = ()
     """Bench runs of another file under the artifact's id, which are not in the dossier."""
+    network: str | None = None
+    """`describe_network` of the judged build; None where the store had no record of it, and in older dossiers."""
+    baseline_network: str | None = None
+    """That of the approved dossier."""
     since: str | None = None
     """Bench runs that were started earlier are in the dossier and not judged."""
     schema: str = field(default=DOSSIER_SCHEMA)
@@ -104,6 +108,7 @@ def judge_dossier(folder: Path) -> VerdictRecord:
             *note_since(request.since, left_out),
             *_note_removed_runs(request),
             *_note_other_file(request),
+            *_note_other_network(request),
             *list_int8_notes(artifact.info, build, runs, loads, policy.confidence),
         ),
         baseline=request.baseline,
@@ -142,6 +147,15 @@ def _note_other_file(request: DossierRequest) -> Iterator[Note]:
     if names := request.other_file:
         what = f"{len(names)} bench run{'s' if len(names) > 1 else ''} of another file under this build's ID not judged"
         yield Note("other-file", f"{what}: {', '.join(names)}", f"measure this file: optpipe bench {request.artifact}")
+
+
+def _note_other_network(request: DossierRequest) -> Iterator[Note]:
+    mine, theirs = request.network, request.baseline_network
+    if mine and theirs and mine != theirs:
+        message = (
+            f"the baseline {request.baseline} is of another network called {request.model}: {theirs}; this one: {mine}"
+        )
+        yield Note("other-network", message, "approve a dossier of this network: optpipe approve DOSSIER")
 
 
 def _name_dossier(created_utc: str, build: JudgedBuild) -> str:

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from optpipe.compare.overview import compare_workspace
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
@@ -62,6 +63,30 @@ def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
     (folder / "verdict.json").write_bytes(json_from_record(found))
     finish_dossier(folder, tmp_path / name)
     return {one.name: one for one in found.criteria}.get(criterion)
+
+
+def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_path):
+    """One that was trained again is none; `verify` reads the same from the dossier."""
+    workspace = make_workspace(tmp_path / "workspace")
+    for name, width in (("approved", 10), ("again", 10), ("other", 20)):
+        workspace.counter += 100
+        workspace.bench(workspace.artifact("fp16", macs=0.9 + workspace.counter / 1e4, width=width))
+        assert sign_off(workspace, tmp_path, name).observed is not None or name == "approved"
+        if name == "approved":
+            store_baseline(tmp_path / name, workspace.path)
+    notes = {name: read_notes(tmp_path / name) for name in ("approved", "again", "other")}
+    assert "other-network" not in notes["approved"].keys() | notes["again"].keys()
+    assert (
+        "is of another network called digits: other, x n×8 to y n×10, 80 weights; this one: "
+        in notes["other"]["other-network"]
+    )
+    assert check_dossier(tmp_path / "other").problems == ()
+    (warning,) = [each for each in compare_workspace(workspace.store).comparison.warnings if "networks" in each]
+    assert warning.startswith("2 networks are called digits, and each row is of the newest: ")
+
+
+def read_notes(dossier):
+    return {note["code"]: note["message"] for note in json.loads((dossier / "verdict.json").read_text())["notes"]}
 
 
 @pytest.mark.slow

@@ -271,15 +271,14 @@ def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store
     return found[-1] if found else None
 
 
-def describe_network(artifact: Entry[ArtifactInfo], store: Store) -> str | None:
+def describe_network(model: Entry[ModelInfo]) -> str | None:
     """What is the same of a network that was trained again and hardly of two that share a name: task, inputs, outputs, number of weights.
 
-    None where the store no longer has its model.
+    None where the store no longer has its files.
     """
     import onnx
 
-    model = next((each for each in store.list_entries(ModelInfo) if each.id in artifact.manifest.parents), None)
-    if model is None or not {CARD, ONNX} <= set(model.manifest.files):
+    if not {CARD, ONNX} <= set(model.manifest.files):
         return None
     card = card_from_file(model.file(CARD))
     inputs = [

@@ -10,7 +10,7 @@ from optpipe.bench.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.bench.recompute import list_artifact_measurements, measurements_from_run
 from optpipe.compare.compare import Baseline, BuildFacts, compare_measurements
 from optpipe.core.comparison import Comparison
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import read_measurements
 from optpipe.errors import BadInputError
@@ -124,11 +124,16 @@ def compare_workspace(
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
     """The models of which several networks were measured, as far as the store knows them: a row is of the newest build alone."""
     builds = {one.measurement.subject.artifact for one in measured}
-    networks: dict[str, dict[str, str]] = {}
+    exported = {each.id: each for each in store.list_entries(ModelInfo)}
+    namesakes: dict[str, list[tuple[str, str]]] = {}
     for entry in store.list_entries(ArtifactInfo):
-        if entry.id in builds and (network := describe_network(entry, store)) is not None:
-            networks.setdefault(entry.info.model, {})[network] = entry.id
-    for model, found in networks.items():
+        if entry.id in builds and entry.manifest.parents[0] in exported:
+            namesakes.setdefault(entry.info.model, []).append((entry.manifest.parents[0], entry.id))
+    for model, pairs in namesakes.items():
+        if len(origins := {origin for origin, _ in pairs}) < 2:
+            continue
+        networks = {origin: describe_network(exported[origin]) for origin in origins}
+        found = {network: artifact for origin, artifact in pairs if (network := networks[origin]) is not None}
         if len(found) > 1:
             listed = "; ".join(f"{network} ({artifact})" for network, artifact in found.items())
             yield f"{len(found)} networks are called {model}, and each row is of the newest: {listed}; name one's file to compare it"

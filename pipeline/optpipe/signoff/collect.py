@@ -70,6 +70,7 @@ def collect_evidence(
     if baseline is not None:
         _copy_baseline(baseline, folder / "baseline")
     (folder / POLICY).write_bytes(wanted.policy.source)
+    exported = next((each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]), None)
     request = DossierRequest(
         model=entry.info.model,
         artifact=entry.id,
@@ -81,7 +82,7 @@ def collect_evidence(
         drawn_with=drawn_with or {},
         removed=list_removed_runs(store.workspace, entry.id),
         other_file=other_file,
-        network=describe_network(entry, store),
+        network=describe_network(exported) if exported else None,
         baseline_network=approved_request.network if approved_request else None,
         since=wanted.since,
     )

@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from secrets import randbits
 
-from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import resolve_effective_options
-from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.core.bench_record import PairMetric
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
-from optpipe.measuring.interleave import run_interleaved
-from optpipe.measuring.measure import measure_load
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
+from optpipe.measure.interleave import run_interleaved
+from optpipe.measure.measure import measure_load
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.paired import compute_share_interval
 from optpipe.workspace.store import Store
 

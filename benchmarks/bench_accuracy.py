@@ -18,14 +18,14 @@ from statistics import median
 
 import numpy as np
 
-from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import resolve_effective_options
-from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.core.measurement import LoadSpec, Subject
-from optpipe.measuring.measure import RunContext, measure_load
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
-from optpipe.worker.plan import SessionPlan
+from optpipe.measure.measure import RunContext, measure_load
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.measure.worker.plan import SessionPlan
+from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store
 
 BARE = """

@@ -66,10 +66,10 @@ def prepare(folder: Path, count: int) -> None:
     from optpipe.core.card import card_from_file
     from optpipe.core.events import SilentListener
     from optpipe.core.weights import weights_from_text
-    from optpipe.export.exported import export_model
-    from optpipe.export.model import Model
-    from optpipe.inputs.images import preprocess_batches
-    from optpipe.sources.resolve import source_from_text
+    from optpipe.models.export.exported import export_model
+    from optpipe.models.export.model import Model
+    from optpipe.models.inputs.images import preprocess_batches
+    from optpipe.models.sources.resolve import source_from_text
     from optpipe.workspace.file_names import CARD, ONNX
     from optpipe.workspace.store import Store
 

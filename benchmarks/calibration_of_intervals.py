@@ -19,7 +19,6 @@ import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
 
-from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.bench_record import Change, PairMetric
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
@@ -35,13 +34,16 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.observation import Missing
 from optpipe.core.quantity import Dimension
-from optpipe.measuring.figures import estimate_throughput
-from optpipe.measuring.interleave import run_interleaved
-from optpipe.measuring.measured import RecordedMeasurement
-from optpipe.measuring.rate import find_highest_rate
-from optpipe.measuring.slo import Slo
-from optpipe.measuring.tune import tune_options
-from optpipe.measuring.validity import ValidityEvidence, find_reasons
+from optpipe.measure.figures import estimate_throughput
+from optpipe.measure.interleave import run_interleaved
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.rate import find_highest_rate
+from optpipe.measure.slo import Slo
+from optpipe.measure.tune import tune_options
+from optpipe.measure.validity import ValidityEvidence, find_reasons
+from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
+from optpipe.measure.worker.plan import CacheProbe
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.evidence import observe
@@ -60,8 +62,6 @@ from optpipe.stats.paired import (
 from optpipe.stats.percentiles import count_samples_needed, plan_sample_count, summary_from_ns
 from optpipe.stats.queue import count_queries_needed, count_transient_queries
 from optpipe.stats.stability import compute_variation_interval
-from optpipe.worker.loops import MAX_SAMPLE_FACTOR
-from optpipe.worker.plan import CacheProbe
 
 SUBJECT = Subject("a", "simulated", "fp32", "cpu")
 COVERAGE = 0.93

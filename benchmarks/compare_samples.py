@@ -20,7 +20,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.measuring.measure import write_measurements
+from optpipe.measure.measure import write_measurements
 from optpipe.workspace.runs import begin_run, finish_run
 
 MEASUREMENTS = 50

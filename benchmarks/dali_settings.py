@@ -23,8 +23,8 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.inputs.images import decode_image
-from optpipe.inputs.reference import iterate_steps
+from optpipe.models.inputs.images import decode_image
+from optpipe.models.inputs.reference import iterate_steps
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, make_steps_pipeline
 from optpipe.preprocess.throughput.records import LoaderPlan, Throughput, ThroughputJob
 from optpipe.preprocess.throughput.throughput import (

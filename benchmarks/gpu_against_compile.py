@@ -12,7 +12,7 @@ from statistics import median
 
 from gpu_turns import compile_source, draw_arrays, load_artifact, time_in_turns
 
-from optpipe.artifacts.lookup import find_artifacts
+from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.ratio import ratio_from_rounds
 from optpipe.workspace.store import Store
 

@@ -283,7 +283,7 @@ def list_command(name: str, given: Any) -> list[str]:
 
 def do_part(given: Any) -> None:
     """Leaves builds in the workspace, or prints the row of one batch size as a JSON line."""
-    from optpipe.commands.terminal import Terminal
+    from optpipe.cli.terminal import Terminal
 
     network = plan_network(given)
     with Terminal() as terminal:
@@ -305,7 +305,7 @@ def measure_one(given: Any) -> None:
     """
     from optpipe.build.choose.candidates import ChoicePlan
     from optpipe.build.choose.choose import choose_build
-    from optpipe.commands.terminal import Terminal
+    from optpipe.cli.terminal import Terminal
     from optpipe.core.mixed_precision import Budget
 
     network = plan_network(given)
@@ -327,11 +327,11 @@ def plan_network(given: Any) -> Network:
     """What `--one` names, in the types that may win: FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8."""
     from optpipe.backends.registry import BACKENDS
     from optpipe.build.build import BuildPlan
-    from optpipe.commands.parsing import options_from_text
+    from optpipe.cli.parsing import options_from_text
     from optpipe.core.precision import Precision
     from optpipe.core.weights import weights_from_text
-    from optpipe.export.model import Model
-    from optpipe.sources.resolve import source_from_text
+    from optpipe.models.export.model import Model
+    from optpipe.models.sources.resolve import source_from_text
 
     name, batches, images = given.one, parse_batches(given), given.calibration
     workspace = Path(f"auto-{name}")
@@ -356,7 +356,7 @@ def build_everything(network: Network, precisions: Sequence[Any], listener: Any)
     """What `--precision auto` builds, without its choice; a precision that cannot be built is named and left out."""
     from optpipe.build.build import build_model
     from optpipe.build.choose.candidates import add_static_batches
-    from optpipe.errors import OptpipeError
+    from optpipe.core.errors import OptpipeError
 
     card, built = read_exported_card(network, listener), []
     for kind in precisions:
@@ -380,7 +380,7 @@ def make_zeros(network: Network, size: int, listener: Any) -> list[Any]:
 def read_exported_card(network: Network, listener: Any) -> Any:
     """The card of the exported model, which is exported first where it is not."""
     from optpipe.core.card import card_from_file
-    from optpipe.export.exported import export_model
+    from optpipe.models.export.exported import export_model
     from optpipe.workspace.file_names import CARD as CARD_FILE
 
     return card_from_file(export_model(network.model, network.store, listener)[0].file(CARD_FILE))
@@ -475,7 +475,7 @@ def compile_rival(network: Network, arrays: Iterable[Any]) -> Rival:
 
 def load_code_for_all_sizes(artifact: str, size: int, workspace: Path) -> Callable[[], None] | None:
     """AOTInductor's build without its code for single sizes; None where it has none for this one."""
-    from optpipe.artifacts.lookup import find_artifacts
+    from optpipe.models.artifacts.lookup import find_artifacts
 
     details = dict(find_artifacts(artifact, Store(workspace))[0].entry.info.details)
     if size not in details.pop("static_batches", ()):

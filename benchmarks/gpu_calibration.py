@@ -16,7 +16,7 @@ from photographs import main as make_photographs
 
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import Device, ModelInfo
-from optpipe.inputs.images import preprocess_batches
+from optpipe.models.inputs.images import preprocess_batches
 from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
 from optpipe.quantize.methods import METHODS, compute_ranges
 from optpipe.quantize.placement import place_qdq

@@ -17,9 +17,9 @@ import numpy as np
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import OptpipeError
 from optpipe.core.precision import Precision
-from optpipe.errors import OptpipeError
-from optpipe.inputs.images import find_images, preprocess_batches
+from optpipe.models.inputs.images import find_images, preprocess_batches
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store

@@ -52,13 +52,13 @@ def same_session(entry, store, batch, options, scratch):
     """(optpipe ms, bare loop ms) per round, medians of the compute part, in alternation on one session."""
     import torch
 
-    from optpipe.artifacts.lookup import find_artifacts
-    from optpipe.bench.session_plan import BenchPlan, prepare_session
     from optpipe.core.measurement import LoadSpec
-    from optpipe.worker.__main__ import Worker
-    from optpipe.worker.plan import Point
-    from optpipe.worker.rotation import draw_rotation, pool_from_files
-    from optpipe.worker.spool import frame_from_spool
+    from optpipe.measure.session_plan import BenchPlan, prepare_session
+    from optpipe.measure.worker.__main__ import Worker
+    from optpipe.measure.worker.plan import Point
+    from optpipe.measure.worker.rotation import draw_rotation, pool_from_files
+    from optpipe.measure.worker.spool import frame_from_spool
+    from optpipe.models.artifacts.lookup import find_artifacts
 
     load = LoadSpec(
         batch, min_seconds=0.4, max_seconds=3, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0

@@ -18,9 +18,9 @@ from statistics import mean, stdev
 
 from optpipe.core.measurement import Measurement, read_measurements
 from optpipe.core.records import plain_from_record
-from optpipe.measuring.groups import ProcessGroup, describe_tries, group_processes, summarize_group
-from optpipe.measuring.measured import RecordedMeasurement
-from optpipe.reporters.markdown import render_table_lines
+from optpipe.measure.groups import ProcessGroup, describe_tries, group_processes, summarize_group
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.report.markdown import render_table_lines
 from optpipe.workspace.runs import load_run
 
 

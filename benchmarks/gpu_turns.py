@@ -15,8 +15,8 @@ LONGEST_KERNELS = 12
 
 def load_artifact(artifact: str, size: int, workspace: Path, details: Any = None) -> Any:
     """Its binding at a batch size; `details` in place of its own."""
-    from optpipe.artifacts.lookup import find_artifacts
     from optpipe.backends.registry import BACKENDS
+    from optpipe.models.artifacts.lookup import find_artifacts
 
     entry = find_artifacts(artifact, Store(workspace))[0].entry
     info = entry.info if details is None else replace(entry.info, details=details)
@@ -25,9 +25,9 @@ def load_artifact(artifact: str, size: int, workspace: Path, details: Any = None
 
 def draw_arrays(artifact: str, size: int, workspace: Path) -> dict[str, Any]:
     """A batch by input, in their order, from the samples that its model was verified on."""
-    from optpipe.artifacts.lookup import find_artifacts
-    from optpipe.export.reference import reference_from_file
-    from optpipe.inputs.pool import vary_inputs
+    from optpipe.models.artifacts.lookup import find_artifacts
+    from optpipe.models.export.reference import reference_from_file
+    from optpipe.models.inputs.pool import vary_inputs
     from optpipe.workspace.file_names import REFERENCE
 
     found = find_artifacts(artifact, Store(workspace))[0]
@@ -46,7 +46,7 @@ def compile_source(source: str, device: str, mode: str, weights: str) -> Callabl
 
     from optpipe.backends.torch_program import set_assembler
     from optpipe.core.weights import weights_from_text
-    from optpipe.sources.resolve import source_from_text
+    from optpipe.models.sources.resolve import source_from_text
 
     set_assembler()
     dtype = torch.float16 if device == "cuda" else torch.float32

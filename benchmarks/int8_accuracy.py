@@ -12,9 +12,10 @@ import onnx
 from optpipe.core.card import card_from_file
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import weights_from_text
-from optpipe.export.exported import export_model
-from optpipe.export.model import Model
-from optpipe.inputs.image_set import image_set_from_path
+from optpipe.models.export.exported import export_model
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.image_set import image_set_from_path
+from optpipe.models.sources.resolve import source_from_text
 from optpipe.quantize.calibrate import (
     TARGETS,
     calibrate_model,
@@ -24,7 +25,6 @@ from optpipe.quantize.calibrate import (
 )
 from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.methods import METHODS
-from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from optpipe.artifacts.lookup import find_artifacts
-from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.core.measurement import LoadSpec
-from optpipe.measuring.measure import measure_load
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
+from optpipe.measure.measure import measure_load
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store
 
 

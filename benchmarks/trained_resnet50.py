@@ -104,8 +104,8 @@ def tensors(folder: Path, card: Path):
     """Pictures as the card preprocesses them, and their labels."""
     import torch
 
-    from optpipe.inputs.images import preprocess_batches
-    from optpipe.sources.card_file import CardSource
+    from optpipe.models.inputs.images import preprocess_batches
+    from optpipe.models.sources.card_file import CardSource
 
     paths = sorted(folder.glob("*/*.jpg"))
     rows = np.concatenate(list(preprocess_batches(paths, CardSource(card).card.transform, 64, threads=8)))

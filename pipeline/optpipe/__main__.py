@@ -21,7 +21,7 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_at_once)
             atexit.register(signal.signal, number, signal.SIG_IGN)
-    from optpipe.cli import app
+    from optpipe.cli.app import app
 
     app()
 

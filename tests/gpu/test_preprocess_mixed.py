@@ -14,8 +14,8 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.inputs.images import preprocess_file
-from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.images import preprocess_file
+from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali.pipeline import DaliPlan, make_reading_pipeline
 from optpipe.preprocess.parity.parity import check_edge_cases, prove_parity
 from optpipe.workspace.environment import list_gpus

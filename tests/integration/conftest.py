@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from optpipe.cli import app
+from optpipe.cli.app import app
 from optpipe.core.records import read_record
 from optpipe.evaluate.result import Evaluation
 from tests.integration import fork_server

@@ -16,13 +16,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from optpipe.bench.bench import choose_exit_status
-from optpipe.commands.bench_options import LoadOptions
+from optpipe.cli.bench_options import LoadOptions
 from optpipe.core.bench_record import LimitRecord
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
-from optpipe.measuring.process import WorkerProcess
+from optpipe.measure.bench import choose_exit_status
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.worker.spool import count_spooled, frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
-from optpipe.worker.spool import count_spooled, frame_from_spool
 from optpipe.workspace.runs import (
     list_runs,
     load_run,
@@ -279,8 +279,8 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
     workspace, artifact, monkeypatch, capfd
 ):
     """The file system's own refusals, at the two places where samples are written."""
-    from optpipe.commands.bench import bench as command
-    from optpipe.errors import StageError
+    from optpipe.cli.bench import bench as command
+    from optpipe.core.errors import StageError
     from optpipe.workspace import runs
 
     def refusing(path, frame):
@@ -293,7 +293,7 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     write, fsync, known = runs.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
-    monkeypatch.setattr("optpipe.measuring.measure.write_parquet", refusing)
+    monkeypatch.setattr("optpipe.measure.measure.write_parquet", refusing)
     load = LoadOptions(min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
     with pytest.raises(StageError, match="No space left"):
         command([artifact], batch="1,2", load=load, workspace=workspace)
@@ -359,7 +359,7 @@ def interrupting(real, calls, *, after):
 @pytest.mark.parametrize("interleave", [False, True], ids=["sweep", "interleave"])
 def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monkeypatch, interleave, after):
     """A worker that is told to stop ends in order; an interruption it never hears of must lose nothing either."""
-    from optpipe.commands.bench import bench, bench_pair
+    from optpipe.cli.bench import bench, bench_pair
 
     monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
     load = LoadOptions(min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
@@ -387,7 +387,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
 def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(
     workspace, artifact, monkeypatch, scenario, search
 ):
-    from optpipe.commands.bench import bench as command
+    from optpipe.cli.bench import bench as command
 
     def told_to_stop(*arguments):
         return replace(measure(*arguments), interrupted=True)

@@ -13,7 +13,7 @@ import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from optpipe.cli import app
+from optpipe.cli.app import app
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.statements import PASS_PROPERTY, SVR, make_svr
 

@@ -189,12 +189,12 @@ def test_a_server_that_refuses_a_model_or_dies_says_why(deployment, deployed, tm
 @needs_server
 def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, monkeypatch):
     """What no configuration shows: the session behind the server gives another output than the signed-off one."""
+    from optpipe.core.errors import GateError
     from optpipe.core.events import SilentListener
     from optpipe.deploy import proof
     from optpipe.deploy.check import check_deployment
     from optpipe.deploy.repository import SHIM
     from optpipe.deploy.server import find_server
-    from optpipe.errors import GateError
     from optpipe.workspace.store import Store
 
     planted = deployment.parent / "planted.py"
@@ -348,8 +348,8 @@ def test_an_image_model_without_evidence_of_its_preprocessing_is_refused(deploye
 
 @needs_server
 def test_a_server_that_dies_or_is_not_ready_in_time_is_named_and_gone(tmp_path):
+    from optpipe.core.errors import StageError
     from optpipe.deploy.server import find_server, run_server
-    from optpipe.errors import StageError
 
     program, models = find_server(SERVER), tmp_path / "models"
     models.mkdir()

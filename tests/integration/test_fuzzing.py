@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 import pytest
 
-from optpipe.cli import app
+from optpipe.cli.app import app
 from optpipe.workspace.seal import seal_folder
 from optpipe.workspace.shipped import find_shipped_folder
 from tests.fakes import mutations

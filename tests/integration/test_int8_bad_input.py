@@ -16,7 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 from PIL import Image
 
-from optpipe.errors import ExitStatus
+from optpipe.core.errors import ExitStatus
 from optpipe.workspace.shipped import find_shipped_folder
 from tests.integration.conftest import Ran, optpipe
 

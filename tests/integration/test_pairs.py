@@ -10,14 +10,14 @@ import pytest
 from optpipe.core.card import card_from_file
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import weights_from_text
-from optpipe.export.exported import export_model
-from optpipe.export.model import Model
-from optpipe.inputs.image_set import image_set_from_path
-from optpipe.inputs.images import preprocess_batches
+from optpipe.models.export.exported import export_model
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.image_set import image_set_from_path
+from optpipe.models.inputs.images import preprocess_batches
+from optpipe.models.sources.resolve import source_from_text
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
 from optpipe.quantize.table import read_table
-from optpipe.sources.resolve import source_from_text
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store

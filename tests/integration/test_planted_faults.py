@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from optpipe.cli import app
+from optpipe.cli.app import app
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
 from tests.integration.conftest import optpipe

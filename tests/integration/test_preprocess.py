@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.synthetic import make_synthetic_image
 from tests.integration.conftest import optpipe
 
 

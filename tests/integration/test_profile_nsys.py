@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from optpipe.core.disagreements import find_disagreements
-from optpipe.errors import (
+from optpipe.core.errors import (
     ExitStatus,
     MissingError,
     OptpipeError,

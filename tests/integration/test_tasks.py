@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from optpipe.commands.parsing import model_from_options
+from optpipe.cli.parsing import model_from_options
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import read_record

@@ -217,7 +217,7 @@ import sys
 from pathlib import Path
 from optpipe.backends.tensorrt import TENSORRT
 from optpipe.core.entries import ArtifactInfo
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.workspace.store import Store
 entry = Store(Path(".optpipe")).find(sys.argv[1], ArtifactInfo)
 print(TENSORRT.find_run_blocker(entry.info))

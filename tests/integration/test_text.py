@@ -9,12 +9,12 @@ from typing import Any
 import polars as pl
 import pytest
 
+from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.records import read_record
 from optpipe.core.weights import WeightsRequest
-from optpipe.errors import BadInputError, ExitStatus
 from optpipe.evaluate.result import Evaluation
-from optpipe.inputs.task_data import require_task_data
-from optpipe.sources.huggingface import HuggingFaceSource
+from optpipe.models.inputs.task_data import require_task_data
+from optpipe.models.sources.huggingface import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, optpipe, require_three_verdicts
 

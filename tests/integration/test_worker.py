@@ -13,11 +13,11 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.measuring.measure import RunContext, measure_load
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
-from optpipe.worker.plan import SessionPlan
-from optpipe.worker.rotation import MAX_ROTATED_BATCHES
+from optpipe.measure.measure import RunContext, measure_load
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.worker.plan import SessionPlan
+from optpipe.measure.worker.rotation import MAX_ROTATED_BATCHES
 
 FAKES = Path(__file__).parent.parent / "fakes"
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from optpipe.core.measurement import LoadSpec, Subject
-from optpipe.measuring.measure import RunContext, measure_load
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
-from optpipe.worker.plan import SessionPlan
+from optpipe.measure.measure import RunContext, measure_load
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.worker.plan import SessionPlan
 
 pytestmark = pytest.mark.slow
 FAKES = Path(__file__).parent.parent / "fakes"
@@ -39,7 +39,7 @@ def is_running(pid):
 
 
 def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("optpipe.measuring.pool.count_cores", lambda: 3)
+    monkeypatch.setattr("optpipe.measure.pool.count_cores", lambda: 3)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 4)
         found = [measure(plan, pool, tmp_path, "m0")]
@@ -57,7 +57,7 @@ def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(pl
 
 
 def test_none_outlives_the_pool(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("optpipe.measuring.pool.count_cores", lambda: 3)
+    monkeypatch.setattr("optpipe.measure.pool.count_cores", lambda: 3)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 9)
         measure(plan, pool, tmp_path, "m0")
@@ -68,7 +68,7 @@ def test_none_outlives_the_pool(plan, tmp_path, monkeypatch):
 
 
 def test_one_that_dies_while_it_stands_by_is_a_failure_with_its_reason(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("optpipe.measuring.pool.count_cores", lambda: 2)
+    monkeypatch.setattr("optpipe.measure.pool.count_cores", lambda: 2)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 3)
         measure(plan, pool, tmp_path, "m0")

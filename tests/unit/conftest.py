@@ -14,8 +14,6 @@ import pytest
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.preprocess import preprocess_record
 
-from optpipe.artifacts.facts import hash_model
-from optpipe.bench.recompute import recompute_measurement
 from optpipe.core.bench_record import PairMetric
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
@@ -36,9 +34,11 @@ from optpipe.core.records import json_from_record
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
-from optpipe.measuring.interleave import comparison_from_measurements, draw_names
-from optpipe.measuring.measure import write_measurements
-from optpipe.measuring.validity import LIMITS
+from optpipe.measure.interleave import comparison_from_measurements, draw_names
+from optpipe.measure.measure import write_measurements
+from optpipe.measure.recompute import recompute_measurement
+from optpipe.measure.validity import LIMITS
+from optpipe.models.artifacts.facts import hash_model
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
 from optpipe.trace.findings.context import StageFacts
 from optpipe.trace.findings.records import ProfileRecord, StageProfile, StageSubject

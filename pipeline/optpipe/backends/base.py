@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
+from optpipe.core.errors import BadInputError
 from optpipe.core.precision import LayerType, Placement, Precision
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,9 +30,9 @@ from optpipe.backends.torch_program import (
 )
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import tensor_from_dict
-from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:

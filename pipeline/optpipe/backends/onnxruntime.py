@@ -21,8 +21,8 @@ from optpipe.backends.base import (
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.onnxruntime_session import PROVIDERS
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Precision
-from optpipe.errors import StageError
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 if TYPE_CHECKING:

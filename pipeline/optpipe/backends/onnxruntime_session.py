@@ -9,9 +9,9 @@ from optpipe.backends.base import Binding
 from optpipe.backends.onnxruntime_biases import BIAS_FUSION_PASS
 from optpipe.backends.onnxruntime_floats import WEIGHT_PASS
 from optpipe.backends.onnxruntime_placement import RECORD_ASSIGNMENT, placement_from_session
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import LayerType, Placement
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError, MissingError, StageError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,8 @@ from optpipe.backends.torch_eager import TorchEager
 from optpipe.backends.torch_tensorrt import TorchTensorRT
 from optpipe.core.choices import choices_from_text
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend

@@ -33,9 +33,9 @@ from optpipe.backends.tensorrt_options import (
 )
 from optpipe.backends.tensorrt_session import list_session_options
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import Precision
 from optpipe.core.records import plain_from_record
-from optpipe.errors import BadInputError, MissingError, StageError
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 

@@ -17,9 +17,9 @@ from optpipe.backends.tensorrt_options import (
     list_profile_shapes,
     sources_from_text,
 )
+from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file
 from optpipe.core.hashing import hash_file
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError, StageError, escape, read_as_user_file
 
 PLUGIN_PREFIX = "plugin-"
 """Of the copies of plugin libraries in an artifact, which are loaded before its engine."""

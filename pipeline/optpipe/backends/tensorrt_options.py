@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Option, merge_options
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import record_from_plain
 from optpipe.core.tensors import InputSpec, batch_ranges_from_text
-from optpipe.errors import BadInputError, MissingError
 from optpipe.workspace.environment import list_gpus
 
 MAX_OPTIMIZATION_LEVEL = 5

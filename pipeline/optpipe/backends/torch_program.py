@@ -14,9 +14,9 @@ from typing import Any
 
 from optpipe.backends.base import BuildRequest, Device, prefers_channels_last
 from optpipe.core.card import ModelCard
+from optpipe.core.errors import OptpipeError, StageError, escape, first_line
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import InputSpec
-from optpipe.errors import OptpipeError, StageError, escape, first_line
 
 _DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _NAMES = {

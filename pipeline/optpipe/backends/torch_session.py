@@ -7,9 +7,9 @@ from optpipe.backends.base import Binding
 from optpipe.backends.cuda_graph import CudaGraphBinding
 from optpipe.backends.torch_program import set_float32_products
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import StageError, first_line, is_out_of_memory
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import tensor_from_dict
-from optpipe.errors import StageError, first_line, is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,10 +8,10 @@ from typing import Any
 from optpipe.backends.base import Backend, BuildRequest
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, Device, GraphInfo, LintSummary, ModelInfo
+from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.core.quiet import redirect_output
-from optpipe.errors import StageError
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Entry, Store
 

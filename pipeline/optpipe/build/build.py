@@ -14,16 +14,16 @@ from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_artifact
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
+from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import CALIBRATED, Precision
-from optpipe.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.evaluate.tasks.registry import TASKS, require_fitting_task
-from optpipe.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
-from optpipe.export.model import Model
-from optpipe.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
+from optpipe.models.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
+from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
 from optpipe.quantize.calibrated_graph import find_tables
 from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision

@@ -6,14 +6,14 @@ from math import gcd, inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optpipe.artifacts.engine import hash_engine
 from optpipe.backends.base import Backend, Session
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.export.reference import Reference, reference_from_file
-from optpipe.inputs.rows import count_batched, count_rows, join_batches, rows_from_outputs, split_batches
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.export.reference import Reference, reference_from_file
+from optpipe.models.inputs.rows import count_batched, count_rows, join_batches, rows_from_outputs, split_batches
 from optpipe.stats.agreement import (
     TOLERATED_RELATIVE_ERROR,
     compute_output_error,

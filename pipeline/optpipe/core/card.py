@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_value
 from optpipe.core.tensors import InputSpec, Shape, TensorSpec, input_from_dict, tensor_from_dict
 from optpipe.core.transform import Transform
-from optpipe.errors import BadInputError
 
 
 class Task(StrEnum):

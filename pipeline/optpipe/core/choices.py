@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 
 
 def choices_from_text(text: str, choices: Collection[str], flag: str) -> tuple[str, ...]:

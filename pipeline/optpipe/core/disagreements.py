@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 
 PROSE = ("reason", "remedy", "limit", "about", "message", "note", "detail", "why", "advice", "why_not", "withheld")
 """Sentences about the figures beside them: another version of optpipe may word them differently."""

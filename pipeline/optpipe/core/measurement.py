@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
 from optpipe.core.records import read_record
-from optpipe.errors import BadInputError
 
 MEASUREMENTS_FILE = "measurements.json"
 MEASUREMENTS_SCHEMA = "optpipe.measurements"

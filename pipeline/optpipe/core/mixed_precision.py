@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 
 EXACT_DB = 200.0
 """Stands for outputs equal to the bit; its negative for outputs with NaN or infinity."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 
 T = TypeVar("T")
 

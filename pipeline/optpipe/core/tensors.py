@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 
 Shape = tuple[int, ...]
 LARGEST_SIZE = 2**31 - 1

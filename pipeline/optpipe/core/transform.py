@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import record_from_plain
-from optpipe.errors import BadInputError
 
 Channels = Literal["RGB", "BGR", "L"]
 Fit = Literal["short", "long", "exact"]

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from optpipe.core.errors import ExitStatus
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.quantity import Dimension
-from optpipe.errors import ExitStatus
 
 
 class Verdict(StrEnum):

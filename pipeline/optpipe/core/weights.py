@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_file
-from optpipe.errors import BadInputError
 
 
 @dataclass(frozen=True, slots=True)

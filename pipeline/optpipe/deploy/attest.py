@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.core.hashing import hash_file
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.deploy.statements import CYCLONEDX, SVR, TEST_RESULT, get_result, list_statements, make_svr
-from optpipe.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.signoff.release import verify_dossier
 from optpipe.workspace.places import move_folder, require_unused_path
 from optpipe.workspace.runs import load_runs, write_bytes

@@ -5,7 +5,7 @@ A graph has one batch size, and a server's batches have any: a batch is put into
 
 from typing import TYPE_CHECKING, Any
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from optpipe.artifacts.engine import hash_engine
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.records import read_record
 from optpipe.core.transform import Transform
 from optpipe.deploy.passport import find_passport_differences
@@ -21,7 +21,7 @@ from optpipe.deploy.triton_config import (
     find_tensor_differences,
     read_config,
 )
-from optpipe.errors import BadInputError, read_as_user_file
+from optpipe.models.artifacts.engine import hash_engine
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.runs import read_json

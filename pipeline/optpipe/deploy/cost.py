@@ -1,6 +1,6 @@
 """What the server adds to a request: the same requests at the same load, in-process and through gRPC, in rounds that alternate.
 
-Arrivals are those of `optpipe.worker.loops`: one request after the other, or a seeded Poisson process in an open loop, whose
+Arrivals are those of `optpipe.measure.worker.loops`: one request after the other, or a seeded Poisson process in an open loop, whose
 latency counts from when a request was due.
 """
 
@@ -11,6 +11,7 @@ from random import Random
 from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
+from optpipe.core.errors import StageError
 from optpipe.core.estimate import Estimate
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
@@ -19,8 +20,7 @@ from optpipe.deploy.load_client import open_load_clients, prepare_requests, send
 from optpipe.deploy.records import DeploymentRecord, ServerCost, ServerThroughput
 from optpipe.deploy.session_process import Answer
 from optpipe.deploy.triton_config import list_positions
-from optpipe.errors import StageError
-from optpipe.inputs.sequences import fill_sequences, read_length
+from optpipe.models.inputs.sequences import fill_sequences, read_length
 from optpipe.signoff.policy import Policy
 from optpipe.stats.means import mean_from_values
 from optpipe.stats.percentiles import summary_from_ns

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.card import Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import choose_settings
@@ -14,7 +15,6 @@ from optpipe.deploy.passport import passport_from_build
 from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, TENSORS, Choice, Passport
 from optpipe.deploy.repository import WrittenDeployment, describe_deployment, list_labels, write_card, write_requests
 from optpipe.deploy.signed_build import SignedBuild, list_signed_images
-from optpipe.errors import BadInputError
 from optpipe.preprocess.artifact import PIPELINE
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.signoff.dossier import finish_dossier

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import optpipe
-from optpipe.errors import BadInputError, MissingError, escape
+from optpipe.core.errors import BadInputError, MissingError, escape
 
 NEEDED = ("numpy", "msgspec", "typing_extensions")
 """What the worker imports beside the runtime."""

@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from optpipe.artifacts.engine import hash_engine
+from optpipe.core.errors import BadInputError
 from optpipe.core.units import format_bytes
 from optpipe.deploy.choices import Settings
 from optpipe.deploy.records import MODELS, Choice
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.errors import BadInputError
+from optpipe.models.artifacts.engine import hash_engine
 
 MANIFEST = "inference-service.yaml"
 CONTAINERFILE = "Containerfile"

@@ -13,13 +13,13 @@ from random import Random
 from statistics import median
 
 from optpipe.core.bench_record import PairMetric, Ratio
+from optpipe.core.errors import StageError
 from optpipe.core.measurement import LoadSpec, Measurement, Subject
-from optpipe.errors import StageError
-from optpipe.measuring.interleave import decide_round_count, judge_rounds, read_pair_figure
-from optpipe.measuring.measure import RunContext, measure_load
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
-from optpipe.worker.plan import SessionPlan
+from optpipe.measure.interleave import decide_round_count, judge_rounds, read_pair_figure
+from optpipe.measure.measure import RunContext, measure_load
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.worker.plan import SessionPlan
 
 LAPS = 12
 """In each round, of each process."""

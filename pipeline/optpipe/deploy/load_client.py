@@ -15,9 +15,9 @@ from threading import Semaphore
 from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.errors import StageError, first_line
 from optpipe.core.process_group import end_with_parent
 from optpipe.deploy.frames import read_frame, write_frame
-from optpipe.errors import StageError, first_line
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from optpipe.core.card import ModelCard
+from optpipe.core.errors import StageError
 from optpipe.deploy.frames import read_frame, write_frame
 from optpipe.deploy.interpreter import Interpreter
 from optpipe.deploy.recheck_record import OutputChange
-from optpipe.errors import StageError
-from optpipe.inputs.rows import join_batches, rows_from_outputs, split_batches
+from optpipe.models.inputs.rows import join_batches, rows_from_outputs, split_batches
 from optpipe.stats.agreement import compute_output_error
 
 if TYPE_CHECKING:

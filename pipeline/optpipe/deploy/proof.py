@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import optpipe
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import GateError, MissingError, StageError, first_line, read_as_user_file
 from optpipe.core.events import Listener
 from optpipe.core.records import read_record
 from optpipe.deploy.check import CheckedDeployment
@@ -44,9 +45,8 @@ from optpipe.deploy.triton_config import (
     require_tritonclient,
     text_from_config,
 )
-from optpipe.errors import GateError, MissingError, StageError, first_line, read_as_user_file
-from optpipe.export.reference import Reference, reference_from_file
-from optpipe.inputs.sequences import fill_sequences, read_length
+from optpipe.models.export.reference import Reference, reference_from_file
+from optpipe.models.inputs.sequences import fill_sequences, read_length
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.stats.agreement import compute_output_error
 from optpipe.workspace.store import Store, entry_from_folder

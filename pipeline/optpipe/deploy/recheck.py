@@ -12,13 +12,12 @@ from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING
 
-from optpipe.artifacts.lookup import StoredArtifact
 from optpipe.backends.registry import BACKENDS
-from optpipe.bench.session_plan import BenchPlan, prepare_session
 from optpipe.core.bench_record import Change, PairMetric
 from optpipe.core.card import Task
 from optpipe.core.defaults import PROCESSES
 from optpipe.core.entries import ModelInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.verdict import Verdict
@@ -27,16 +26,17 @@ from optpipe.deploy.laps import KIND, Side, compare_sides
 from optpipe.deploy.outputs import list_output_changes, outputs_of_interpreter
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.errors import BadInputError, MissingError
-from optpipe.export.reference import reference_from_file
-from optpipe.measuring.groups import ProcessGroup, group_processes
-from optpipe.measuring.interleave import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read_pair_figure, require_enough_rounds
-from optpipe.measuring.measure import RunContext
-from optpipe.measuring.pool import WorkerPool
+from optpipe.measure.groups import ProcessGroup, group_processes
+from optpipe.measure.interleave import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read_pair_figure, require_enough_rounds
+from optpipe.measure.measure import RunContext
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.session_plan import BenchPlan, prepare_session
+from optpipe.measure.worker.plan import SessionPlan
+from optpipe.models.artifacts.lookup import StoredArtifact
+from optpipe.models.export.reference import reference_from_file
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.means import FEWEST, mean_from_values, subtract_means
 from optpipe.stats.ratio import count_rounds_to_settle
-from optpipe.worker.plan import SessionPlan
 from optpipe.workspace.file_names import BUILDS, REFERENCE
 from optpipe.workspace.store import Store, entry_from_folder
 

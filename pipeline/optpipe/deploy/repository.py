@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe import __version__
-from optpipe.artifacts.engine import hash_engine
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.tensorrt_options import find_profiles, options_from_details
 from optpipe.core.card import Task
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import json_from_record
 from optpipe.deploy.captured_session import list_captured_sizes
 from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
@@ -51,8 +51,8 @@ from optpipe.deploy.triton_config import (
     require_valid_text,
     text_from_config,
 )
-from optpipe.errors import BadInputError
-from optpipe.export.reference import Reference, reference_from_file
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.export.reference import Reference, reference_from_file
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.process_group import open_process_group
 from optpipe.deploy.records import ServerRecord
-from optpipe.errors import BadInputError, MissingError, StageError, escape
 
 SERVER_VARIABLE = "OPTPIPE_TRITON"
 READY_LIMIT_S = 120.0

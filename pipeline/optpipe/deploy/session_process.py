@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from optpipe.core.errors import OptpipeError, first_line
 from optpipe.core.process_group import end_with_parent
 from optpipe.deploy.captured_session import CapturedSession, can_capture
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
-from optpipe.errors import OptpipeError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
     from optpipe.backends.registry import BACKENDS
     from optpipe.core.entries import ArtifactInfo
-    from optpipe.errors import StageError
+    from optpipe.core.errors import StageError
     from optpipe.workspace.store import entry_from_folder
 
     entry = entry_from_folder(folder, ArtifactInfo)
@@ -86,8 +86,8 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
 def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, "np.ndarray"]:
     """The arrays by the session's names, also where the server addresses them by position. Raises BadInputError."""
+    from optpipe.core.errors import BadInputError
     from optpipe.deploy.triton_config import list_positions
-    from optpipe.errors import BadInputError
 
     named = dict(zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True))
     found = {named.get(name, name): array for name, array in arrays.items()}

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optpipe.artifacts.engine import hash_engine
-from optpipe.artifacts.facts import judged_build_from_entry
-from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.deploy.records import DossierReference
-from optpipe.errors import BadInputError, GateError
 from optpipe.evaluate.tasks.registry import find_task
-from optpipe.inputs.image_set import ImageSet
-from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.recompute import list_artifact_measurements
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.inputs.image_set import ImageSet
 from optpipe.preprocess.artifact import PreprocessingInfo
 from optpipe.preprocess.recompute import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optpipe.artifacts.engine import hash_engine
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
+from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.verdict import Verdict
-from optpipe.errors import StageError
 from optpipe.evaluate.result import Accuracy, EvaluatedModel, TaskScores
 from optpipe.evaluate.tasks.contract import TaskContract, Values
-from optpipe.export.exported import run_torch_model
-from optpipe.export.model import Model
-from optpipe.inputs.rows import rows_from_outputs
-from optpipe.inputs.sample_set import SampleSet
-from optpipe.inputs.task_data import fit_batch_size, iterate_input_batches
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.export.exported import run_torch_model
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.rows import rows_from_outputs
+from optpipe.models.inputs.sample_set import SampleSet
+from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batches
 from optpipe.stats.agreement import compute_output_error
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.runs import write_parquet

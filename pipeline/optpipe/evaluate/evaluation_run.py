@@ -6,9 +6,9 @@ from pathlib import Path
 
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record
-from optpipe.errors import BadInputError, require_existing
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     evaluate_artifacts,
@@ -20,12 +20,12 @@ from optpipe.evaluate.result import Dataset, Evaluation
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values
 from optpipe.evaluate.tasks.registry import find_task, require_fitting_task
 from optpipe.evaluate.tasks.user_file import UserTask
-from optpipe.export.exported import compute_model_id, export_model, prepare_model, read_card
-from optpipe.export.model import Model
-from optpipe.inputs.sample_set import SampleSet
-from optpipe.inputs.task_data import load_sample_set
-from optpipe.inputs.text_set import TextSet
-from optpipe.sources.resolve import format_source
+from optpipe.models.export.exported import compute_model_id, export_model, prepare_model, read_card
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.sample_set import SampleSet
+from optpipe.models.inputs.task_data import load_sample_set
+from optpipe.models.inputs.text_set import TextSet
+from optpipe.models.sources.resolve import format_source
 from optpipe.stats.bootstrap import FEWEST_SAMPLES
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import drop_folder, get_command_line

@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.card import Task
 from optpipe.core.disagreements import find_disagreements
+from optpipe.core.errors import BadInputError, escape, first_line
 from optpipe.core.observation import RANDOM_WEIGHTS, Observation
 from optpipe.core.records import plain_from_record, read_record
-from optpipe.errors import BadInputError, escape, first_line
 from optpipe.evaluate.result import Accuracy, Agreement, Evaluation, TaskScores
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
 from optpipe.workspace.runs import Run, newest_runs
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from optpipe.core.errors import ExitStatus, escape
 from optpipe.core.verdict import Verdict
 from optpipe.core.weights import WeightsRecord
-from optpipe.errors import ExitStatus, escape
 
 Bounds = tuple[float, float]
 """The lower and upper bound of a 95 % confidence interval."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener
-from optpipe.inputs.images import ImageFolder, find_readable_images, format_unreadable
-from optpipe.inputs.samples import read_labeled_files
+from optpipe.models.inputs.images import ImageFolder, find_readable_images, format_unreadable
+from optpipe.models.inputs.samples import read_labeled_files
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.shipped import find_shipped_folder
 

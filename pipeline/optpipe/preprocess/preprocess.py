@@ -7,17 +7,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
-from optpipe.artifacts.facts import hash_model
 from optpipe.core.card import ModelCard, Task, card_from_file, require_matching_input
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.quiet import redirect_output
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
-from optpipe.errors import BadInputError, MissingError
 from optpipe.evaluate.tasks.heads import lacks_image_axis
-from optpipe.export.exported import export_model, prepare_model
-from optpipe.export.model import Model
-from optpipe.inputs.images import ImageFolder
+from optpipe.models.artifacts.facts import hash_model
+from optpipe.models.export.exported import export_model, prepare_model
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.images import ImageFolder
 from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali.graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
 from optpipe.core.records import plain_from_record, read_record
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.parity.predictions import find_stored_task, observe_prediction_agreement
 from optpipe.preprocess.parity.proof import proof_from_rows, row_errors_from_table, rows_from_file
 from optpipe.preprocess.parity.records import Proof

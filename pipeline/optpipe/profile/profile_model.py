@@ -7,21 +7,21 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
-from optpipe.artifacts.engine import hash_engine
-from optpipe.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record
-from optpipe.errors import BadInputError, OptpipeError
-from optpipe.export.model import Model
-from optpipe.inputs.rows import Arrays
-from optpipe.inputs.samples import choose_samples
-from optpipe.inputs.sequences import read_length
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.samples import choose_samples
+from optpipe.models.inputs.sequences import read_length
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.profile.job import InferenceJob, PreprocessJob, WorkerResult
 from optpipe.profile.record import (

@@ -17,9 +17,9 @@ from typing import Any
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import OptpipeError, StageError
 from optpipe.profile.job import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.profile.layers_worker import LayerRecorder, record_layers
 from optpipe.trace.layers.peaks import Peaks
@@ -102,8 +102,8 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
     import torch  # noqa: F401
 
     from optpipe.build.build import BuildPlan, build_model
-    from optpipe.export.model import Model
-    from optpipe.sources.resolve import source_from_text
+    from optpipe.models.export.model import Model
+    from optpipe.models.sources.resolve import source_from_text
 
     model = Model(source_from_text(job.model, job.shapes), job.weights, job.batch, job.shapes)
     plan = BuildPlan(
@@ -153,7 +153,7 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
     transform = card_from_file(Store(job.workspace).find(job.model).file(CARD)).transform
     assert transform is not None
     if job.plan is None:
-        from optpipe.inputs.images import preprocess_batches
+        from optpipe.models.inputs.images import preprocess_batches
 
         first = job.images[: job.batch_size]
         return lambda: _take_first(preprocess_batches(first, transform, job.batch_size, threads=CPU_THREADS))

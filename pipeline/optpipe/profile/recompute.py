@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import nan
 
-from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import Blocker, Observation
 from optpipe.core.records import plain_from_record, read_record
 from optpipe.core.verdict import Verdict
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
 from optpipe.trace.findings.records import ProfileRecord, StageProfile, TraceProfile
 from optpipe.workspace.file_names import PROFILE

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.artifacts.lookup import find_reference
 from optpipe.backends.base import Device
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.tensors import InputSpec
-from optpipe.errors import BadInputError, MissingError, OptpipeError, StageError
-from optpipe.export.reference import reference_from_file
-from optpipe.inputs.rows import Arrays, batch_from_rows
-from optpipe.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.inputs.sequences import fill_sequences
+from optpipe.models.artifacts.lookup import find_reference
+from optpipe.models.export.reference import reference_from_file
+from optpipe.models.inputs.rows import Arrays, batch_from_rows
+from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
+from optpipe.models.inputs.sequences import fill_sequences
 from optpipe.profile.job import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.trace.findings.context import StageFacts
 from optpipe.trace.findings.records import StageSubject

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.records import read_record
-from optpipe.errors import BadInputError
 from optpipe.trace.findings.context import StageFacts
 from optpipe.trace.findings.diff import DiffSide, ProfileDiff, diff_profiles
 from optpipe.trace.findings.records import ProfileRecord, TraceProfile

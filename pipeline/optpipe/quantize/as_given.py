@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.onnx_graph import HALF_TYPES, iterate_graphs, list_read_names
 from optpipe.core.entries import GraphInfo, ModelInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Entry, Store

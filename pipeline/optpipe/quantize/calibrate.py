@@ -9,22 +9,22 @@ import numpy as np
 
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import CalibrationInfo, ModelInfo, SampleSetSummary
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError
-from optpipe.inputs.image_set import image_set_from_path
-from optpipe.inputs.images import UnreadableFile
-from optpipe.inputs.sample_set import FEW_SAMPLES, SampleSet, refuse_other_model, refuse_overlap
-from optpipe.inputs.task_data import (
+from optpipe.models.inputs.image_set import image_set_from_path
+from optpipe.models.inputs.images import UnreadableFile
+from optpipe.models.inputs.sample_set import FEW_SAMPLES, SampleSet, refuse_other_model, refuse_overlap
+from optpipe.models.inputs.task_data import (
     drop_unknown_labels,
     fit_batch_size,
     iterate_input_batches,
     load_sample_set,
     resolve_texts,
 )
-from optpipe.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
+from optpipe.models.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
+from optpipe.models.sources.python_file import read_calibration
 from optpipe.quantize.table import CalibrationTable, TensorRange, is_table, read_table, write_table
-from optpipe.sources.python_file import read_calibration
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from optpipe.backends.onnx_graph import drop_unknown_sizes
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import CalibrationInfo, GraphInfo, ModelInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget, MixedPrecision
 from optpipe.core.precision import REQUIRED_SHARE, Precision
 from optpipe.core.quiet import redirect_output
-from optpipe.errors import BadInputError
-from optpipe.inputs.sample_set import draw_subset
+from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.quantize.calibrate import (
     calibrate_model,
     load_calibration_data,

@@ -12,9 +12,9 @@ from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, PrecisionCost
 from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.tasks.registry import require_fitting_task
-from optpipe.export.exported import export_model, prepare_model, read_card, read_tokenizer
-from optpipe.export.model import Model
-from optpipe.inputs.tensor_set import save_batches
+from optpipe.models.export.exported import export_model, prepare_model, read_card, read_tokenizer
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.tensor_set import save_batches
 from optpipe.quantize.calibrate import (
     TARGETS,
     CalibrationData,

@@ -15,7 +15,7 @@ import numpy as np
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session, translate_runtime_errors
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.quantize.histogram import BINS, Magnitudes, count_magnitudes, count_on_device
 from optpipe.quantize.statistics import TensorStatistics
 

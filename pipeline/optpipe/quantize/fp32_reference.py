@@ -13,8 +13,8 @@ from optpipe.core.mixed_precision import EXACT_DB, PrecisionCost
 from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.inputs.annotations import NothingJudgedError
-from optpipe.inputs.sample_set import SampleSet
+from optpipe.models.inputs.annotations import NothingJudgedError
+from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.stats.agreement import compute_output_error
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Entry

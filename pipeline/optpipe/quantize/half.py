@@ -9,15 +9,15 @@ from typing import Any
 from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types, name_nodes
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
+from optpipe.core.errors import GateError, OptpipeError, StageError, escape, first_line
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
-from optpipe.errors import GateError, OptpipeError, StageError, escape, first_line
-from optpipe.export.reference import reference_from_file
-from optpipe.inputs.rows import split_batches
-from optpipe.inputs.sample_set import SampleSet
-from optpipe.inputs.tensor_set import tensor_set_from_rows
+from optpipe.models.export.reference import reference_from_file
+from optpipe.models.inputs.rows import split_batches
+from optpipe.models.inputs.sample_set import SampleSet
+from optpipe.models.inputs.tensor_set import tensor_set_from_rows
 from optpipe.quantize.calibrate import load_calibration_data
 from optpipe.quantize.rounding import find_half_nodes, round_nodes
 from optpipe.quantize.selection import describe_mixed, require_lowered, select_kept_layers

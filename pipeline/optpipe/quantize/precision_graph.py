@@ -7,10 +7,10 @@ from pathlib import Path
 
 from optpipe.backends.base import Device
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import CALIBRATED, Precision
-from optpipe.errors import BadInputError
 from optpipe.quantize.as_given import make_graph_as_given
 from optpipe.quantize.calibrated_graph import choose_target, make_calibrated_graph
 from optpipe.quantize.half import convert_to_half, convert_within_budget

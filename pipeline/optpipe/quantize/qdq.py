@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import OnnxGraph, list_read_names, name_nodes, rename_inner_twins
-from optpipe.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.quantize.e4m3 import choose_scale, get_e4m3, round_to_e4m3
 from optpipe.quantize.placement import Placement, Target
 

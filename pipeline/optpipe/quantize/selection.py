@@ -12,12 +12,12 @@ from typing import ClassVar
 from optpipe.backends.onnx_graph import name_nodes
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ModelInfo
+from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import EXACT_DB, Budget, KeptLayer, MixedPrecision, PrecisionCost
 from optpipe.core.precision import Precision
 from optpipe.core.records import plain_from_record
-from optpipe.errors import BadInputError, GateError
-from optpipe.inputs.sample_set import SampleSet
+from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.sensitivity import LayerCost, Lowering, count_layer_macs, describe_recipe
 from optpipe.workspace.file_names import CARD, ONNX

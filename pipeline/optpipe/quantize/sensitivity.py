@@ -13,7 +13,7 @@ from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.mixed_precision import PrecisionCost, make_cost_order
 from optpipe.core.precision import Precision
-from optpipe.inputs.sample_set import SampleSet, draw_subset
+from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.table import CalibrationTable

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.core.entries import SampleSetSummary
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_text
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import BadInputError
 
 FORMAT = "optpipe.calibration-table/1"
 

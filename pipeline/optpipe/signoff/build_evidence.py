@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from optpipe.artifacts.facts import JudgedBuild
-from optpipe.bench.recompute import has_measured_other_file
-from optpipe.bench.recompute_pair import RecordedPair
 from optpipe.core.observation import Observation
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
-from optpipe.measuring.groups import ProcessGroup, group_processes
-from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.measure.groups import ProcessGroup, group_processes
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.recompute import has_measured_other_file
+from optpipe.measure.recompute_pair import RecordedPair
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import has_profiled_other_file, observe_tensor_cores
 from optpipe.signoff.policy import Policy

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.artifacts.decisions import find_decision
-from optpipe.artifacts.engine import hash_engine
-from optpipe.artifacts.facts import judged_build_from_entry
-from optpipe.artifacts.lookup import describe_network, find_builds
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
-from optpipe.errors import BadInputError
+from optpipe.models.artifacts.decisions import find_decision
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.preprocess.recompute import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.build_evidence import is_of_other_file

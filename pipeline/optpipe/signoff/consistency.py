@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from optpipe.artifacts.engine import hash_engine
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measurements
 from optpipe.core.records import read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
-from optpipe.measuring.validity import LIMITS
+from optpipe.measure.validity import LIMITS
+from optpipe.models.artifacts.engine import hash_engine
 from optpipe.quantize.selection import SelectionInfo
 from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo
 from optpipe.signoff.judge import DossierRequest

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.core.disagreements import find_disagreements, list_read_errors
+from optpipe.core.errors import first_line
 from optpipe.core.records import plain_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
-from optpipe.errors import first_line
 from optpipe.signoff.consistency import find_contradictions, list_unbacked
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.recompute import find_untrue_figures

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from optpipe.artifacts.facts import judged_build_from_entry
-from optpipe.bench.recompute import measurements_from_run
-from optpipe.compare.compare import compare_measurements
-from optpipe.compare.overview import Overview, collect_build_facts
 from optpipe.core.comparison import Comparison, Goal
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.environment import Environment
 from optpipe.core.hashing import hash_file
 from optpipe.core.measurement import read_measurements
-from optpipe.measuring.measured import find_environment_differences
-from optpipe.reporters.report import RawFile, StageBar
+from optpipe.measure.compare import compare_measurements
+from optpipe.measure.measured import find_environment_differences
+from optpipe.measure.overview import Overview, collect_build_facts
+from optpipe.measure.recompute import measurements_from_run
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.report.report import RawFile, StageBar
 from optpipe.signoff.judge import read_request
 from optpipe.signoff.since import split_runs
 from optpipe.workspace.file_names import BUILDS

@@ -6,9 +6,9 @@ from dataclasses import replace
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import format_quantity
-from optpipe.measuring.groups import ProcessGroup, describe_tries
-from optpipe.measuring.measured import RecordedMeasurement
-from optpipe.measuring.validity import WRONG_OUTPUTS
+from optpipe.measure.groups import ProcessGroup, describe_tries
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_more_processes, suggest_runs

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.artifacts.engine import hash_engine
-from optpipe.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.backends.registry import BACKENDS
-from optpipe.bench.int8_notes import list_int8_notes
-from optpipe.bench.recompute import list_artifact_measurements
-from optpipe.bench.recompute_pair import pairs_from_runs
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.environment import Environment
+from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.records import read_record
 from optpipe.core.units import format_snr
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, Note, PolicyReference, Verdict, VerdictRecord
-from optpipe.errors import BadInputError
-from optpipe.measuring.groups import summarize_group
-from optpipe.measuring.measured import RecordedMeasurement, find_environment_differences
+from optpipe.measure.groups import summarize_group
+from optpipe.measure.int8_notes import list_int8_notes
+from optpipe.measure.measured import RecordedMeasurement, find_environment_differences
+from optpipe.measure.recompute import list_artifact_measurements
+from optpipe.measure.recompute_pair import pairs_from_runs
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.evidence import observe

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from optpipe.artifacts.facts import judged_build_from_entry
-from optpipe.bench.recompute import list_artifact_measurements
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.observation import Missing
-from optpipe.errors import BadInputError, OptpipeError
-from optpipe.export.exported import find_stored_model
-from optpipe.export.model import Model
+from optpipe.measure.recompute import list_artifact_measurements
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.export.exported import find_stored_model
+from optpipe.models.export.model import Model
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
 from optpipe.signoff.collect import JUDGED_KINDS, SignoffRequest, find_judged_artifact, is_run_about
 from optpipe.signoff.evidence import observe

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, format_quantity
-from optpipe.errors import BadInputError
 from optpipe.signoff.policy_format import (
     SECTIONS,
     BuildFilter,

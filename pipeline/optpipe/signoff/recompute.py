@@ -5,9 +5,9 @@ trace and the layers' costs. Preprocess: the outputs' error, agreement and verdi
 accuracy, drop and agreement, from every prediction. A run whose raw files were too large for a dossier has no figures there.
 """
 
-from optpipe.bench.recompute import find_bench_disagreements
-from optpipe.bench.recompute_pair import find_pair_disagreements
 from optpipe.evaluate.recompute import find_evaluation_disagreements
+from optpipe.measure.recompute import find_bench_disagreements
+from optpipe.measure.recompute_pair import find_pair_disagreements
 from optpipe.preprocess.recompute import find_preprocessing_disagreements
 from optpipe.profile.recompute import find_profile_disagreements
 from optpipe.workspace.runs import Run

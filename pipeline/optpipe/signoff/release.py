@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.compare.overview import Overview
-from optpipe.compare.report_data import list_raw_files, report_from_comparison
 from optpipe.core.disagreements import find_disagreements, list_read_errors
+from optpipe.core.errors import BadInputError, MissingError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.core.verdict import VerdictRecord
-from optpipe.errors import BadInputError, MissingError, first_line
-from optpipe.reporters.report import Report
+from optpipe.measure.overview import Overview
+from optpipe.measure.report_data import list_raw_files, report_from_comparison
+from optpipe.report.report import Report
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
 from optpipe.signoff.consistency import COMPARISON, HTML, JUNIT, MARKDOWN, REPORTS, describe_looser_limits
 from optpipe.signoff.dossier import DossierCheck, check_dossier, finish_dossier
@@ -132,9 +132,9 @@ def write_reports(report: Report, folder: Path, *, figures: bool = True) -> list
 
 def _render_reports(report: Report, *, figures: bool) -> dict[str, str]:
     """The report in every form, by file name. The same report gives the same bytes."""
-    from optpipe.reporters.html import render_html
-    from optpipe.reporters.junit import render_junit
-    from optpipe.reporters.markdown import render_markdown
+    from optpipe.report.html import render_html
+    from optpipe.report.junit import render_junit
+    from optpipe.report.markdown import render_markdown
 
     texts = {HTML: render_html(report, with_figures=figures), MARKDOWN: render_markdown(report)}
     if report.verdict is not None:

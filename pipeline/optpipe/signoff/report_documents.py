@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from optpipe.compare.report_data import list_raw_files
 from optpipe.core.records import read_record
+from optpipe.measure.report_data import list_raw_files
 from optpipe.preprocess.parity.records import WorstImage
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.profile.recompute import read_profile
-from optpipe.reporters.report import ReportImage
+from optpipe.report.report import ReportImage
 from optpipe.workspace.file_names import PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.runs import Run, newest_runs
 

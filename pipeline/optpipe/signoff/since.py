@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from optpipe.core.errors import BadInputError, escape
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.verdict import Note
-from optpipe.errors import BadInputError, escape
-from optpipe.measuring.groups import describe_tries, group_processes
-from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.measure.groups import describe_tries, group_processes
+from optpipe.measure.measured import RecordedMeasurement
 from optpipe.workspace.runs import Run
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.events import Listener
-from optpipe.export.model import Model
+from optpipe.models.export.model import Model
 from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import Criterion
 from optpipe.workspace.store import Entry, Store
@@ -29,11 +29,11 @@ class MeasurementBudget:
 
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
     """Raises BadInputError, before anything is exported, for data that are not there or do not fit the model."""
-    from optpipe.errors import require_existing
+    from optpipe.core.errors import require_existing
     from optpipe.evaluate.tasks.registry import TASKS
-    from optpipe.export.exported import prepare_model, read_card, read_tokenizer
-    from optpipe.export.onnx_export import read_outputs_early
-    from optpipe.inputs.task_data import load_sample_set, resolve_texts
+    from optpipe.models.export.exported import prepare_model, read_card, read_tokenizer
+    from optpipe.models.export.onnx_export import read_outputs_early
+    from optpipe.models.inputs.task_data import load_sample_set, resolve_texts
 
     require_existing(data, "--data")
     model, stored = prepare_model(model, store, listener)
@@ -76,10 +76,10 @@ def run_bench_step(
 
     One that was interrupted ends what it is part of.
     """
-    from optpipe.artifacts.lookup import find_artifacts
-    from optpipe.bench.bench import bench_artifacts
-    from optpipe.bench.session_plan import BenchPlan
-    from optpipe.measuring.validity import LIMITS
+    from optpipe.measure.bench import bench_artifacts
+    from optpipe.measure.session_plan import BenchPlan
+    from optpipe.measure.validity import LIMITS
+    from optpipe.models.artifacts.lookup import find_artifacts
 
     found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
     limits = {**LIMITS, "max_cv": pace.max_cv}

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import expm1, log1p
 
-from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options, percent_from_name
-from optpipe.measuring.groups import ProcessGroup
+from optpipe.measure.groups import ProcessGroup
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter

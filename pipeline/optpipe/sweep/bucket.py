@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from optpipe.errors import BadInputError, MissingError, StageError, first_line
+from optpipe.core.errors import BadInputError, MissingError, StageError, first_line
 
 REQUEST_S = 300
 """How long one request may take: gcsfs without this waits for ever for a server that does not respond; s3fs has limits of its own."""

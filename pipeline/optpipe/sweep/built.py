@@ -9,10 +9,10 @@ from pathlib import Path
 
 from optpipe import __version__
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import json_from_record, plain_from_record, read_record
-from optpipe.errors import BadInputError
-from optpipe.sources.resolve import find_model_cards
+from optpipe.models.sources.resolve import find_model_cards
 from optpipe.sweep.job import Recipe
 from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.store import Store

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Sequence
 
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import Listener
-from optpipe.errors import BadInputError, MissingError, StageError
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.sweep.built import find_built
 from optpipe.sweep.job import Cell, JobState

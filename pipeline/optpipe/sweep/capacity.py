@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.stats.queue import count_queries_needed, count_transient_queries
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.process_group import open_process_group
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import BadInputError
 from optpipe.sweep.job import JobState
 from optpipe.sweep.slots import (
     GpuProcess,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import BadInputError
 from optpipe.sweep.job import JOB_SCHEMA_VERSION, JobRecord, JobState
 from optpipe.sweep.locks import POLL_S
 from optpipe.workspace.runs import MANIFEST, write_bytes

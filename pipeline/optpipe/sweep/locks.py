@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.sweep.slots import Slot
 
 FOLDER = Path("/tmp/optpipe-locks")  # one place for all users; share it with containers of the host

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from optpipe.artifacts.lookup import find_stored_source
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.entries import Device, ModelInfo
+from optpipe.core.errors import BadInputError, read_as_user_file, require_existing
 from optpipe.core.hashing import hash_file
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.precision import Precision, precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
 from optpipe.core.weights import weights_from_text
-from optpipe.errors import BadInputError, read_as_user_file, require_existing
-from optpipe.sources.resolve import source_from_text
-from optpipe.sources.torchvision import TorchvisionSource
+from optpipe.models.artifacts.lookup import find_stored_source
+from optpipe.models.sources.resolve import source_from_text
+from optpipe.models.sources.torchvision import TorchvisionSource
 from optpipe.sweep.job import CPU, Cell, Recipe
 from optpipe.workspace.store import Store
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import read_record
-from optpipe.errors import BadInputError, ExitStatus
 from optpipe.sweep.ledger import JOBS, find_conflicts, is_as_written, read_jobs
 from optpipe.workspace.hashes import FileHash, find_problems
 from optpipe.workspace.runs import MANIFEST, REMOVED, write_bytes

@@ -18,9 +18,9 @@ from random import Random
 from time import monotonic, sleep
 
 from optpipe.core.bench_record import Ratio
+from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import StageError
 from optpipe.stats.ratio import ratio_from_rounds
 from optpipe.sweep.slots import Slot, name_host
 from optpipe.workspace.runs import write_bytes

@@ -6,7 +6,7 @@ Ray's own accelerator type knows the short name of device 0 alone.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.sweep.slots import describe_device, list_slots
 
 PREFIX = "optpipe/"

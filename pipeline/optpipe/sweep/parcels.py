@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from optpipe.artifacts.lookup import find_reference
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
-from optpipe.errors import StageError, escape
+from optpipe.core.errors import StageError, escape
+from optpipe.models.artifacts.lookup import find_reference
 from optpipe.sweep.merge import take_in
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import plain_from_record
-from optpipe.errors import BadInputError
 from optpipe.sweep.job import Cell, JobRecord, Recipe, compute_job_key
 from optpipe.sweep.matrix import find_obstacle
 from optpipe.sweep.slots import Slot

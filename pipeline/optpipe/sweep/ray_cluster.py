@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from optpipe.core.environment import Environment
+from optpipe.core.errors import MissingError, first_line
 from optpipe.core.quiet import redirect_output
-from optpipe.errors import MissingError, first_line
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.node_labels import FINGERPRINT, LABEL, Selector, kind_from_label
 from optpipe.sweep.slots import Slot

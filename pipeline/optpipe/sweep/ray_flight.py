@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any
 
+from optpipe.core.errors import StageError, first_line
 from optpipe.core.records import record_from_json
-from optpipe.errors import StageError, first_line
 from optpipe.sweep.plan import Work
 from optpipe.sweep.ray_node import BEGUN, Reply
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.errors import OptpipeError, StageError
 from optpipe.sweep.bucket import get_chunk, put_chunks
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.local import Setting, make_record, try_task

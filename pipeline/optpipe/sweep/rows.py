@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from optpipe.core.errors import ExitStatus
 from optpipe.core.estimate import Estimate
 from optpipe.core.verdict import Verdict
-from optpipe.errors import ExitStatus
 from optpipe.sweep.job import Cell, JobRecord, JobState
 from optpipe.sweep.plan import PlannedCell, Standing, SweepPlan
 

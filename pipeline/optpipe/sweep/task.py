@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from optpipe.core.errors import ExitStatus, OptpipeError, first_line, is_out_of_memory
 from optpipe.core.interrupts import handle_interrupts
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import ExitStatus, OptpipeError, first_line, is_out_of_memory
 from optpipe.sweep.job import Cell, JobState, Recipe
 from optpipe.workspace.runs import write_bytes
 

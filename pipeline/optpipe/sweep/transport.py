@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.sweep.bucket import get_chunk, is_bucket, put_chunks, remove_folder
 from optpipe.sweep.parcels import list_needed, pack
 from optpipe.workspace.store import Store

@@ -4,29 +4,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from optpipe.artifacts.lookup import (
-    StoredArtifact,
-    choose_batch_sizes,
-    find_artifacts,
-    require_lengths,
-    select_runnable,
-)
 from optpipe.backends.registry import backends_from_text
-from optpipe.bench.bench import bench_artifacts
-from optpipe.bench.session_plan import BenchPlan
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import Reason, read_measurements
 from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
 from optpipe.core.weights import weights_from_text
-from optpipe.errors import BadInputError, OptpipeError
-from optpipe.export.model import Model
-from optpipe.measuring.groups import group_processes, summarize_group
-from optpipe.measuring.measured import RecordedMeasurement
-from optpipe.measuring.validity import LIMITS
-from optpipe.sources.resolve import source_from_text
+from optpipe.measure.bench import bench_artifacts
+from optpipe.measure.groups import group_processes, summarize_group
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.session_plan import BenchPlan
+from optpipe.measure.validity import LIMITS
+from optpipe.models.artifacts.lookup import (
+    StoredArtifact,
+    choose_batch_sizes,
+    find_artifacts,
+    require_lengths,
+    select_runnable,
+)
+from optpipe.models.export.model import Model
+from optpipe.models.sources.resolve import source_from_text
 from optpipe.sweep.command import command_from_cell
 from optpipe.sweep.job import Cell, JobState
 from optpipe.sweep.task import CellOutcome, Task, limit_load, outcome_from_error, tell_on_one_line

@@ -4,7 +4,7 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.workspace.file_names import REQUEST
 from optpipe.workspace.runs import read_json, write_json
 from optpipe.workspace.seal import SUMS, find_seal_problems

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.environment import Environment
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import read_record
-from optpipe.errors import BadInputError
 from optpipe.workspace.hashes import FileHash
 
 MANIFEST_SCHEMA = 2

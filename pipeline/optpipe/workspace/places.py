@@ -8,7 +8,7 @@ from errno import EACCES, EDQUOT, EEXIST, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, E
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from optpipe.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError
 
 
 def require_writable_folder(folder: Path, option: str) -> None:

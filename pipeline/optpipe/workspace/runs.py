@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.core.environment import Environment
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.hashes import FileHash, find_problems, hash_files
 from optpipe.workspace.manifest import get_command_line

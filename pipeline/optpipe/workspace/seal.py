@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from optpipe.errors import BadInputError, MissingError, StageError
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.workspace.hashes import find_problems, hash_files
 
 SUMS = "SHA256SUMS"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from optpipe.errors import MissingError
+from optpipe.core.errors import MissingError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 

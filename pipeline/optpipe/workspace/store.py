@@ -21,10 +21,10 @@ from typing import IO, Any, ClassVar, Generic, Protocol, overload
 
 from typing_extensions import TypeVar
 
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
-from optpipe.errors import BadInputError, StageError
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.hashes import find_changed_files, hash_files
 from optpipe.workspace.manifest import MANIFEST, Manifest, UnreadableManifestError, get_command_line, read_manifest

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.quantize.collect import Collector, collect_statistics
 from optpipe.quantize.methods import METHODS, compute_ranges
 from optpipe.workspace.environment import list_gpus

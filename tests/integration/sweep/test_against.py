@@ -19,9 +19,9 @@ def make():
     return torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(int(os.environ["DEPTH"]))))
 """
 UNDISTURBED = """
-import optpipe.measuring.validity
+import optpipe.measure.validity
 
-optpipe.measuring.validity.CHECKS = ()  # what other work on the machine does to a process is not what is tested
+optpipe.measure.validity.CHECKS = ()  # what other work on the machine does to a process is not what is tested
 """
 QUICK = (
     "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "5", "--min-time", "0.3", "--warm-up", "0.1",

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from optpipe.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.sweep import bucket, transport
 from optpipe.sweep.bucket import get_chunk, put_chunks, remove_folder, require_bucket
 from optpipe.sweep.launch import Limits

@@ -107,7 +107,7 @@ def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(c
 
 
 def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_path):
-    from optpipe.errors import MissingError
+    from optpipe.core.errors import MissingError
     from optpipe.sweep.node_labels import selector_from_text
 
     capped = add_node(cluster, "cpu-b", **{"optpipe/power-limit-w": "350", "optpipe/mig": "off"})

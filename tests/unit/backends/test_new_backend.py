@@ -9,20 +9,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from optpipe.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.backends.base import BuildResult, Capability, describe_options, merge_options
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.doctor import diagnose_machine
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import TensorSpec
 from optpipe.core.weights import WeightsRequest
-from optpipe.errors import BadInputError
-from optpipe.export.model import Model
-from optpipe.sources.onnx_file import OnnxFileSource
-from optpipe.worker.loading import session_from_store
+from optpipe.measure.worker.loading import session_from_store
+from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
+from optpipe.models.export.model import Model
+from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.workspace.store import Store
 
 FILE = "copied.onnx"

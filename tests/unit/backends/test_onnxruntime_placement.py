@@ -13,7 +13,7 @@ from optpipe.backends.onnxruntime_placement import RECORD_ASSIGNMENT, placement_
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision
 from optpipe.core.tensors import InputSpec
-from optpipe.reporters.terminal_build import format_placement
+from optpipe.report.terminal_build import format_placement
 
 SPEC = InputSpec("x", "float32", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))
 

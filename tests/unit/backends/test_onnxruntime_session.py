@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.backends.onnxruntime_session import QDQ_AS_WRITTEN, OnnxRuntimeSession, find_graph_refusal
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 from tests.fakes.entries import artifact_info
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
-from optpipe.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError
 
 INFO = artifact_info(device="cuda", options={"nhwc": False})
 

@@ -10,9 +10,9 @@ from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.backends.tensorrt_inspector import layers_from_inspector
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayer, EngineLayers
+from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
 from optpipe.core.records import read_record
-from optpipe.errors import BadInputError
 from optpipe.workspace.environment import list_gpus
 
 INSPECTED = {  # of the form in NVIDIA's documentation; none was recorded by us

@@ -18,11 +18,11 @@ from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.environment import Gpu
+from optpipe.core.errors import MissingError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.core.tensors import InputSpec
-from optpipe.errors import MissingError
-from optpipe.export.onnx_export import complete_card, onnx_from_torch
+from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.e4m3 import choose_scale, round_to_e4m3
 from optpipe.quantize.placement import place_qdq

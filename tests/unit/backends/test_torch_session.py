@@ -8,7 +8,7 @@ import torch
 from tests.fakes.entries import artifact_info
 
 from optpipe.backends.torch_session import TorchSession
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 
 INFO = artifact_info(
     backend="torch",

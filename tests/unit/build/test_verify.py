@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from optpipe.backends.inductor_packages import parse_static_batches
 from optpipe.build.verify import fill_batches, verify_session
 from optpipe.core.card import card_from_dict
+from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError
-from optpipe.export.reference import Reference
+from optpipe.models.export.reference import Reference
 
 CARD = card_from_dict(
     {

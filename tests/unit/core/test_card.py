@@ -3,8 +3,8 @@
 import pytest
 
 from optpipe.core.card import ModelCard, Task, Tokenization
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import InputSpec
-from optpipe.errors import BadInputError
 
 NAMES = ("input_ids", "attention_mask")
 TEXTS = ModelCard(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core.choices import choices_from_text, complete_choice
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 
 CHOICES = ("fp32", "fp16", "int8")
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core import measurement as m
+from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
 from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
-from optpipe.errors import BadInputError
 
 SUMMARY = m.LatencySummary(
     samples=100,

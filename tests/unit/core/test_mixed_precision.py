@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.mixed_precision import (
     EXACT_DB,
     Budget,
@@ -12,7 +13,6 @@ from optpipe.core.mixed_precision import (
     make_cost_order,
 )
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.errors import BadInputError
 
 
 @pytest.mark.parametrize(

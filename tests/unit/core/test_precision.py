@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.precision import (
     LayerType,
     Precision,
@@ -9,7 +10,6 @@ from optpipe.core.precision import (
     prove_precision,
     summarize_precision,
 )
-from optpipe.errors import BadInputError
 
 layers = st.lists(
     st.builds(

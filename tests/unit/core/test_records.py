@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import json_from_record, plain_from_record, read_record, record_from_json, record_from_plain
-from optpipe.errors import BadInputError
 
 
 class Kind(StrEnum):

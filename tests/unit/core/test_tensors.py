@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import (
     InputSpec,
     TensorSpec,
@@ -9,7 +10,6 @@ from optpipe.core.tensors import (
     input_from_dict,
     shapes_from_text,
 )
-from optpipe.errors import BadInputError
 
 sizes = st.lists(st.integers(1, 1024), min_size=3, max_size=3).map(sorted)
 

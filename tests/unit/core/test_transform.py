@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms.functional import _compute_resized_output_size
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -16,7 +17,6 @@ from optpipe.core.transform import (
     compute_crop_start,
     compute_resized_sides,
 )
-from optpipe.errors import BadInputError
 
 PRESET = Transform(
     (

@@ -13,11 +13,11 @@ from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
 from optpipe.core.environment import Environment
+from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Subject
 from optpipe.deploy.choices import Settings
 from optpipe.deploy.kserve import CONTAINERFILE, MANIFEST, ServicePlan, plan_service, write_service
-from optpipe.errors import BadInputError
-from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.measure.measured import RecordedMeasurement
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "fakes" / "kserve_v1beta1.schema.json").read_text())
 

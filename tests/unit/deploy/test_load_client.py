@@ -6,8 +6,8 @@ from time import perf_counter_ns
 
 import pytest
 
+from optpipe.core.errors import StageError
 from optpipe.deploy.load_client import send_in_flight
-from optpipe.errors import StageError
 
 MS = 1_000_000
 

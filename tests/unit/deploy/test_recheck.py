@@ -13,14 +13,14 @@ from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
 from optpipe.core.bench_record import Change, Ratio
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import Reason, Subject
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.outputs import list_output_changes
 from optpipe.deploy.recheck import RecheckPlan, judge_recheck, recheck
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange
-from optpipe.errors import BadInputError
-from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.measure.measured import RecordedMeasurement
 from optpipe.stats.ratio import count_rounds_to_settle
 from optpipe.workspace.store import Store
 

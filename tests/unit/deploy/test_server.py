@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.deploy.server import find_server, read_reason
-from optpipe.errors import BadInputError, MissingError
 
 LOG = """I1122 12:44:06.302228 1 model_lifecycle.cc:472] "loading: ens:1"
 E1122 12:44:06.302386 1 ensemble_scheduler.cc:1468] "unable to create stream: CUDA driver version is insufficient"

@@ -9,12 +9,12 @@ from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.core.weights import WeightsRecord
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
-from optpipe.errors import BadInputError, GateError
 from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.signoff.collect import SignoffRequest, collect_evidence

@@ -4,9 +4,9 @@ import pytest
 from tests.fakes.entries import artifact_info
 
 from optpipe.backends.tensorrt_options import BuilderOptions
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import plain_from_record
 from optpipe.deploy.repository import list_profiles, require_servable
-from optpipe.errors import BadInputError
 
 
 def engine(backend="tensorrt", **options):

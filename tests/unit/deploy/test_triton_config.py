@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.deploy.triton_config import (
     TYPES,
@@ -16,7 +17,6 @@ from optpipe.deploy.triton_config import (
     read_config,
     text_from_config,
 )
-from optpipe.errors import BadInputError
 
 pb = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed: the extra `triton`"

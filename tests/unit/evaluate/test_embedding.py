@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.embedding import ALONE, ROUNDING, Embedding
-from optpipe.inputs.sample_set import draw_subset
-from optpipe.inputs.text_set import text_set_from_path
+from optpipe.models.inputs.sample_set import draw_subset
+from optpipe.models.inputs.text_set import text_set_from_path
 from optpipe.stats.bootstrap import draw_sample_weights
 
 TASK = Embedding()

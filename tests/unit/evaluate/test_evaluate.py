@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec, TensorSpec
-from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     Predictions,
@@ -24,10 +24,10 @@ from optpipe.evaluate.tasks.classification import list_best_classes
 from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
-from optpipe.inputs.image_set import ImageSet
-from optpipe.inputs.sample_set import SetFile
-from optpipe.inputs.task_data import find_label_indices
-from optpipe.inputs.tensor_set import tensor_set_from_rows
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.sample_set import SetFile
+from optpipe.models.inputs.task_data import find_label_indices
+from optpipe.models.inputs.tensor_set import tensor_set_from_rows
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.artifacts.facts import judged_build_from_entry
 from optpipe.core.card import ModelCard, Task
 from optpipe.evaluate.evaluation_run import is_validation_set
 from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.models.artifacts.facts import judged_build_from_entry
 
 VALIDATION = {"name": "digits/validation", "sha256": "a" * 64}
 TRAINING = {"name": "digits/train", "sha256": "b" * 64, "validation": False}

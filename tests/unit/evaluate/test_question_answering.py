@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from optpipe.core.card import ModelCard, Task, Tokenization
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import InputSpec
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.question_answering import (
     QuestionAnswering,
     choose_answers,
@@ -15,8 +15,8 @@ from optpipe.evaluate.tasks.question_answering import (
     normalize_answer,
     score_answer,
 )
-from optpipe.inputs.questions import cut_windows
-from optpipe.inputs.text_set import text_set_from_path
+from optpipe.models.inputs.questions import cut_windows
+from optpipe.models.inputs.text_set import text_set_from_path
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: uv sync --extra hf")
 WORDS = [f"w{number}" for number in range(60)] + ["who", "?"]

@@ -3,11 +3,11 @@ import pytest
 from PIL import Image
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, encode_mask
-from optpipe.inputs.image_set import image_set_from_path
+from optpipe.models.inputs.image_set import image_set_from_path
 
 TASK = Segmentation()
 RNG = np.random.default_rng(0)

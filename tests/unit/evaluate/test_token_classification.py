@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import InputSpec, TensorSpec
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.token_classification import TokenClassification, find_entities
-from optpipe.inputs.text_set import text_set_from_path
-from optpipe.inputs.tokens import find_first_tokens, tokenize
+from optpipe.models.inputs.text_set import text_set_from_path
+from optpipe.models.inputs.tokens import find_first_tokens, tokenize
 
 TASK = TokenClassification()
 TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")

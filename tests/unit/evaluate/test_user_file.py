@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
-from optpipe.inputs.image_set import ImageSet
-from optpipe.inputs.sample_set import SetFile
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.sample_set import SetFile
 
 BRIGHTNESS = """
 class Brightness:

@@ -11,7 +11,7 @@ from PIL import Image
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
-from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.images import choose_images
 from optpipe.preprocess.preprocess import open_model_function
 

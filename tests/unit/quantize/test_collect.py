@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from optpipe.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.quantize.collect import (
     Collector,
     choose_batch_size,

@@ -3,11 +3,11 @@ import pytest
 from PIL import Image
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import TensorSpec
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.inputs.image_set import image_set_from_path
+from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.quantize.fp32_reference import _read_truths
 
 TRANSFORM = Transform((Decode(), Resize((8, 8), fit="exact"), Rescale(), Pack()))

@@ -5,8 +5,8 @@ import onnx
 import onnxruntime
 import pytest
 
+from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
-from optpipe.errors import StageError
 from optpipe.quantize.calibrated_graph import _convert_to_half
 from optpipe.quantize.half import _convert_in
 from optpipe.workspace.file_names import MODELOPT_LOG

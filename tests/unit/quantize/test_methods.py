@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.quantize import (
     entropy,
     maximum,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import helper, numpy_helper
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import (
     ActivationRange,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core.entries import SampleSetSummary
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.quantize.table import (
     CalibrationTable,
     TensorRange,

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
-from optpipe.artifacts.facts import JudgedBuild
 from optpipe.core.measurement import Reason, Subject
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import Verdict
-from optpipe.measuring.measured import RecordedMeasurement
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.evidence import observe

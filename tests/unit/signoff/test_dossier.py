@@ -6,10 +6,10 @@ import shutil
 import polars as pl
 import pytest
 
-from optpipe.artifacts.housekeeping import remove_stored
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.errors import BadInputError
+from optpipe.models.artifacts.housekeeping import remove_stored
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import check_dossier, finish_dossier
 from optpipe.signoff.dossier_overview import overview_from_dossier

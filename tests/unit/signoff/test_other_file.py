@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.artifacts.engine import hash_engine
-from optpipe.artifacts.facts import judged_build_from_entry
-from optpipe.bench.int8_notes import check_int8_accuracy
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
+from optpipe.measure.int8_notes import check_int8_accuracy
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.consistency import find_contradictions
 from optpipe.signoff.dossier import finish_dossier

@@ -6,8 +6,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.errors import BadInputError
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
 

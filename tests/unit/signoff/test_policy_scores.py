@@ -2,9 +2,9 @@
 
 import pytest
 
-from optpipe.artifacts.facts import JudgedBuild
+from optpipe.core.errors import BadInputError
 from optpipe.core.observation import Missing, Observation
-from optpipe.errors import BadInputError
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion, policy_from_toml

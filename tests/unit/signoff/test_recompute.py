@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.errors import BadInputError
 from optpipe.evaluate.recompute import find_evaluation_disagreements
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import check_dossier, finish_dossier
@@ -177,7 +177,7 @@ def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tm
 
 
 def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(workspace, tmp_path):
-    from optpipe.commands.signoff import verify
+    from optpipe.cli.signoff import verify
 
     workspace.bench(workspace.artifact("fp16"))
     policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n')

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from optpipe.compare.overview import compare_workspace
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
+from optpipe.measure.overview import compare_workspace
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import check_dossier, finish_dossier
 from optpipe.signoff.judge import judge_dossier

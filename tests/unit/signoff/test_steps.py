@@ -15,7 +15,7 @@ def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path)
     def bench(*_):
         return BenchRecord("r", "r", (), (), Environment(), 0, interrupted=interrupted)
 
-    monkeypatch.setattr("optpipe.bench.bench.bench_artifacts", bench)
+    monkeypatch.setattr("optpipe.measure.bench.bench_artifacts", bench)
     interrupted = False
     assert run_bench_step([], (), MeasurementBudget(), Store(tmp_path), SilentListener()) == [Path("r")]
     interrupted = True

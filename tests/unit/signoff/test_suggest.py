@@ -8,13 +8,13 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from optpipe.artifacts.facts import JudgedBuild
-from optpipe.cli import app
-from optpipe.commands.bench_options import LoadOptions, TargetOptions
-from optpipe.commands.bench_request import bench_plan_from_options
+from optpipe.cli.app import app
+from optpipe.cli.bench_options import LoadOptions, TargetOptions
+from optpipe.cli.bench_request import bench_plan_from_options
 from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.signoff.judge import judge_dossier

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.sweep.capacity import ServiceTimes, count_gpus_needed, simulate_queue
 

@@ -13,12 +13,12 @@ from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot
 
-from optpipe.cli import app
+from optpipe.cli.app import app
+from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
-from optpipe.errors import BadInputError
-from optpipe.measuring.slo import slo_from_text
-from optpipe.reporters.terminal_fleet import render_fleet
+from optpipe.measure.slo import slo_from_text
+from optpipe.report.terminal_fleet import render_fleet
 from optpipe.sweep.command import command_from_cell
 from optpipe.sweep.fleet import Price, PriceList, compare_fleet, prices_from_file
 from optpipe.sweep.job import Cell, JobState

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import claim_job, find_conflicts, keep_backed, read_job, read_jobs, sort_records, write_job
 

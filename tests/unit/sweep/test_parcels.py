@@ -10,9 +10,9 @@ from fsspec.registry import _registry
 from tests.fakes.entries import artifact_info
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
-from optpipe.errors import BadInputError, MissingError, StageError
 from optpipe.sweep.bucket import get_chunk, put_chunks, remove_folder, require_bucket
 from optpipe.sweep.parcels import list_all, list_needed, pack, unpack
 from optpipe.workspace.store import Store

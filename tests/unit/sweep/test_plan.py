@@ -6,7 +6,7 @@ from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot, other_environment
 
-from optpipe.reporters.terminal_sweep import render_sweep
+from optpipe.report.terminal_sweep import render_sweep
 from optpipe.sweep.job import JobState
 from optpipe.sweep.plan import Standing, list_works, plan_sweep
 from optpipe.sweep.rows import SweepRecord, judge_status, list_warnings, make_rows

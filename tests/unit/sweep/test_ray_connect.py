@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from optpipe.errors import MissingError
+from optpipe.core.errors import MissingError
 from optpipe.sweep.ray_cluster import connect
 
 

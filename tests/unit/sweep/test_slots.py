@@ -14,7 +14,7 @@ from tests.fakes.sweeps import make_cell, make_slot
 
 import optpipe.sweep.slots as slots_module
 from optpipe.core.environment import Environment
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.sweep.launch import Limits, run_task
 from optpipe.sweep.locks import QUIET, TakenError, hold_locks, list_locks
 from optpipe.sweep.slots import (

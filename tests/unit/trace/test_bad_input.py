@@ -16,11 +16,11 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import SAMPLE
 
-from optpipe.commands.profile import RecordingOptions, profile
+from optpipe.cli.profile import RecordingOptions, profile
+from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
-from optpipe.errors import BadInputError, ExitStatus, OptpipeError
-from optpipe.reporters.terminal_profile import render_profile
+from optpipe.report.terminal_profile import render_profile
 from optpipe.trace.findings.records import TraceProfile
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.recording.files import trace_from_path

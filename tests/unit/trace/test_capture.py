@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.unit.trace.conftest import SAMPLE
 
+from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import SilentListener
-from optpipe.errors import MissingError, StageError
 from optpipe.trace.layers.ncu import KernelCounters, counters_from_csv, record_counters
 from optpipe.trace.recording.capture import (
     Extra,

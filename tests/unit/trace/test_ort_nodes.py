@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.golden.nsys_export import US, Recording
 
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.trace.findings.records import TraceProfile
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.layer_cost import LayerCost

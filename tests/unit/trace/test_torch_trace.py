@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.trace.recording.files import trace_from_path
 from optpipe.trace.timeline.analysis import analysis_from_trace
 

@@ -6,8 +6,8 @@ import pytest
 from tests.fakes.entries import Thing
 from tests.fakes.small_disk import fill_disk, mount_small_disk
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.errors import BadInputError
 from optpipe.workspace.places import move_folder, require_unused_path, require_writable_file, require_writable_folder
 from optpipe.workspace.runs import begin_run
 from optpipe.workspace.store import Store

@@ -5,8 +5,8 @@ import platform
 import polars as pl
 import pytest
 
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.records import plain_from_record
-from optpipe.errors import BadInputError, StageError
 from optpipe.workspace import runs
 
 

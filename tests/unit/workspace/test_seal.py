@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.workspace.seal import (
     SEAL,
     SIGNATURE,

@@ -1,6 +1,6 @@
 import pytest
 
-from optpipe.errors import MissingError
+from optpipe.core.errors import MissingError
 from optpipe.workspace import shipped as module
 from optpipe.workspace.shipped import find_shipped_folder
 

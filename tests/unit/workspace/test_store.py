@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.entries import Thing, artifact_info
 
-from optpipe.artifacts.housekeeping import collect_garbage, remove_stored
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_value
-from optpipe.errors import BadInputError, StageError
+from optpipe.models.artifacts.housekeeping import collect_garbage, remove_stored
 from optpipe.workspace.manifest import MANIFEST
 from optpipe.workspace.store import Store
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from optpipe.backends.onnx_graph import OnnxGraph
 from optpipe.backends.torch_int8.movements import READ_ON_HOST, WAY_OUT
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 
 
 def hoist_constants(model: Any) -> Any:

@@ -17,7 +17,7 @@ from optpipe.backends.torch_int8.host_values import find_shape_tensors, hoist_co
 from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher, choose_merge, get_attribute
 from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE, WAY_OUT
 from optpipe.backends.torch_int8.operators import FLOATING
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 
 _FLOAT32 = 1
 """`TensorProto.FLOAT`."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 
 _Attributes = Mapping[str, Any]
 READ_ON_HOST = {

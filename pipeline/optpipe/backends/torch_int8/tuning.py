@@ -9,7 +9,7 @@ from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.precompile import collect_kernels, compile_side_by_side
 from optpipe.backends.torch_int8.program import Program
 from optpipe.backends.torch_int8.tactics import Kerneled, Tactic, list_tactics
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 
 LAUNCHES = 20
 """In one CUDA graph: a replay then outlasts its own launch."""

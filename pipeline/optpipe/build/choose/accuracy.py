@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from optpipe.bench.int8_notes import BUDGET
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.card import card_from_file
 from optpipe.core.decision import CandidateAccuracy
 from optpipe.core.entries import ModelInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.verdict import Verdict
-from optpipe.errors import BadInputError
 from optpipe.evaluate.evaluation_run import run_evaluation
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.export.model import Model
-from optpipe.inputs.task_data import load_sample_set
+from optpipe.measure.int8_notes import BUDGET
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Entry, Store
 

@@ -10,12 +10,12 @@ from optpipe.build.build import BuildPlan, add_calibration
 from optpipe.build.records import BuiltArtifact, Omission
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import ModelInfo
+from optpipe.core.errors import BadInputError, ExitStatus, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import CALIBRATED, Precision
-from optpipe.errors import BadInputError, ExitStatus, MissingError
-from optpipe.export.model import Model
-from optpipe.measuring.race import FINAL_ROUNDS
+from optpipe.measure.race import FINAL_ROUNDS
+from optpipe.models.export.model import Model
 from optpipe.workspace.store import Entry, Store
 
 

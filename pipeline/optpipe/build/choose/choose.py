@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from secrets import randbits
 
-from optpipe.artifacts.lookup import find_artifacts
 from optpipe.backends.registry import choose_device
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.choose.accuracy import Judge, choose_judge, judge_accuracy
@@ -20,17 +19,18 @@ from optpipe.build.choose.measure import CandidateTimer, estimate_seconds
 from optpipe.build.records import BuildResult, BuiltArtifact, ModelBuild, Omission, result_from_build
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.decision import DECISION_FILE, Decision, LeftOut
+from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record
 from optpipe.core.units import format_duration
-from optpipe.errors import BadInputError, ExitStatus
 from optpipe.evaluate.tasks.registry import require_fitting_task
-from optpipe.export.exported import export_model, prepare_model, read_card
-from optpipe.export.model import Model
-from optpipe.inputs.samples import can_verify_on
-from optpipe.measuring.measure import write_measurements
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.race import RaceResult, count_processes, race_builds
+from optpipe.measure.measure import write_measurements
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.race import RaceResult, count_processes, race_builds
+from optpipe.models.artifacts.lookup import find_artifacts
+from optpipe.models.export.exported import export_model, prepare_model, read_card
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.samples import can_verify_on
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.runs import OpenRun, finish_run, open_run, write_bytes
 from optpipe.workspace.store import Store

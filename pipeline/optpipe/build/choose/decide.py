@@ -9,7 +9,7 @@ from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.units import format_snr
-from optpipe.measuring.race import RaceResult
+from optpipe.measure.race import RaceResult
 
 
 @dataclass(frozen=True, slots=True)

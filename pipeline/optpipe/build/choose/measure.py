@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from optpipe.artifacts.lookup import StoredArtifact
-from optpipe.bench.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.core.events import ProgressStep
 from optpipe.core.measurement import LoadSpec, Measurement
-from optpipe.measuring.measure import measure_load
-from optpipe.measuring.pool import WorkerPool
-from optpipe.measuring.process import WorkerProcess
-from optpipe.measuring.validity import WRONG_OUTPUTS
+from optpipe.measure.measure import measure_load
+from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerProcess
+from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.workspace.runs import OpenRun
 from optpipe.workspace.store import Store
 

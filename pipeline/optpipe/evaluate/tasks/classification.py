@@ -6,14 +6,14 @@ from typing import ClassVar
 import numpy as np
 
 from optpipe.core.card import ModelCard
+from optpipe.core.errors import BadInputError
 from optpipe.core.observation import Observation, Tail
-from optpipe.errors import BadInputError
 from optpipe.evaluate.result import Accuracy, Agreement
 from optpipe.evaluate.scores import compute_accuracy, compute_agreement
 from optpipe.evaluate.tasks.contract import DropCost, TaskContract, Values, suggest_task
-from optpipe.inputs.rows import Arrays
-from optpipe.inputs.sample_set import SampleSet, SetFile
-from optpipe.inputs.task_data import find_label_indices
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.stats.paired import (
     Interval,
     PairedDifference,

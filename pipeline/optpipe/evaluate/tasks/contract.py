@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.observation import Observation
-from optpipe.errors import BadInputError
 from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, EvaluatedModel, Score, TaskScores
-from optpipe.inputs.rows import Arrays
-from optpipe.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.stats.bootstrap import FEWEST_SAMPLES, compute_bootstrap_interval, draw_sample_weights
 from optpipe.stats.paired import CONFIDENCE, Interval
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import TensorSpec
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.contract import suggest_task
-from optpipe.inputs.rows import Arrays
+from optpipe.models.inputs.rows import Arrays
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optpipe.core.card import ModelCard
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values, suggest_task
-from optpipe.inputs.rows import Arrays
-from optpipe.inputs.sample_set import SampleSet, SetFile
-from optpipe.inputs.text_set import TextSet
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.inputs.text_set import TextSet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from optpipe.artifacts.lookup import format_model_argument
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract, suggest_task
 from optpipe.evaluate.tasks.detection import Detection
@@ -13,9 +12,10 @@ from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.question_answering import QuestionAnswering
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.token_classification import TokenClassification
-from optpipe.export.exported import read_card
-from optpipe.export.model import Model
-from optpipe.export.onnx_export import read_outputs_early
+from optpipe.models.artifacts.lookup import format_model_argument
+from optpipe.models.export.exported import read_card
+from optpipe.models.export.model import Model
+from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.workspace.store import Entry
 
 TASKS: Mapping[Task, TaskContract] = {

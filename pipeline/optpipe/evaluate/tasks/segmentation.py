@@ -9,13 +9,13 @@ import numpy as np
 from PIL import Image
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.geometry import Axis, compute_geometry
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels, suggest_task
-from optpipe.inputs.annotations import IGNORED, NothingJudgedError, read_image_size, read_mask, require_masks
-from optpipe.inputs.image_set import ImageSet
-from optpipe.inputs.rows import Arrays
-from optpipe.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.inputs.annotations import IGNORED, NothingJudgedError, read_image_size, read_mask, require_masks
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optpipe.core.card import ModelCard
+from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.hashing import hash_file
-from optpipe.errors import BadInputError, require_existing
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values
-from optpipe.inputs.image_set import ImageSet
-from optpipe.inputs.rows import Arrays
-from optpipe.inputs.sample_set import SampleSet, SetFile
-from optpipe.sources.user_code import UserCode, describe_user_error
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.sources.user_code import UserCode, describe_user_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Interpolation, Resize, Transform, compute_crop_start
 from optpipe.core.transform import compute_resized_sides as resized_sides
-from optpipe.errors import BadInputError
 
 # A DALI DataNode: an output of an operator in the graph. DALI ships no types.
 Node = Any

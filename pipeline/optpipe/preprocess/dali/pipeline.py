@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from optpipe.core.errors import MissingError
 from optpipe.core.transform import CenterCrop, Resize, Transform
-from optpipe.errors import MissingError
 from optpipe.preprocess.dali.decode import decode_mixed, decode_on_cpu, is_edge_case
 from optpipe.preprocess.dali.graph import (
     Arithmetic,

@@ -3,8 +3,8 @@
 from collections.abc import Generator, Sequence
 from typing import TypeVar
 
-from optpipe.errors import is_out_of_memory
-from optpipe.worker.jobs import JobFailure, run_jobs
+from optpipe.core.errors import is_out_of_memory
+from optpipe.measure.worker.jobs import JobFailure, run_jobs
 
 Result = TypeVar("Result")
 

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.artifacts.lookup import StoredArtifact, format_model_argument
+from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import Verdict, combine_verdicts
-from optpipe.errors import BadInputError, ExitStatus
-from optpipe.inputs.images import find_readable_images, format_unreadable
+from optpipe.models.artifacts.lookup import StoredArtifact, format_model_argument
+from optpipe.models.inputs.images import find_readable_images, format_unreadable
 from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
 from optpipe.preprocess.dali.processes import run_dali_jobs
 from optpipe.preprocess.end_to_end.judge import compute_figures, judge_predictions

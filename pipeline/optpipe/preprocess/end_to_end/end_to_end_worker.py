@@ -16,13 +16,13 @@ from optpipe.backends.base import Session
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.transform import Transform
-from optpipe.inputs.images import preprocess_batches
+from optpipe.measure.worker.jobs import serve_jobs
+from optpipe.models.inputs.images import preprocess_batches
 from optpipe.preprocess.dali.pipeline import make_bytes_pipeline, make_reading_pipeline
 from optpipe.preprocess.dali.processes import HARDWARE_QUEUES
 from optpipe.preprocess.end_to_end.consumers import consumer_from_session, open_stream
 from optpipe.preprocess.end_to_end.loops import Rate, measure_inference_rate, measure_pipeline_rate, run_overlapped
 from optpipe.preprocess.end_to_end.records import EndToEndJob, EndToEndMeasurement, PartRates, PredictionCheck
-from optpipe.worker.jobs import serve_jobs
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.store import Store
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.errors import StageError, is_out_of_memory
 from optpipe.core.transform import (
     CenterCrop,
     Resize,
     Transform,
     get_step_name,
 )
-from optpipe.errors import StageError, is_out_of_memory
-from optpipe.inputs.images import decode_image
-from optpipe.inputs.reference import iterate_steps
+from optpipe.models.inputs.images import decode_image
+from optpipe.models.inputs.reference import iterate_steps
 from optpipe.preprocess.dali.pipeline import (
     INPUT,
     DaliPlan,

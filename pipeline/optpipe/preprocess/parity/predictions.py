@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.observation import Blocker, Observation
-from optpipe.errors import BadInputError
 from optpipe.evaluate.tasks.contract import BootstrapTask
 from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.inputs.image_set import ImageSet
-from optpipe.inputs.images import ImageFolder, is_annotated
-from optpipe.inputs.sample_set import SetFile
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.images import ImageFolder, is_annotated
+from optpipe.models.inputs.sample_set import SetFile
 from optpipe.preprocess.parity.judge import FEWEST_IMAGES
 from optpipe.preprocess.parity.records import PredictionAgreement, TaskScore
 

@@ -7,7 +7,7 @@ for a classifier `reference_class`, `dali_class` and, where labels are known, `c
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.errors import BadInputError, first_line
+from optpipe.core.errors import BadInputError, first_line
 from optpipe.preprocess.parity.judge import compute_agreement, judge_parity
 from optpipe.preprocess.parity.predictions import compare_predictions
 from optpipe.preprocess.parity.records import Accuracy, Proof

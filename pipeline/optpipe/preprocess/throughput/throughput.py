@@ -5,7 +5,7 @@ from pathlib import Path
 
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
-from optpipe.measuring.validity import LIMITS
+from optpipe.measure.validity import LIMITS
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.dali.processes import run_dali_jobs
 from optpipe.preprocess.throughput.records import (

@@ -16,12 +16,12 @@ from time import perf_counter_ns
 from typing import Any
 
 from optpipe.core.transform import Transform
-from optpipe.inputs.images import preprocess_file
-from optpipe.measuring.machine import read_busy_ticks, read_process_ticks
+from optpipe.measure.machine import read_busy_ticks, read_process_ticks
+from optpipe.measure.worker.jobs import serve_jobs
+from optpipe.models.inputs.images import preprocess_file
 from optpipe.preprocess.dali.pipeline import make_reading_pipeline
 from optpipe.preprocess.throughput.records import PATIENCE, BatchTimes, ThroughputJob
 from optpipe.preprocess.throughput.windows import WINDOWS, compute_rate_interval
-from optpipe.worker.jobs import serve_jobs
 
 WARM_UP_S = 0.5
 """Beside the batches that were prefetched before the clock ran, twice over."""

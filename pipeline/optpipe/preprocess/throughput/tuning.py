@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
-from optpipe.errors import StageError
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.throughput.records import PATIENCE, LoaderPlan, Throughput, ThroughputJob, TuningRecord
 from optpipe.preprocess.throughput.throughput import make_dali_job, make_loader_job, measure_throughputs

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
-from optpipe.errors import OptpipeError
 from optpipe.trace.ranges import MEASURED_RANGE
 from optpipe.trace.recording.capture import run_recorded
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from optpipe.errors import StageError
+from optpipe.core.errors import StageError
 from optpipe.trace.ranges import ITERATION_RANGE, LAYERS_RANGE
 from optpipe.trace.recording.frames import NAME_DTYPE, RANGE_SCHEMA, Trace
 from optpipe.trace.timeline.timeline import array_from_column

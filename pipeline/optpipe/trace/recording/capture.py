@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from optpipe.errors import MissingError, StageError
+from optpipe.core.errors import MissingError, StageError
 from optpipe.trace.ranges import CAPTURE_RANGE
 from optpipe.trace.recording.importer import find_nsys, read_nsys_version, sqlite_from_recording
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import polars as pl
 
-from optpipe.errors import BadInputError, first_line
+from optpipe.core.errors import BadInputError, first_line
 
 BATCH_ROWS = 100_000
 _MAGIC = b"SQLite format 3\x00"

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 
 import polars as pl
 
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.records import json_from_record, read_record
-from optpipe.errors import BadInputError, StageError
 from optpipe.trace.recording.frames import SCHEMAS, Trace, TraceHeader, trace_from_frames
 from optpipe.trace.recording.importer import sqlite_from_recording
 from optpipe.trace.recording.read import trace_from_sqlite

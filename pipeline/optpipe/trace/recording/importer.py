@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from optpipe.errors import BadInputError, MissingError, StageError
+from optpipe.core.errors import BadInputError, MissingError, StageError
 
 NSYS_INSTALL_HINT = "sudo .ci/install-nsys (Debian), or the nsight-systems-cli package from NVIDIA's CUDA repository"
 _IMPORT_TIMEOUT_S = 600

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from optpipe.errors import BadInputError, first_line
+from optpipe.core.errors import BadInputError, first_line
 from optpipe.trace.recording.export import NsysExport, fetch_frames, fetch_rows, open_export
 from optpipe.trace.recording.frames import (
     NAME_DTYPE,

@@ -9,7 +9,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from optpipe.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.trace.recording.export import NsysExport, open_export
 
 _TABLES = (

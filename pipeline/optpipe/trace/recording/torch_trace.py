@@ -13,8 +13,8 @@ from typing import Any
 
 import polars as pl
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import record_from_json
-from optpipe.errors import BadInputError
 from optpipe.trace.recording.frames import SCHEMAS, Gpu, Trace, TraceHeader, trace_from_frames
 from optpipe.trace.recording.read import MEMSET
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from optpipe.errors import BadInputError
+from optpipe.core.errors import BadInputError
 from optpipe.trace.ranges import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline import requested, views

@@ -23,8 +23,8 @@ from tests.fakes.int8_network import (
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.backend import LOWERING, find_stale_lowering, list_executed_layers
+from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.errors import StageError
 
 
 def kinds(network):

@@ -9,6 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -19,9 +20,8 @@ from optpipe.core.transform import (
     Transform,
     compute_resized_sides,
 )
-from optpipe.errors import BadInputError
-from optpipe.inputs.images import preprocess_file
-from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.images import preprocess_file
+from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali.graph import is_border_hidden
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
 

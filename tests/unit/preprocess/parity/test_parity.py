@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from optpipe.core.errors import StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import (
     CenterCrop,
@@ -15,8 +16,7 @@ from optpipe.core.transform import (
     Transform,
 )
 from optpipe.core.verdict import Verdict
-from optpipe.errors import StageError
-from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali import graph as dali_graph
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity import parity as parity_module

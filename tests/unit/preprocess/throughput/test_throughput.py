@@ -4,6 +4,7 @@ import pytest
 from PIL import Image
 from tests.fakes.preprocess import tuned_preprocessing
 
+from optpipe.core.errors import StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.transform import (
@@ -14,8 +15,7 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.errors import StageError
-from optpipe.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.throughput import tuning
 from optpipe.preprocess.throughput.records import BatchTimes, LoaderPlan, Throughput, ThroughputJob, TuningRecord

@@ -1,0 +1,270 @@
+"""The command line: the list of commands, and the only place that prints results or exits."""
+
+import errno
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from optpipe import __version__
+from optpipe.cli import (
+    attest,
+    bench,
+    bench_e2e,
+    build,
+    calibrate,
+    compare,
+    deploy,
+    doctor,
+    evaluate,
+    merge,
+    preprocess,
+    profile,
+    recheck,
+    run,
+    signoff,
+    stored,
+    sweep,
+)
+from optpipe.cli.groups import flatten_groups
+from optpipe.cli.options import DEFAULT_WORKSPACE
+from optpipe.cli.outcome import Outcome
+from optpipe.core.errors import ExitStatus, OptpipeError, escape
+from optpipe.core.interrupts import handle_interrupts
+from optpipe.core.quiet import discard_output, keep_descriptors, redirect_stdout_to_stderr
+
+
+class Commands(TyperGroup):
+    """The commands; where `--json` was asked for, wrong use too is a JSON document on stdout."""
+
+    def main(self, *given: Any, **options: Any) -> Any:
+        """Runs the command line and exits."""
+        words = given[0] if given else sys.argv[1:]
+        keep_descriptors()
+        try:
+            status = super().main(words, **{**options, "standalone_mode": False}) or ExitStatus.DONE
+        except TyperException as error:
+            status = error.exit_code
+            if not words:  # the whole help
+                error.show()  # type: ignore[attr-defined] # those that Typer raises all have it
+            else:
+                _print_failure(_explain_wrong_use(error), status, as_json="--json" in words)
+        except OSError as error:  # a text of help or version
+            status = _handle_undelivered(error, ExitStatus.DONE)
+        except SystemExit as ended:  # so it ends itself where the reader of a text has gone
+            if not isinstance(ended.__context__, BrokenPipeError):
+                raise
+            status = _handle_undelivered(ended.__context__, ExitStatus.DONE)
+        sys.exit(status)
+
+
+app = typer.Typer(
+    name="optpipe",
+    cls=Commands,
+    help="From a trained model to a signed-off, deployable inference engine.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+PIPED_WIDTH = 160
+"""Columns of a table that goes into a file or a pipe, which has no width of its own."""
+
+
+def _print_json(document: object) -> None:
+    if isinstance(document, Mapping):
+        print(json.dumps(document, indent=2, allow_nan=False), flush=True)
+    else:
+        from optpipe.core.records import json_from_record
+
+        print(json_from_record(document).decode(), end="", flush=True)
+
+
+def _explain_wrong_use(error: TyperException) -> str:
+    message = error.format_message().replace("Value error, ", "")  # of the library that reads an option's text
+    context = getattr(error, "ctx", None)
+    return message if context is None else f"{message}\nTry '{context.command_path} --help' for help."
+
+
+def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
+    """Wraps `command` so that its outcome is printed and its expected failures become one or two lines and a status."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        as_json, outcome = bool(options.get("json")), None
+        try:
+            with redirect_stdout_to_stderr(), handle_interrupts():
+                outcome = command(*args, **options)
+            if as_json:
+                _print_json(outcome.document)
+            else:
+                _print_text(outcome.text())
+        except OptpipeError as error:
+            _print_failure(_name_workspace(str(error), options.get("workspace")), error.exit_status, as_json=as_json)
+            raise typer.Exit(error.exit_status) from None
+        except OSError as error:
+            if outcome is not None and error.errno in GONE:
+                raise typer.Exit(_handle_undelivered(error, outcome.status)) from None
+            if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for this one, and end without a word
+                raise RuntimeError("broken pipe to another process") from error
+            if error.errno not in REFUSED and not isinstance(error, shutil.Error):
+                raise
+            _print_failure(_explain_os_error(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
+            raise typer.Exit(ExitStatus.STAGE_FAILED) from None
+        except KeyboardInterrupt:
+            _print_failure("interrupted; finished work was kept", ExitStatus.INTERRUPTED, as_json=as_json)
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
+        raise typer.Exit(outcome.status)
+
+    return run
+
+
+def _name_workspace(message: str, workspace: Path | None) -> str:
+    """`message` with its commands in backticks made for `workspace`, whatever they were first given for.
+
+    A command without backticks cannot be told from its sentence; then the option is named at the end.
+    """
+    usual = os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE
+    if workspace is None:
+        return message
+    option = "" if workspace == Path(usual) else f" --workspace {shlex.quote(str(workspace))}"
+    takes_it = {
+        each.name for each in app.registered_commands if "workspace" in signature(each.callback or str).parameters
+    }
+    quoted = re.findall(r"`optpipe ([a-z-]+)([^`]*)`", message)
+    for verb, rest in quoted:
+        if verb in takes_it:
+            without = re.sub(r" --workspace[ =]('[^']*'|\S+)", "", rest)
+            message = message.replace(f"`optpipe {verb}{rest}`", f"`optpipe {verb}{without}{option}`")
+    return message if quoted or "optpipe " not in message or not option else f"{message} (your workspace:{option})"
+
+
+GONE = (errno.EPIPE, errno.EBADF)
+"""What writing to stdout says where nobody reads it any more, or it was closed from the start."""
+
+
+def _handle_undelivered(error: OSError, status: ExitStatus) -> ExitStatus:
+    """Says that not all was written to stdout. Returns `status`, but a failure where all went well and nobody ever read.
+
+    Raises `error` where it is about anything else.
+    """
+    if error.errno not in GONE:
+        raise error
+    discard_output(1)
+    _say("standard output is closed; the result was not fully written, but finished work was kept")
+    return ExitStatus.STAGE_FAILED if error.errno == errno.EBADF and status is ExitStatus.DONE else status
+
+
+REFUSED = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EFBIG,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+"""What a file system refuses that a user can mend; any other error of the system that comes this far is a bug."""
+
+
+def _explain_os_error(error: OSError) -> str:
+    if isinstance(error, shutil.Error):  # of a folder's copy: a list of (source, target, what was wrong)
+        _, target, why = error.args[0][0]
+        what = str(why).partition(": '")[0]
+        return f"cannot copy to {target}: {what}; free disk space, or choose another location"
+    where = f" at {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left{where}; free disk space, or choose other locations with --workspace, --output and TMPDIR"
+    return f"cannot read or write{where}: {error.strerror}; choose another location"
+
+
+def _print_failure(message: str, status: int, *, as_json: bool) -> None:
+    _say(message)
+    if as_json:
+        _print_json_failure(message, status)
+
+
+def _say(message: str) -> None:
+    try:
+        shown = "\n".join(map(escape, message.splitlines()))  # whatever came from a file
+        print(f"optpipe: {shown}", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads that either; the exit status says it
+        discard_output(2)
+
+
+def _print_json_failure(message: str, status: int) -> None:
+    try:
+        print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2), flush=True)
+    except OSError as error:
+        _handle_undelivered(error, ExitStatus(status))
+
+
+def _print_text(text: object) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
+    with console.capture() as written:  # a console that writes ends the process where its reader has gone
+        console.print(text)
+    print(written.get(), end="", flush=True)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"optpipe {__version__}", flush=True)
+        raise typer.Exit
+
+
+@app.callback()
+def _optpipe(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+COMMANDS: dict[str, Callable[..., Outcome]] = {
+    "run": run.run,
+    "build": build.build,
+    "evaluate": evaluate.evaluate,
+    "calibrate": calibrate.calibrate,
+    "preprocess": preprocess.preprocess,
+    "bench": bench.bench,
+    "bench-e2e": bench_e2e.bench_e2e,
+    "bench-pair": bench.bench_pair,
+    "recover": bench.recover,
+    "profile": profile.profile,
+    "compare": compare.compare,
+    "signoff": signoff.signoff,
+    "verify": signoff.verify,
+    "attest": attest.attest,
+    "deploy": deploy.deploy,
+    "recheck": recheck.recheck,
+    "approve": signoff.approve,
+    "doctor": doctor.doctor,
+    "sweep": sweep.sweep,
+    "merge": merge.merge,
+    "ls": stored.ls,
+    "show": stored.show,
+    "rm": stored.rm,
+    "gc": stored.gc,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(print_outcome(flatten_groups(command)))

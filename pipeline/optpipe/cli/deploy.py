@@ -1,0 +1,170 @@
+"""`optpipe deploy`: from a dossier to a server, and its proof."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.cli.outcome import Outcome
+
+if TYPE_CHECKING:
+    from optpipe.cli.terminal import Terminal
+    from optpipe.deploy.check import CheckedDeployment
+    from optpipe.deploy.records import ProofRecord
+    from optpipe.deploy.server import ServerProgram
+    from optpipe.workspace.store import Store
+
+Target = Literal["triton", "kserve", "folder"]
+
+
+def deploy(
+    dossier: Annotated[
+        Path | None, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")
+    ] = None,
+    to: Annotated[Target, typer.Option(help="What is written.")] = "triton",
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write the deployment.")] = None,
+    because: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Reason; required unless the verdict is PASS without waivers.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Check a deployment, and compare its passport with this machine.")
+    ] = None,
+    ensemble: Annotated[
+        bool, typer.Option(help="Serve encoded images; --no-ensemble deploys the engine alone.")
+    ] = True,
+    batching: Annotated[
+        bool, typer.Option(help="Let the server join requests; --no-batching: each is a batch of its own.")
+    ] = True,
+    prove: Annotated[bool, typer.Option("--prove", help="Serve it and compare the served outputs.")] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="tritonserver, or an environment with nvidia-pytriton; default: on PATH.",
+            envvar="OPTPIPE_TRITON",
+        ),
+    ] = None,
+    storage_uri: Annotated[
+        str | None, typer.Option(metavar="URI", help="With --to kserve: where models/ will be uploaded.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="With --to kserve: Triton's image; default: the one of KServe's runtime.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=600, help="Time to measure the server's cost at each load; 0: not measured.")
+    ] = 4.0,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Deploy a signed-off build, and prove it on a server.
+
+    With --check DIR: exit status 2 if a file or setting is not as written, 3 if this machine is not the one of the evidence.
+    """
+    from optpipe.cli.terminal import Terminal
+    from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
+    from optpipe.deploy.records import DeployResult
+    from optpipe.report.terminal_deploy import render_deployment
+    from optpipe.workspace.store import Store
+
+    if (check is None) == (dossier is None):
+        raise BadInputError("deploy requires either DOSSIER with --output DIR, or --check DIR")
+    store = Store(workspace)
+    with Terminal() as terminal:
+        program = _find_program(server, to) if prove else None
+        if dossier is not None:
+            _write(
+                dossier, to, output, because, store, terminal,
+                ensemble=ensemble, batching=batching, storage_uri=storage_uri, image=image,
+            )  # fmt: skip
+        folder = check or output
+        assert folder is not None
+        try:
+            checked, proof = _check(folder, program, seconds, store, terminal)
+        except (OptpipeError, KeyboardInterrupt):
+            if dossier is not None:  # what was to be proven and is not, is not deployed
+                shutil.rmtree(folder)
+            raise
+    result = DeployResult(
+        str(folder), checked.record, checked.passport, checked.differences, proof, tuple(terminal.warnings)
+    )
+    status = ExitStatus.MISSING if check is not None and checked.differences else ExitStatus.DONE
+    return Outcome(result, lambda: render_deployment(result), status)
+
+
+def _find_program(server: str | None, to: Target) -> "ServerProgram":
+    from optpipe.core.errors import BadInputError
+    from optpipe.deploy.server import find_server
+    from optpipe.deploy.triton_config import require_tritonclient
+
+    if to == "folder":
+        raise BadInputError("--prove needs a server: use --to triton or --to kserve")
+    require_tritonclient()
+    return find_server(server)
+
+
+def _write(
+    dossier: Path,
+    to: Target,
+    output: Path | None,
+    because: str | None,
+    store: "Store",
+    terminal: "Terminal",
+    *,
+    ensemble: bool,
+    batching: bool,
+    storage_uri: str | None,
+    image: str | None,
+) -> None:
+    from dataclasses import replace
+
+    from optpipe.core.errors import BadInputError
+    from optpipe.deploy.folder import write_folder
+    from optpipe.deploy.kserve import plan_service
+    from optpipe.deploy.repository import write_repository
+    from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
+    from optpipe.deploy.triton_config import require_tritonclient
+    from optpipe.workspace.places import require_unused_path
+
+    if output is None:
+        raise BadInputError("deploy DOSSIER requires --output DIR")
+    require_unused_path(output)
+    if to != "kserve" and (storage_uri or image):
+        raise BadInputError(f"{'--storage-uri' if storage_uri else '--image'} needs --to kserve")
+    service = plan_service(storage_uri, image) if to == "kserve" else None
+    if to != "folder":
+        require_tritonclient()
+    with terminal.step("verify the dossier"):
+        build = open_signed_build(dossier, store, because)
+    if ensemble:
+        require_preprocessing(build, served=to != "folder")
+    else:
+        build = replace(build, preprocessing=None)
+    with terminal.step(f"write the {to} deployment"):
+        if to == "folder":
+            write_folder(build, output, store)
+        else:
+            write_repository(build, output, store, batching=batching, service=service)
+
+
+def _check(
+    folder: Path, program: "ServerProgram | None", seconds: float, store: "Store", terminal: "Terminal"
+) -> "tuple[CheckedDeployment, ProofRecord | None]":
+    """What is in `folder`, and what a server made of it."""
+    from optpipe.core.errors import BadInputError
+    from optpipe.deploy.check import check_deployment
+    from optpipe.deploy.cost import CostPlan, loads_from_policy
+    from optpipe.deploy.proof import prove_deployment
+    from optpipe.signoff.policy import policy_from_toml
+    from optpipe.workspace.file_names import POLICY
+
+    with terminal.step("check"):
+        checked = check_deployment(folder)
+    if program is None:
+        return checked, None
+    if checked.record.target == "folder":
+        raise BadInputError(f"{folder} is a deployment to a folder; --prove needs one to triton or kserve")
+    policy = policy_from_toml((folder / POLICY).read_bytes(), str(folder / POLICY))
+    plan = CostPlan(loads_from_policy(policy, checked.card.batch_range[2]), seconds) if seconds else None
+    return checked, prove_deployment(checked, program, plan, store, terminal)

@@ -1,0 +1,25 @@
+"""`optpipe doctor`."""
+
+from typing import Annotated
+
+import typer
+
+from optpipe.cli.options import JsonOption
+from optpipe.cli.outcome import Outcome
+
+
+def doctor(
+    options: Annotated[
+        bool, typer.Option("--options", help="List each backend's options, for --option BACKEND.KEY=VALUE.")
+    ] = False,
+    json: JsonOption = False,
+) -> Outcome:
+    """Show what this machine supports and what to install."""
+    from optpipe.build.doctor import diagnose_machine, list_options
+    from optpipe.report.terminal_doctor import render_diagnosis, render_options
+
+    if options:
+        listed = list_options()
+        return Outcome(listed, lambda: render_options(listed))
+    found = diagnose_machine()
+    return Outcome(found, lambda: render_diagnosis(found.findings))

@@ -1,0 +1,236 @@
+"""`optpipe profile`."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from optpipe.cli.options import (
+    DEFAULT_WORKSPACE,
+    BatchOption,
+    DeviceOption,
+    JsonOption,
+    LengthOption,
+    SeedOption,
+    ShapeOption,
+    TruncateOption,
+    WeightsOption,
+    WorkspaceOption,
+    define_backend_option,
+    define_precision_option,
+)
+from optpipe.cli.outcome import Outcome
+from optpipe.trace.ranges import Stage
+from optpipe.trace.recording.capture import Extra
+
+if TYPE_CHECKING:
+    from optpipe.cli.terminal import Terminal
+    from optpipe.core.entries import Device
+    from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingOptions:
+    """A recording that exists."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Analyze an existing recording: .nsys-rep, its .sqlite export, a torch.profiler .json, or a profile folder.",
+        ),
+    ] = None
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="BEFORE AFTER", help="Compare two recordings by kernel and by layer."),
+    ] = None
+    range: Annotated[
+        str | None, typer.Option("--range", metavar="NAME", help="Analyze only work launched in this NVTX range.")
+    ] = None
+    redacted: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --trace: write a shareable .sqlite export without the process environment."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """Which builds of MODEL."""
+
+    precision: Annotated[str, define_precision_option("As for `optpipe build`.")] = "fp16"
+    backend: Annotated[str, define_backend_option("As for `optpipe build`.")] = "auto"
+    device: DeviceOption = None
+    batch: BatchOption = None
+    shape: ShapeOption = None
+    weights: WeightsOption = "default"
+    seed: SeedOption = 0
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Images to preprocess, also used as in `build --images`.")
+    ] = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="As for `optpipe build`; without it, stored INT8 builds are used."),
+    ] = None
+    truncate: TruncateOption = False
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option, such as onnxruntime.cuda_graph=true."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What to record of MODEL, and how."""
+
+    stage: Annotated[list[Stage] | None, typer.Option(help="Stage to profile; repeatable. Default: all.")] = None
+    batch_size: Annotated[str, typer.Option(help="Batch sizes to run, comma-separated.")] = "1"
+    length: LengthOption = None
+    iterations: Annotated[int, typer.Option(min=2, help="Recorded iterations of repeated stages.")] = 20
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up iterations before recording.")] = 5
+    tracer: Annotated[Literal["nsys", "torch"], typer.Option(help="Profiler; torch (torch.profiler) records less.")] = (
+        "nsys"
+    )
+    record: Annotated[
+        list[Extra] | None,
+        typer.Option(
+            help="Also record memory usage, GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."
+        ),
+    ] = None
+    ncu: Annotated[bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels with ncu.")] = False
+    keep_raw: Annotated[
+        bool,
+        typer.Option(
+            "--keep-raw", help="Keep the raw recording, which contains the process environment in plain text."
+        ),
+    ] = False
+
+
+def profile(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="As for `optpipe build`; omit with --trace and --diff.", show_default=False
+        ),
+    ] = None,
+    recording: RecordingOptions = RecordingOptions(),
+    builds: BuildOptions = BuildOptions(),
+    capture: CaptureOptions = CaptureOptions(),
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+    context: typer.Context = None,  # type: ignore[assignment]  # Typer gives it; a caller in Python has none
+) -> Outcome:
+    """Profile each stage with nsys; find the bottleneck."""
+    from optpipe.cli.terminal import Terminal
+    from optpipe.core.errors import BadInputError
+    from optpipe.profile.recordings import diff_recordings, profile_recording, redact_recording
+    from optpipe.report.terminal_profile import render_diff, render_profile
+    from optpipe.workspace.places import require_writable_file
+    from optpipe.workspace.store import Store
+
+    trace, diff = recording.trace, recording.diff
+    if sum(given is not None for given in (model, trace, diff)) != 1:
+        raise BadInputError("specify exactly one of MODEL (record), --trace FILE (analyze), or --diff BEFORE AFTER")
+    if recording.redacted is not None and trace is None:
+        raise BadInputError(f"--redacted {recording.redacted} requires --trace FILE")
+    if recording.redacted is not None:
+        require_writable_file(recording.redacted, "--redacted")
+    if model is None and context is not None and (given := _list_model_options(context)):
+        raise BadInputError(
+            f"{given}: valid only with MODEL; existing recordings accept --range, --redacted and --json"
+        )
+    with Terminal() as terminal:
+        if diff is not None:
+            compared = diff_recordings(*diff, recording.range, terminal)
+            return Outcome(compared, lambda: render_diff(compared))
+        if trace is not None:
+            if recording.redacted is not None:
+                redact_recording(trace, recording.redacted, terminal)
+            judged = profile_recording(trace, recording.range, terminal)
+            return Outcome(judged, lambda: render_profile(judged))
+        assert model is not None
+        return _profile_model(model, builds, capture, Store(workspace), terminal)
+
+
+def _list_model_options(context: typer.Context) -> str:
+    """The options on the command line that only a MODEL can have, as they are typed."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]  # type: ignore[union-attr]
+    others = {"json", *(field.name for field in fields(RecordingOptions))}
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in others)
+
+
+def _profile_model(
+    text: str, options: BuildOptions, capture: CaptureOptions, store: "Store", terminal: "Terminal"
+) -> Outcome:
+    """Builds what is to be profiled, or takes it from the store, then profiles it."""
+    from dataclasses import replace
+
+    from optpipe.cli.parsing import build_plan_from_options, model_from_options
+    from optpipe.core.card import card_from_file
+    from optpipe.core.errors import ExitStatus
+    from optpipe.measure.sweep import batch_sizes_from_text
+    from optpipe.models.artifacts.lookup import require_card_lengths
+    from optpipe.models.export.exported import prepare_model, read_card
+    from optpipe.models.inputs.images import find_images
+    from optpipe.profile.job import BuildJob
+    from optpipe.profile.profile_model import build_or_find, choose_preprocess_images, profile_model, require_profilable
+    from optpipe.profile.record import ProfilePlan
+    from optpipe.report.terminal_profile import render_profiles
+    from optpipe.workspace.file_names import CARD
+
+    model = model_from_options(text, options.weights, options.seed, options.batch, options.shape or [], store)
+    builds = build_plan_from_options(
+        options.precision,
+        options.backend,
+        options.device,
+        options.option or [],
+        images=options.images,
+        calibration=options.calibration,
+        batch=options.batch,
+    )
+    builds = replace(builds, truncate=options.truncate)
+    stages, batch_sizes = tuple(capture.stage or Stage), batch_sizes_from_text(capture.batch_size)
+    lengths = None if capture.length is None else batch_sizes_from_text(capture.length, "--length")
+    require_profilable(capture.tracer)
+    if lengths is not None:  # refused before the build too
+        model, stored = prepare_model(model, store, terminal)
+        card = read_card(model, stored)
+        require_card_lengths(card, lengths, card.name, f"widen it with {card.format_wider_shapes(lengths)}")
+    if builds.images is not None:
+        find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
+    built = build_or_find(text, model, builds, store, terminal)
+    runnable: list[Device] = [each.entry.info.device for each in built.artifacts if each.why_not is None]
+    device = builds.device or (runnable[0] if runnable else "cpu")
+    again = BuildJob(
+        model=text,
+        weights=replace(model.weights, kind="random") if built.fallback_reason else model.weights,
+        batch=model.batch,
+        shapes=model.shapes,
+        precisions=builds.precisions,
+        backends=tuple(each.name for each in builds.backends),
+        device=device,
+        calibration=builds.calibration,
+        options=builds.options,
+        truncate=builds.truncate,
+    )
+    plan = ProfilePlan(
+        device=device,
+        options=builds.options,
+        stages=stages,
+        build=again,
+        batch_sizes=batch_sizes,
+        lengths=lengths,
+        iterations=capture.iterations,
+        warm_up=capture.warm_up,
+        tracer=capture.tracer,
+        extras=frozenset(capture.record or ()),
+        ncu=capture.ncu,
+        keep_raw=capture.keep_raw,
+        images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(batch_sizes)),
+    )
+    found = profile_model(plan, built.artifacts, built.model, store, terminal)
+    document = replace(found, warnings=tuple(terminal.warnings))
+    status = ExitStatus.STAGE_FAILED if document.failed else ExitStatus.DONE
+    return Outcome(document, lambda: render_profiles(document), status)

@@ -1,0 +1,202 @@
+"""`optpipe signoff`, `optpipe verify` and `optpipe approve`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optpipe.cli.options import (
+    DEFAULT_WORKSPACE,
+    BecauseOption,
+    DossierOption,
+    JsonOption,
+    JunitOption,
+    SignOption,
+    WaiveOption,
+    WorkspaceOption,
+)
+from optpipe.cli.outcome import Outcome
+
+if TYPE_CHECKING:
+    from optpipe.signoff.dossier import DossierCheck
+
+DossierArgument = Annotated[Path, typer.Argument(metavar="DOSSIER", help="Dossier folder created by signoff.")]
+
+
+def signoff(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As for `optpipe build`.", show_default=False)
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="Release policy.")] = None,
+    artifact: Annotated[str | None, typer.Option(metavar="ID", help="Artifact to judge.")] = None,
+    waive: WaiveOption = None,
+    because: BecauseOption = None,
+    output: DossierOption = None,
+    junit: JunitOption = None,
+    sign: SignOption = None,
+    measure: Annotated[
+        bool, typer.Option(help="Run measurements that the policy requires and that are missing.")
+    ] = True,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Judge only bench runs since this date or time (UTC); default: all."),
+    ] = None,
+    max_cv: Annotated[str, typer.Option(help="Maximum coefficient of variation, as for `optpipe bench`.")] = "2.5 %",
+    figures: Annotated[bool, typer.Option(help="Include figures in the report.")] = True,
+    init: Annotated[bool, typer.Option(help="Write a policy template and its JSON Schema, then exit.")] = False,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Judge a build against a policy and write a dossier."""
+    if init:
+        return _write_policy_template(policy or Path("policy.toml"), output)
+    from optpipe.cli.ci import require_step_summary, write_ci_files
+    from optpipe.cli.parsing import model_from_options, share_from_text
+    from optpipe.cli.release_options import policy_from_file, waivers_from_options
+    from optpipe.cli.terminal import Terminal
+    from optpipe.core.errors import BadInputError
+    from optpipe.report.terminal_signoff import render_verdict
+    from optpipe.signoff.collect import SignoffRequest
+    from optpipe.signoff.missing import measure_missing_evidence
+    from optpipe.signoff.release import document_from_signed, require_possible, sign_off
+    from optpipe.signoff.since import since_from_text
+    from optpipe.signoff.steps import MeasurementBudget
+    from optpipe.workspace.store import Store
+
+    if model is None or policy is None:
+        raise BadInputError(
+            "signoff requires MODEL and --policy FILE; run optpipe signoff --init for a policy template"
+        )
+    wanted = SignoffRequest(
+        model,
+        policy_from_file(policy),
+        artifact,
+        waivers_from_options(waive or [], because or []),
+        None if since is None else since_from_text(since),
+    )
+    pace, store = MeasurementBudget(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
+    require_step_summary()
+    require_possible(wanted, store, output, sign, junit)
+    with Terminal() as terminal:
+        if measure:
+            measure_missing_evidence(
+                wanted, lambda: model_from_options(model, "default", 0, None, [], store), pace, store, terminal
+            )
+        signed = sign_off(wanted, store, output, sign, terminal, figures=figures)
+    write_ci_files(signed, junit)
+    document = document_from_signed(signed, terminal.warnings)
+    return Outcome(document, lambda: render_verdict(signed.verdict, signed.folder), signed.verdict.verdict.exit_status)
+
+
+def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
+    import json as json_module
+    from shlex import quote
+
+    from optpipe.core.errors import BadInputError
+    from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
+    from optpipe.workspace.places import require_writable_file
+
+    if output is not None:
+        raise BadInputError(
+            f"--output is for the dossier; signoff --init --policy {quote(str(output))} writes the template there"
+        )
+    if policy.exists():
+        raise BadInputError(f"{policy} already exists; choose another name with --policy")
+    require_writable_file(policy, "--policy")
+    schema = policy.with_name("policy.schema.json")
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    policy.write_text(read_policy_template(), encoding="utf-8")
+    schema.write_text(json_module.dumps(make_policy_schema(), indent=1) + "\n", encoding="utf-8")
+    then = f"optpipe signoff MODEL --policy {quote(str(policy))}"
+    text = f"wrote {policy} and {schema}; edit the limits, then run {then}"
+    return Outcome({"policy": str(policy), "schema": str(schema)}, lambda: text)
+
+
+def verify(
+    dossier: DossierArgument,
+    allowed_signers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Require a signature by one of these signers (ssh-keygen format)."),
+    ] = None,
+    attestations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
+    ] = None,
+    public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
+    json: JsonOption = False,
+) -> Outcome:
+    """Recompute every number and the verdict of a dossier, offline.
+
+    Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
+    """
+    from optpipe.cli.terminal import Terminal
+    from optpipe.core.errors import ExitStatus
+    from optpipe.core.verdict import VerificationRecord
+    from optpipe.report.terminal_signoff import render_verification
+    from optpipe.signoff.release import verify_dossier
+
+    with Terminal() as terminal, terminal.step("verify"):
+        checked = verify_dossier(dossier, allowed_signers)
+        if attestations is not None or public_key is not None:
+            checked = _check_attestations(checked, attestations, public_key)
+    signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
+    if public_key is not None:
+        signature = f"attested with {public_key}" + (f", {signature}" if checked.signed else "")
+    found = checked.verdict if checked.intact else None
+    record = VerificationRecord(
+        dossier=str(dossier),
+        intact=found is not None,
+        as_sealed=checked.as_sealed,
+        problems=checked.problems,
+        unbacked=checked.unbacked,
+        not_compared=checked.not_compared,
+        verdict=found.verdict if found else None,
+        recomputed=found,
+        signature=signature,
+        files=checked.files,
+        size_bytes=checked.size_bytes,
+    )
+    status = ExitStatus.FAIL if checked.verdict and checked.as_sealed else ExitStatus.BAD_INPUT
+    return Outcome(record, lambda: render_verification(record), found.verdict.exit_status if found else status)
+
+
+def _check_attestations(checked: "DossierCheck", attestations: Path | None, public_key: Path | None) -> "DossierCheck":
+    """The check with what is wrong with the attestations; a signature that is not right is a changed byte."""
+    from dataclasses import replace
+
+    from optpipe.core.errors import BadInputError
+    from optpipe.deploy.attest import find_attestation_problems
+
+    if attestations is None or public_key is None:
+        raise BadInputError("--attestations DIR and --public-key FILE belong together")
+    found = tuple(find_attestation_problems(attestations, checked.folder, checked.verdict, public_key))
+    return replace(checked, problems=(*checked.problems, *found), as_sealed=checked.as_sealed and not found)
+
+
+def approve(
+    dossier: DossierArgument,
+    because: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Reason; required unless the verdict is PASS without waivers.")
+    ] = None,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Set a verified dossier as the baseline for later sign-offs."""
+    from optpipe.cli.terminal import Terminal
+    from optpipe.core.errors import BadInputError, GateError
+    from optpipe.core.verdict import Verdict
+    from optpipe.signoff.release import verify_dossier
+    from optpipe.workspace.baselines import store_baseline
+
+    with Terminal() as terminal, terminal.step("verify"):
+        checked = verify_dossier(dossier)
+    if checked.problems or checked.verdict is None:
+        raise BadInputError(f"{dossier} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
+    found = checked.verdict
+    if because is None and (found.verdict is not Verdict.PASS or found.waived):
+        state = f"{len(found.waived)} criteria waived" if found.verdict is Verdict.PASS else found.verdict
+        raise GateError(
+            f"{dossier} is not an unqualified PASS ({state}); pass --because TEXT to set it as baseline anyway"
+        )
+    target = store_baseline(dossier, workspace, because)
+    document = {"model": found.model, "baseline": str(target), "verdict": found.verdict, "because": because}
+    return Outcome(document, lambda: f"{dossier} is now the baseline for {found.model} ({target})")

@@ -1,0 +1,96 @@
+"""`optpipe ls`, `show`, `rm` and `gc`: what is stored."""
+
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.cli.outcome import Outcome
+
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="ID or name from `optpipe ls`, or a unique prefix.", show_default=False)
+]
+
+
+def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
+    """List stored artifacts and runs, oldest first."""
+    from optpipe.models.artifacts.housekeeping import list_stored
+    from optpipe.report.terminal_stored import render_stored
+    from optpipe.workspace.store import Store
+
+    listing = list_stored(Store(workspace))
+    return Outcome(listing, lambda: render_stored(listing))
+
+
+def show(
+    id: IdArgument,
+    as_: Annotated[
+        Literal["trtexec"] | None,
+        typer.Option("--as", help="Print the equivalent command of NVIDIA's own tool for a TensorRT artifact."),
+    ] = None,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Show an entry or run: hashes, parents, command.
+
+    Of a TensorRT engine also its layers with their types and, where known, tactics.
+    """
+    from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, find_run
+    from optpipe.models.artifacts.trtexec import command_from_artifact
+    from optpipe.report.terminal_stored import render_entry, render_run, render_tool_command
+    from optpipe.workspace.store import Store
+
+    store = Store(workspace)
+    if as_ is not None:
+        command = command_from_artifact(id, store)
+        return Outcome(command, lambda: render_tool_command(command))
+    folder = find_run(store, id)
+    if folder is not None:
+        run = describe_run(folder)
+        return Outcome(run, lambda: render_run(run))
+    entry = store.verify_entry(store.find(id))
+    details = describe_entry(entry, store)
+    return Outcome(details, lambda: render_entry(details))
+
+
+def rm(
+    id: IdArgument,
+    with_dependents: Annotated[
+        bool, typer.Option("--with-dependents", help="Also remove everything made from it.")
+    ] = False,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Remove one entry or run."""
+    from optpipe.models.artifacts.housekeeping import remove_stored
+    from optpipe.report.terminal_stored import render_removed
+    from optpipe.workspace.store import Store
+
+    removal = remove_stored(Store(workspace), id, with_dependents=with_dependents)
+    return Outcome(removal, lambda: render_removed(removal))
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False,
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Remove data that nothing needs.
+
+    Removes leftovers of killed runs, damaged entries, and models and graphs from which nothing was made. Artifacts, calibration tables and
+    preprocessing pipelines stay.
+    """
+    from optpipe.models.artifacts.housekeeping import collect_garbage
+    from optpipe.report.terminal_stored import render_removed
+    from optpipe.workspace.store import Store
+
+    store = Store(workspace)
+    planned = collect_garbage(store, dry_run=True)
+    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or json)
+    if planned.removed and asks and not dry_run:
+        typer.echo("\n".join(f"  {name}" for name in planned.removed), err=True)
+        dry_run = not typer.confirm(f"Remove these {len(planned.removed)} entries?", err=True)
+    removal = planned if dry_run else collect_garbage(store, dry_run=False)
+    return Outcome(removal, lambda: render_removed(removal))

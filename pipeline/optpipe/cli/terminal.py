@@ -1,0 +1,111 @@
+"""The terminal as a listener: progress bars and warnings, all on stderr, so that stdout holds the result alone."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from optpipe.core.errors import escape
+from optpipe.core.events import ProgressStep
+from optpipe.core.quiet import discard_output
+
+HEARTBEAT_S = 15.0
+
+
+class _Stderr(Console):
+    def on_broken_pipe(self) -> None:
+        """Goes on in silence where nobody reads any more: what is shown here must not end what it is about."""
+        discard_output(self.file.fileno())
+
+
+class Terminal:
+    """Shows steps as they run. On a terminal a live bar; elsewhere one line per finished step, and one now and then while it runs."""
+
+    def __init__(self) -> None:
+        # a descriptor of its own, so that progress goes on while a library's output is sent elsewhere (core.quiet)
+        self._stderr = os.fdopen(
+            os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
+        )
+        self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
+        self.warnings: list[str] = []
+        self._progress = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+        self._stderr.flush()
+
+    @contextmanager
+    def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
+        """Shows `name` with a bar until the block ends; a step that raises is left without its tick."""
+        task = self._progress.add_task(name, total=total)
+        step = _Shown(self._progress, task)
+        started = monotonic()
+        with self._heartbeat(name, started):
+            yield step
+        seconds = monotonic() - started
+        self._progress.update(task, total=total or 1, completed=total or 1)
+        if not self.console.is_terminal:
+            self.console.print(f"{name}: {'from the store' if step.from_store else f'{seconds:.1f} s'}")
+
+    @contextmanager
+    def _heartbeat(self, name: str, started: float) -> Iterator[None]:
+        """In a log, says every `HEARTBEAT_S` that the step is still running."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT_S):
+                self.console.print(f"{name}: running for {monotonic() - started:.0f} s")
+
+        if not self.console.is_terminal:
+            threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def warn(self, message: str) -> None:
+        """Prints a warning once, and keeps it for the JSON document."""
+        message = "\n".join(map(escape, message.splitlines()))
+        if message not in self.warnings:
+            self.warnings.append(message)
+            # in a log a warning stays one line, whatever names it holds
+            self.console.print(
+                Text.assemble(("warning:", "yellow"), f" {message}"), soft_wrap=not self.console.is_terminal
+            )
+
+    def inform(self, message: str) -> None:
+        """Prints a line."""
+        self.console.print(escape(message), soft_wrap=not self.console.is_terminal)
+
+
+class _Shown:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+        self.from_store = False
+
+    def advance(self, count: int = 1) -> None:
+        self._progress.advance(self._task, count)
+
+    def cached(self) -> None:
+        self.from_store = True
+        self._progress.update(
+            self._task, description=f"{self._progress.tasks[self._task].description} (from the store)"
+        )

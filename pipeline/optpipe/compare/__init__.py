@@ -1,1 +1,0 @@
-"""Everything measured, side by side: rows, best, frontier, speed-ups, and the data of the report. Measures nothing."""

@@ -1,0 +1,342 @@
+"""Compares what was measured: speed-up against a baseline, the frontier, the best build for each goal.
+
+A row is a build with its settings under one load (`Measurement.key`): all processes that measured it so are one row.
+
+A speed-up is the ratio of the p50 latencies. With three or more processes of both sides it has Student's t interval over the
+logarithms of the processes' medians, and may be called faster or slower; with fewer, neither. Exchanging the sides inverts
+value and interval exactly.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import exp
+
+from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, UnmatchedRow
+from optpipe.core.environment import Environment
+from optpipe.core.errors import BadInputError
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import LoadSpec, Measurement, find_differing_settings, format_settings
+from optpipe.measure.best import find_best_rows, mark_frontier
+from optpipe.measure.groups import ProcessGroup, merge_group
+from optpipe.measure.marks import check_int8_speed, pick_baseline
+from optpipe.measure.measured import RecordedMeasurement, explain_clock_difference, find_environment_differences
+from optpipe.measure.slo import Slo
+from optpipe.stats.means import subtract_means
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFacts:
+    """What is known of an artifact beyond its measurements."""
+
+    size_bytes: int | None = None
+    build_s: float | None = None
+    top1: Estimate | None = None
+    causes: str = ""
+    """Why an INT8 artifact may be slow."""
+    accuracy: str | None = None
+    """What an INT8 artifact's accuracy is not shown to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What everything is compared with: a run, an approved dossier, or the FP32 build of each backend."""
+
+    name: str
+    kind: str
+    measured: tuple[RecordedMeasurement, ...]
+
+
+def compare_measurements(
+    measured: Sequence[RecordedMeasurement],
+    *,
+    baseline: Baseline | None = None,
+    known: Mapping[str, BuildFacts] | None = None,
+    slo: Slo | None = None,
+    across: bool = False,
+) -> Comparison:
+    """The comparison of `measured`. Raises BadInputError where it mixes machines and `across` is not set."""
+    warnings = _check_environments(measured, baseline, across=across)
+    groups = _group_by_key(measured)
+    names = _Names.of([*measured, *(baseline.measured if baseline else ())])
+    baselines = _group_by_key(baseline.measured) if baseline else groups
+    rows, unmatched, notes = _compare_groups(groups, baselines, names, known or {}, own=baseline is None, across=across)
+    if baseline:
+        unmatched += _find_unmatched(baselines, groups, names)
+    rows = mark_frontier(rows)
+    warnings += notes
+    warnings += _list_int8_notes(
+        rows, [merge_group(ProcessGroup(tuple(group))) for group in groups.values()], known or {}
+    )
+    best, why = find_best_rows(rows, slo)
+    return Comparison(
+        rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
+        best=best,
+        best_reason=why,
+        unmatched=tuple(unmatched),
+        baseline=_baseline_record(baseline, baselines),
+        slo=None if slo is None else str(slo),
+        warnings=tuple(dict.fromkeys(warnings)),
+        environment=measured[-1].environment if measured else Environment(),
+    )
+
+
+def _compare_groups(
+    groups: "_Groups",
+    baselines: "_Groups",
+    names: "_Names",
+    known: Mapping[str, BuildFacts],
+    *,
+    own: bool,
+    across: bool,
+) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str]]:
+    """A row of each group with its speed-up over the baseline; the rows without a counterpart; what has to be said."""
+    rows: list[ComparisonRow] = []
+    unmatched: list[UnmatchedRow] = []
+    notes: list[str] = []
+    chosen: dict[str, list[int]] = {}
+    for group in groups.values():
+        row = _row_from_group(group, known.get(group[-1].measurement.subject.artifact, BuildFacts()), names)
+        other, said = _find_counterpart(group, baselines, names, own=own)
+        if other is not None and not across and (apart := explain_clock_difference(group[-1], other[-1])):
+            other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
+        if other is None:
+            unmatched.append(UnmatchedRow(row.id, row.label, said))
+        elif other is not group and (found := _compute_speedup(group, other)) is not None:
+            speedup, change, note = found
+            held_against = f"{_id(other[-1])}: {names.configuration(other[-1])}"
+            row = replace(row, speedup=speedup, change=change, held_against=held_against)
+            notes += [note] if note else []
+            if said:
+                chosen.setdefault(said, []).append(row.load.batch_size)
+        rows.append(row)
+    notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
+    return rows, unmatched, notes
+
+
+_Groups = Mapping[tuple[object, ...], list[RecordedMeasurement]]
+"""What was measured under one key, the newest last."""
+_Build = tuple[str | None, str, str, str]
+"""Model, backend, precision and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What builds and their settings are called, so that each name means one of all that are compared."""
+
+    builds: frozenset[_Build]
+    differing: Mapping[_Build, tuple[str, ...]]
+    """The settings that a build was not measured alike with."""
+
+    @classmethod
+    def of(cls, measured: Sequence[RecordedMeasurement]) -> "_Names":
+        settings: dict[_Build, list[Mapping[str, str]]] = {}
+        for one in measured:
+            settings.setdefault(_build(one.measurement), []).append(one.measurement.subject.settings)
+        return cls(frozenset(settings), {build: find_differing_settings(found) for build, found in settings.items()})
+
+    def build(self, one: RecordedMeasurement) -> str:
+        """`onnxruntime int8`, with its model first and its device last where others have others."""
+        model, backend, precision, device = _build(one.measurement)
+        several_models = len({each[0] for each in self.builds}) > 1
+        several_devices = len([each for each in self.builds if each[:3] == (model, backend, precision)]) > 1
+        first, last = f"{model} " if several_models else "", f" ({device})" if several_devices else ""
+        return f"{first}{backend} {precision}{last}"
+
+    def setting(self, one: RecordedMeasurement) -> str:
+        """`threads=2`: the settings that tell `one` from others of its build."""
+        return format_settings(one.measurement.subject.settings, self.differing[_build(one.measurement)])
+
+    def configuration(self, one: RecordedMeasurement) -> str:
+        """`onnxruntime int8 threads=2`."""
+        return f"{self.build(one)} {self.setting(one)}".rstrip()
+
+
+def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object, ...], list[RecordedMeasurement]]:
+    def key(one: RecordedMeasurement) -> tuple[object, ...]:
+        return one.measurement.key
+
+    ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run))
+    groups = {found: list(group) for found, group in groupby(ordered, key=key)}
+    return {found: _keep_newest_artifact(group) for found, group in groups.items()}
+
+
+def _keep_newest_artifact(group: list[RecordedMeasurement]) -> list[RecordedMeasurement]:
+    """Those of the artifact that was measured last: one that was built again is another."""
+    newest = group[-1].measurement.subject.artifact
+    return [one for one in group if one.measurement.subject.artifact == newest]
+
+
+def _check_environments(
+    measured: Sequence[RecordedMeasurement], baseline: Baseline | None, *, across: bool
+) -> list[str]:
+    every = [*measured, *(baseline.measured if baseline else ())]
+    differences = {
+        difference: one.run
+        for one in every[1:]
+        for difference in find_environment_differences(every[0].environment, one.environment)
+    }
+    if not differences:
+        return []
+    listed = "; ".join(f"{difference} ({every[0].run} and {run})" for difference, run in differences.items())
+    if not across:
+        raise BadInputError(
+            f"the runs are from different machines: {listed}\nspecify which runs to compare, or pass --across"
+        )
+    return [f"comparing across different machines (--across): {listed}"]
+
+
+def _order(load: LoadSpec) -> tuple[str, str, int, float, int, int]:
+    return load.scenario, load.mode, load.streams, load.rate_per_s or 0.0, load.length or 0, load.batch_size
+
+
+def _id(one: RecordedMeasurement) -> str:
+    return f"{one.run}/{one.measurement.id}"
+
+
+def _row_from_group(tries: list[RecordedMeasurement], known: BuildFacts, names: _Names) -> ComparisonRow:
+    group = ProcessGroup(tuple(tries))
+    one, found = (group.valid or group.tries)[-1], merge_group(group)
+    subject = found.subject
+    return ComparisonRow(
+        id=_id(one),
+        run=one.run,
+        artifact=subject.artifact,
+        model=subject.model or "",
+        backend=subject.backend,
+        precision=subject.precision,
+        device=subject.device,
+        load=found.load,
+        build=names.build(one),
+        valid=found.is_valid,
+        reasons=tuple(reason.message for reason in found.reasons),
+        reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
+        processes=group.count_processes(),
+        left_out=len(group.left_out),
+        samples=found.samples,
+        latency_ns=found.latency_ns.percentiles if found.latency_ns else {},
+        throughput_images_per_s=found.throughput_images_per_s,
+        throughput_tokens_per_s=found.throughput_tokens_per_s,
+        energy_j_per_image=found.energy_j_per_image,
+        memory_bytes=max(
+            (peak for each in group.valid or (one,) if (peak := each.measurement.memory_bytes)), default=None
+        ),
+        size_bytes=known.size_bytes,
+        build_s=known.build_s,
+        top1=known.top1,
+        settings=subject.settings,
+        setting=names.setting(one),
+        caveats=found.caveats,
+        sources={} if found.samples_file is None else {found.samples_file: ""},
+    )
+
+
+def _find_counterpart(
+    group: list[RecordedMeasurement], baselines: _Groups, names: _Names, *, own: bool
+) -> tuple[list[RecordedMeasurement] | None, str]:
+    """The baseline's measurements of the same load: of the same build where there are, else of the only one it has.
+
+    With the same settings where there are, else the fastest. Beside it why there are none, or which of several were taken.
+    """
+    of = group[-1].measurement
+    where = str(of.load)
+    same_load = {key: found[-1] for key, found in baselines.items() if _load(found) == _load(group)}
+    wanted = (of.subject.backend, "fp32", of.subject.device) if own else _build(of)[1:]
+    fitting = {key: one for key, one in same_load.items() if _build(one.measurement)[1:] == wanted}
+    builds = {_build(one.measurement) for one in same_load.values()}
+    if not fitting and not own and len(builds) == 1:
+        fitting = same_load
+    found = pick_baseline(of, [one.measurement for one in fitting.values()], _quickness)
+    if found is not None:
+        mine, theirs = names.configuration(group[-1]), names.configuration(fitting[found.key])
+        said = f"{mine} is compared with {theirs}"
+        said += f", the fastest of {len(fitting)} settings" if len(fitting) > 1 else ""
+        settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and _build(found) != _build(of))
+        return baselines[found.key], "" if settled else said
+    if own:
+        return None, f"no fp32 build of {of.subject.backend} was measured at {where}"
+    if builds:
+        return None, f"the baseline has {len(builds)} builds at {where}, but not {names.build(group[-1])}"
+    return None, f"the baseline was not measured at {where}"
+
+
+def _load(group: list[RecordedMeasurement]) -> tuple[object, ...]:
+    found = group[-1].measurement
+    return found.subject.model, *found.load.key
+
+
+def _build(found: Measurement) -> _Build:
+    of = found.subject
+    return of.model, of.backend, of.precision, of.device
+
+
+def _quickness(found: Measurement) -> float:
+    p50 = found.latency_ns.percentile(50.0) if found.latency_ns else None
+    return -p50.value if p50 else float("-inf")
+
+
+def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[UnmatchedRow]:
+    loads = {_load(group) for group in groups.values()}
+    alone = [group for group in baselines.values() if _load(group) not in loads]
+    rows = [_row_from_group(group, BuildFacts(), names) for group in alone]
+    reason = "only the baseline has a measurement at this load"
+    return [UnmatchedRow(row.id, f"baseline: {row.label}", reason) for row in rows]
+
+
+def _compute_speedup(
+    contender: list[RecordedMeasurement], baseline: list[RecordedMeasurement]
+) -> tuple[Estimate, str, str] | None:
+    """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
+    new, old = (ProcessGroup(tuple(group)) for group in (contender, baseline))
+    if not (new.valid and old.valid):
+        values = [_get_p50(group[-1].measurement) for group in (contender, baseline)]
+        return None if None in values else (Estimate(values[1] / values[0]), "not judged: INVALID", "")  # type: ignore[operator]
+    means = [group.compute_mean("p50", logarithms=True) for group in (old, new)]
+    if means[0] is not None and means[1] is not None:
+        found = subtract_means(means[0], means[1])
+        low, high = found.interval(0.95)
+        speedup = Estimate(exp(found.value), exp(low), exp(high))
+        return speedup, _describe_change(speedup), ""
+    before, after = (_get_p50(merge_group(each)) for each in (old, new))  # what the rows show
+    if before is None or after is None:
+        return None
+    note = (
+        "speedups of fewer than three processes are shown without a claim: the scatter between processes is not known; "
+        "use optpipe bench --processes 5, or optpipe bench-pair A B"
+    )
+    return Estimate(before / after), "not judged: too few processes", note
+
+
+def _get_p50(one: Measurement) -> float | None:
+    found = None if one.latency_ns is None else one.latency_ns.percentile(50.0)
+    return None if found is None else found.value
+
+
+def _describe_change(speedup: Estimate) -> str:
+    low, high = speedup.bounds
+    return "faster" if low > 1 else "slower" if high < 1 else "no difference shown"
+
+
+def _list_int8_notes(
+    rows: Sequence[ComparisonRow], measured: Sequence[Measurement], known: Mapping[str, BuildFacts]
+) -> list[str]:
+    """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type.
+
+    `measured` are the measurements that `rows` show, in their order.
+    """
+    of = [known.get(row.artifact, BuildFacts()) for row in rows]
+    found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
+    valid = [one for one in measured if one.is_valid]
+    for row, one, about in zip(rows, measured, of, strict=True):
+        if row.valid and (reason := check_int8_speed(one, valid, about.causes)) is not None:
+            seen = f"{one.subject.precision.upper()} is not significantly faster than {reason.evidence['than']}"
+            ratio = f"{reason.evidence['ratio']:.2f} times as fast"
+            found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
+    return found
+
+
+def _baseline_record(baseline: Baseline | None, baselines: _Groups) -> BaselineRecord | None:
+    if baseline:
+        return BaselineRecord(baseline.name, baseline.kind)
+    fp32 = any(group[-1].measurement.subject.precision == "fp32" for group in baselines.values())
+    return BaselineRecord("fp32 build of each backend", "precision") if fp32 else None

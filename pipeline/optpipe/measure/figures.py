@@ -1,0 +1,182 @@
+"""Every figure and the verdict of a measurement from its raw samples and the machine's rows: once when it was made, and again
+whenever a sign-off or `optpipe verify` wants to know whether what the record says follows from the raw files."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
+from optpipe.measure.energy import estimate_energy_per_image
+from optpipe.measure.validity import LIMITS, WITNESSED, ValidityEvidence, find_reasons
+from optpipe.measure.worker.plan import CacheProbe
+from optpipe.stats.correlation import compute_effective_count
+from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
+from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PARTS = ("enqueue", "h2d", "compute", "d2h")
+GROUPS = 10
+"""Consecutive groups of samples whose images and times give the throughput's interval, at most."""
+WORTH_PER_GROUP = 8
+"""Independent samples that a group is to be worth, so that neighboring groups hardly resemble each other."""
+
+
+def evidence_from_measurement(
+    blank: Measurement,
+    measured: "pl.DataFrame",
+    machine: "pl.DataFrame",
+    *,
+    steady: bool,
+    wanted_samples: int,
+    cache_probe: CacheProbe,
+) -> ValidityEvidence:
+    """What `blank` is judged by: its raw files, and what only the worker saw."""
+    return ValidityEvidence(
+        samples=measured,
+        machine=select_rows_during(machine, measured),
+        scenario=blank.load.scenario,
+        mode=blank.load.mode,
+        cpus=len(blank.subject.affinity or (0,)),
+        steady=steady,
+        wanted_samples=wanted_samples,
+        output_check=blank.output_check,
+        cache_probe=cache_probe,
+        rate_per_s=blank.load.rate_per_s,
+        interrupted=blank.interrupted,
+        on_gpu=blank.subject.device != "cpu",
+        limits={**LIMITS, **blank.limits},
+    )
+
+
+def judge_measurement(
+    blank: Measurement,
+    reasons: Sequence[Reason],
+    evidence: ValidityEvidence,
+    highest: float = 99.0,
+    confidence: float = CONFIDENCE,
+) -> Measurement:
+    """`blank` with the figures of its samples, percentiles up to `highest`, and the verdict that `reasons` amount to."""
+    measured = evidence.samples
+    energy = estimate_energy_per_image(
+        evidence.machine, int(measured["images"].sum()), _compute_seconds(measured), confidence
+    )
+    return replace(
+        blank,
+        verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
+        reasons=tuple(reasons),
+        samples=len(measured),
+        **compute_figures(blank, measured, highest, confidence),
+        energy_j_per_image=None if isinstance(energy, str) else energy,
+        energy_why_not=energy if isinstance(energy, str) else None,
+    )
+
+
+def recompute_from_samples(
+    stored: Measurement,
+    measured: "pl.DataFrame",
+    machine: "pl.DataFrame",
+    *,
+    highest: float = 99.9,
+    confidence: float = CONFIDENCE,
+) -> Measurement:
+    """`stored` as its raw files have it: of its record only what no raw file holds is believed.
+
+    That is what was measured and how, the worker's own peak memory, and the reasons in `validity.WITNESSED`.
+    """
+    evidence = evidence_from_measurement(
+        replace(stored, output_check=None, interrupted=False), measured, machine, steady=True, wanted_samples=0, cache_probe=CacheProbe()
+    )  # fmt: skip
+    witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
+    reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
+    found = judge_measurement(stored, reasons, evidence, highest, confidence)
+    peak = compute_worker_peak_bytes(machine, stored.inputs.rotated_bytes if stored.inputs else None)
+    return found if peak is None else replace(found, device_peak_bytes=peak)
+
+
+def compute_figures(
+    blank: Measurement, measured: "pl.DataFrame", highest: float = 99.0, confidence: float = CONFIDENCE
+) -> dict[str, Any]:
+    """The fields of a `Measurement` that its samples and load give; percentiles up to p99 or `highest`."""
+    wanted = (percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest))
+    percents = tuple(sorted(set(wanted)))
+    latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
+    throughput = estimate_throughput(measured, blank.load.scenario, confidence)
+    return {
+        "latency_ns": summary_from_ns(latency, percents, confidence),
+        "parts_ns": _summarize_parts(measured, percents, blank.load.scenario, confidence),
+        "duration_s": _compute_seconds(measured),
+        "throughput_images_per_s": throughput,
+        "throughput_batches_per_s": throughput.value / blank.load.batch_size,
+        "throughput_tokens_per_s": compute_tokens_per_s(blank, throughput),
+    }
+
+
+def compute_tokens_per_s(blank: Measurement, sequences_per_s: Estimate) -> Estimate | None:
+    """Tokens per second without padding; None for a model without sequences."""
+    if blank.load.length is None:
+        return None
+    tokens = blank.load.length * (1 - (blank.inputs.padding if blank.inputs else 0.0))
+    bounds = [None if each is None else tokens * each for each in (sequences_per_s.low, sequences_per_s.high)]
+    return Estimate(tokens * sequences_per_s.value, bounds[0], bounds[1], "tokens without padding")
+
+
+def _summarize_parts(
+    measured: "pl.DataFrame", percents: tuple[float, ...], scenario: Scenario, confidence: float
+) -> dict[str, LatencySummary]:
+    found = {
+        part: summary_from_ns(measured[f"{part}_ns"].to_numpy(), percents, confidence)
+        for part in PARTS
+        if measured[f"{part}_ns"].null_count() == 0
+    }
+    if scenario is Scenario.SERVER:
+        queue, service = measured["start_ns"] - measured["scheduled_ns"], measured["end_ns"] - measured["start_ns"]
+        found["queue"] = summary_from_ns(queue.to_numpy(), percents, confidence)
+        found["service"] = summary_from_ns(service.to_numpy(), percents, confidence)
+    return found
+
+
+def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
+    """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
+
+    `measured` holds the measured queries in the order of their end; a sign-off computes the figure again by this function.
+    All images over all time; the interval is that of a ratio of sums over consecutive groups, so that it holds the figure
+    whatever the groups are like. Calls that follow each other are alike: a group joins many of them and stands for one.
+    """
+    import numpy as np
+
+    images = measured["images"].to_numpy().astype(np.int64)
+    if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
+        busy_ns = (measured["end_ns"] - measured["start_ns"]).to_numpy()
+        note = "images divided by total inference time"
+    else:
+        busy_ns = np.diff(measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min())
+        note = "images divided by the time from first start to last end"
+    worth = compute_effective_count(busy_ns / np.maximum(images, 1))
+    groups = min(len(images), max(FEWEST, min(GROUPS, int(worth / WORTH_PER_GROUP))))
+    # whole numbers: their sums are exact, however they are grouped
+    in_groups, ns_in_groups = (
+        np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)
+    )
+    interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
+    low, high = (None, None) if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
+    return Estimate(int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9, low, high, note)
+
+
+def _compute_seconds(measured: "pl.DataFrame") -> float:
+    return float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
+
+
+def select_rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
+    """Rows whose interval lies inside the measurement; rates look back, so the first row after the start is left out."""
+    start, end = measured["start_ns"].min(), measured["end_ns"].max()
+    inside = machine.filter((machine["time_ns"] >= start) & (machine["time_ns"] <= end))
+    return inside.slice(1) if len(inside) > 2 else inside
+
+
+def compute_worker_peak_bytes(machine: "pl.DataFrame", rotated_bytes: int | None) -> int | None:
+    """The worker's largest share of the device, without the rotated inputs; None where the driver does not say it."""
+    own = None if machine.is_empty() or rotated_bytes is None else machine["gpu_worker_bytes"].max()
+    return max(0, own - (rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None

@@ -1,0 +1,238 @@
+"""All processes that measured one artifact with the same settings under the same load, judged together.
+
+What one process shows holds for that process: memory layout, clocks and thread placement are drawn anew for the next one. So a
+figure of a build is the mean over processes with Student's t, processes nested in the runs that they were started in
+(`stats.means`). Grouped when read, so that every try counts; INVALID ones are left out, and said.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import log, sqrt
+
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import LoadSpec, Measurement, percent_from_name
+from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
+from optpipe.measure.energy import SENSOR_SHARE
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, scatter_from_processes
+
+OWN_SAMPLES = frozenset({"drift", "bimodal", "not-steady", "dispersion"})
+"""Codes of what a process's own latencies alone show; all others have a cause outside them."""
+FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "tokens", "energy", "cv", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """The tries of one load on one artifact with one set of settings, oldest first."""
+
+    tries: tuple[RecordedMeasurement, ...]
+
+    @property
+    def newest(self) -> RecordedMeasurement:
+        """The last try."""
+        return self.tries[-1]
+
+    @property
+    def load(self) -> LoadSpec:
+        """The load; how long it was measured is that of the last try."""
+        return self.newest.measurement.load
+
+    @property
+    def valid(self) -> tuple[RecordedMeasurement, ...]:
+        """The tries that count."""
+        return tuple(one for one in self.tries if one.measurement.is_valid)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The INVALID tries and why."""
+        return tuple(
+            LeftOut(one.run, one.measurement.id, tuple(r.code for r in one.measurement.reasons if r.invalidates))
+            for one in self.tries
+            if not one.measurement.is_valid
+        )
+
+    def list_values(self, name: str) -> list[list[float]]:
+        """The figure `name` of every VALID process, by run; those that could not give it are not there."""
+        return [[sum(values) / len(values) for values in run.values()] for run in self._collect(name).values()]
+
+    def _collect(self, name: str) -> dict[str, dict[tuple[bool, int], list[float]]]:
+        """The figure by run, then by process, those of the first stage before those of the second.
+
+        Over processes each one's median counts, also where its samples follow each other too closely for an interval of its own:
+        to leave such processes out would choose among them by how they were disturbed.
+        """
+        runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
+        medians = name == "p50" and self.count_processes() >= FEWEST
+        for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
+            if (value := read_value(one.measurement, name, medians=medians)) is not None:
+                process = one.measurement.second_stage, one.measurement.process
+                runs.setdefault(one.run, {}).setdefault(process, []).append(value)
+        return runs
+
+    def measure_left_out_gap(self, name: str) -> float:
+        """How far processes that are INVALID by their own samples alone lie from the VALID mean at most; 0 without any.
+
+        The logarithm of a ratio. Such processes are left out because of their speed, so the others do not show how speeds scatter.
+        """
+        values = [each for run in self.list_values(name) for each in run]
+        left_out = [one.measurement for one in self.tries if _is_left_out_for_its_samples(one.measurement)]
+        others = [read_value(each, name, medians=name == "p50") for each in left_out]
+        if not values or min(values) <= 0:
+            return 0.0
+        middle = sum(values) / len(values)
+        return max((abs(log(each / middle)) for each in others if each is not None and each > 0), default=0.0)
+
+    def _count_first(self, name: str) -> list[int]:
+        """How many of each run's processes decided how many there would be."""
+        return [sum(not second for second, _ in run) for run in self._collect(name).values()]
+
+    def count_processes(self) -> int:
+        """How many processes are VALID."""
+        return len({(one.run, one.measurement.process) for one in self.valid})
+
+    def count_showing(self, name: str) -> int:
+        """How many VALID processes give the figure `name`."""
+        return sum(map(len, self.list_values(name)))
+
+    def count_asked(self, name: str) -> int:
+        """How many VALID processes give the percentile `name`, or were to give it; of another figure all."""
+        found = (one for one in self.valid if is_asked(one, name) or read_figure(one.measurement, name) is not None)
+        return len({(one.run, one.measurement.process) for one in found})
+
+    def leave_out_unasked(self, name: str) -> "ProcessGroup":
+        """The tries that were to give the percentile `name`, where those that were not to do not all give it.
+
+        A process that was measured for a lower one gives it only where it had many samples: where it was quick. So all of
+        them count or none.
+        """
+        asked = tuple(one for one in self.tries if is_asked(one, name))
+        others = (one for one in self.valid if not is_asked(one, name))
+        if not asked or all(read_figure(one.measurement, name) is not None for one in others):
+            return self
+        return ProcessGroup(asked)
+
+    def compute_mean(self, name: str, *, logarithms: bool = False) -> Mean | None:
+        """The mean of the figure over processes, or of its logarithms; None for fewer than three processes."""
+        values = self.list_values(name)
+        if logarithms:
+            values = [[log(each) for each in run] for run in values]
+        return mean_from_runs(values, self._count_first(name)) if values else None
+
+    def estimate(self, name: str, confidence: float) -> Estimate | None:
+        """The figure with its interval over processes, without one for fewer than three; None where no process gives it."""
+        values = [each for run in self.list_values(name) for each in run]
+        if not values:
+            return None
+        mean = self.compute_mean(name)
+        if mean is None:
+            return Estimate(sum(values) / len(values), note=explain_no_scatter(len(values)))
+        low, high = mean.interval(confidence)
+        if name == "energy":  # the sensor errs alike in all processes
+            half = sqrt(((high - low) / 2) ** 2 + (SENSOR_SHARE * mean.value) ** 2)
+            low, high = mean.value - half, mean.value + half
+        return Estimate(mean.value, max(low, 0.0), high)  # no time, rate or size is negative
+
+
+def explain_no_scatter(processes: int) -> str:
+    """Why there is no interval over processes."""
+    return (
+        f"{'one process' if processes == 1 else f'{processes} processes'}: the scatter between processes is not known"
+    )
+
+
+def is_asked(one: RecordedMeasurement, name: str) -> bool:
+    """Whether a try was to give the percentile `name`; any try is to give another figure."""
+    return one.measurement.load.percentile >= percent_from_name(name)
+
+
+def _is_left_out_for_its_samples(found: Measurement) -> bool:
+    codes = {reason.code for reason in found.reasons if reason.invalidates}
+    return bool(codes) and codes <= OWN_SAMPLES
+
+
+def read_value(found: Measurement, name: str, *, medians: bool) -> float | None:
+    """The figure of one process; with `medians` its median where it shows no interval of its own."""
+    figure, latency = read_figure(found, name), found.latency_ns
+    return figure.value if figure else latency.median if medians and latency else None
+
+
+def read_figure(found: Measurement, name: str) -> Estimate | None:
+    """One process's figure: a percentile in ns, `throughput`, `tokens`, `energy`, `cv`, or `memory` in bytes."""
+    if name == "throughput":
+        return found.throughput_images_per_s
+    if name == "tokens":
+        return found.throughput_tokens_per_s
+    if name == "energy":
+        return found.energy_j_per_image
+    if name == "memory":
+        return None if found.memory_bytes is None else Estimate(float(found.memory_bytes))
+    if found.latency_ns is None:
+        return None
+    return found.latency_ns.cv if name == "cv" else found.latency_ns.percentiles.get(name)
+
+
+def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
+    """The newest VALID measurement with the percentiles of all of them; as it is where fewer than three are VALID."""
+    newest = (group.valid or group.tries)[-1].measurement
+    if newest.latency_ns is None or group.compute_mean("p50") is None:
+        return newest
+    found = {name: group.estimate(name, confidence) for name in newest.latency_ns.percentiles}
+    percentiles = {name: each for name, each in found.items() if each is not None}
+    return replace(
+        newest,
+        latency_ns=replace(newest.latency_ns, percentiles=percentiles),
+        throughput_images_per_s=group.estimate("throughput", confidence),
+        throughput_tokens_per_s=group.estimate("tokens", confidence),
+    )
+
+
+def count_more_processes(group: ProcessGroup, share: float, confidence: float = 0.95) -> int:
+    """How many more processes make the interval of p50 `share` of it wide on either side, by Stein's two-stage rule."""
+    values = [each for run in group.list_values("p50") for each in run]
+    if len(values) < FEWEST:
+        return 0
+    half = share * sum(values) / len(values)
+    return count_processes_needed(values, half, confidence) - len(values)
+
+
+def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGroup]:
+    """The groups, in the order of their newest try."""
+    groups: dict[object, list[RecordedMeasurement]] = {}
+    for one in sorted(measured, key=lambda each: (each.measurement.started_utc, each.run)):
+        of = one.measurement.subject
+        key = of.artifact, tuple(of.settings.items()), one.measurement.load.key
+        groups[key] = [*groups.pop(key, []), one]
+    return [ProcessGroup(tuple(tries)) for tries in groups.values()]
+
+
+def summarize_group(group: ProcessGroup, confidence: float = 0.95) -> MeasurementGroup:
+    """The record of a group: figures with their intervals and both parts of their scatter."""
+    figures = {}
+    for name in FIGURES:
+        if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:
+            figures[name] = GroupFigure(Estimate(shown.value, note="INVALID"), (shown.value,), None, None)
+        elif (found := group.estimate(name, confidence)) is not None:
+            values = tuple(each for run in group.list_values(name) for each in run)
+            figures[name] = GroupFigure(found, values, *_split_scatter(group, name, confidence))
+    subject = group.newest.measurement.subject
+    runs = tuple(dict.fromkeys(one.run for one in group.valid))
+    return MeasurementGroup(subject, group.load, group.count_processes(), runs, figures, group.left_out)
+
+
+def _split_scatter(group: ProcessGroup, name: str, confidence: float) -> tuple[float | None, float | None]:
+    """Between and inside processes, as shares of the figure; None where it is not known."""
+    estimates = [found for one in group.valid if (found := read_figure(one.measurement, name)) is not None]
+    half_widths = [(found.bounds[1] - found.bounds[0]) / 2 for found in estimates]
+    parts = scatter_from_processes([each.value for each in estimates], half_widths, confidence)
+    return (None, None) if parts is None else (parts.between, parts.inside)
+
+
+def describe_tries(group: ProcessGroup) -> str:
+    """`5 processes in 2 runs; left out: 2 INVALID (drift, loaded-host)`."""
+    valid, runs = group.count_processes(), len({one.run for one in group.valid})
+    text = f"{valid} process{'es' if valid != 1 else ''}" + (f" in {runs} runs" if runs > 1 else "")
+    if group.left_out:
+        codes = Counter(code for one in group.left_out for code in one.codes)
+        text += f"; left out: {len(group.left_out)} INVALID ({', '.join(code for code, _ in codes.most_common())})"
+    return text

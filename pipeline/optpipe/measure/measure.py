@@ -1,0 +1,219 @@
+"""From an answer of the worker to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import randbits
+from typing import TYPE_CHECKING
+
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    MEASUREMENTS_FILE,
+    InputPool,
+    LoadSpec,
+    Measurement,
+    MeasurementsRecord,
+    Phase,
+    Reason,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.core.records import json_from_record, read_record
+from optpipe.measure.figures import (
+    compute_worker_peak_bytes,
+    evidence_from_measurement,
+    judge_measurement,
+    recompute_from_samples,
+)
+from optpipe.measure.process import PointResult, WorkerProcess
+from optpipe.measure.validity import LIMITS, find_reasons
+from optpipe.measure.worker.plan import CacheProbe, Point
+from optpipe.measure.worker.spool import frame_from_spool
+from optpipe.stats.percentiles import count_samples_needed
+from optpipe.workspace.runs import write_bytes, write_parquet
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Where measurements of a run go, and what is said of all of them."""
+
+    directory: Path
+    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    inputs: InputPool | None = None
+    caveats: tuple[str, ...] = ()
+    length: int | None = None
+    """Of the sequences among the inputs: it is the load's."""
+    images: bool | None = None
+    """Whether the inputs are images; likewise."""
+
+
+def measure_load(
+    worker: WorkerProcess, subject: Subject, load: LoadSpec, name: str, frame: RunContext
+) -> tuple[Measurement, PointResult]:
+    """Measures one point; a failure is a measurement too, INVALID with its reason."""
+    spool = frame.directory / "samples" / f"{name}.spool"
+    spool.parent.mkdir(parents=True, exist_ok=True)
+    blank = Measurement(
+        id=name,
+        subject=replace(subject, affinity=worker.affinity),
+        load=replace(load, length=frame.length, images=frame.images),
+        verdict=Validity.INVALID,
+        reasons=(),
+        inputs=frame.inputs,
+        arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
+        limits=dict(frame.limits),
+        caveats=frame.caveats,
+        started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+    begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
+    write_bytes(begun, json_from_record(blank))
+    answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
+    inputs, done = blank.inputs, answer.done
+    if inputs is not None and done is not None:
+        inputs = replace(inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes)
+    found = measurement_from_result(
+        replace(blank, inputs=inputs, interrupted=answer.interrupted), answer, worker, frame
+    )
+    begun.unlink()
+    return found, answer
+
+
+def measurement_from_result(
+    blank: Measurement, answer: PointResult, worker: WorkerProcess, frame: RunContext
+) -> Measurement:
+    """Fills `blank` from the answer's samples and machine rows, and judges it."""
+    samples = store_samples(Path(answer.point.spool))
+    machine = store_machine_rows(frame.directory / "machine" / f"{blank.id}.parquet", answer)
+    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
+    filled = replace(
+        blank,
+        samples=len(measured),
+        warm_up_samples=len(samples) - len(measured),
+        samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
+        machine_file=f"machine/{blank.id}.parquet" if len(machine) else None,
+    )
+    failure = _make_failure_reasons(answer)
+    if measured.is_empty():
+        return replace(filled, reasons=failure or (_make_empty_reason(answer),))
+    done = answer.done
+    check = done.output_check if done else None
+    evidence = evidence_from_measurement(
+        replace(filled, output_check=check),
+        measured,
+        machine,
+        steady=done is not None and done.steady,
+        wanted_samples=done.queries_needed if done else count_samples_needed(blank.load.percentile),
+        cache_probe=done.cache_probe if done else CacheProbe(),
+    )
+    return judge_measurement(
+        replace(
+            filled,
+            host_peak_bytes=done.host_peak_bytes if done else None,
+            device_peak_bytes=_compute_device_peak(machine, worker, answer),
+            output_check=check,
+        ),
+        (*failure, *find_reasons(evidence)),
+        evidence,
+        blank.load.percentile,
+    )
+
+
+def store_samples(spool: Path) -> "pl.DataFrame":
+    """Turns the spool into Parquet beside it, if that is not done; empty where the worker never opened one."""
+    import polars as pl
+
+    from optpipe.core.measurement import SAMPLE_COLUMNS
+
+    if not spool.exists():
+        if (done := spool.with_suffix(".parquet")).exists():
+            return pl.read_parquet(done)
+        return pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+    frame = frame_from_spool(spool)
+    write_parquet(spool.with_suffix(".parquet"), frame)
+    spool.unlink()
+    return frame
+
+
+def store_machine_rows(path: Path, answer: PointResult) -> "pl.DataFrame":
+    """Writes the machine's rows to Parquet, all columns of the schema."""
+    import polars as pl
+
+    schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
+    frame = pl.DataFrame([{name: row.get(name) for name in schema} for row in answer.rows], schema=schema)
+    if len(frame):
+        write_parquet(path, frame)
+    return frame
+
+
+def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
+    """Writes `measurements.json` of the run in `folder`."""
+    write_bytes(folder / MEASUREMENTS_FILE, json_from_record(MeasurementsRecord(tuple(measurements))))
+
+
+def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """What was begun in the run folder `directory` and is not among `known`, from the samples that it left."""
+    found = []
+    for path in sorted((directory / "samples").glob("*.json")):
+        begun = read_record(path, Measurement)
+        if all(each.id != begun.id for each in known):
+            found.append(recover_measurement(begun, path.with_suffix(".spool")))
+        path.unlink()
+    return tuple(found)
+
+
+def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
+    """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
+    import polars as pl
+
+    samples = store_samples(spool)
+    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
+    reason = Reason(
+        "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
+    )
+    found = replace(
+        blank,
+        reasons=(reason,),
+        interrupted=True,
+        samples=len(measured),
+        warm_up_samples=len(samples) - len(measured),
+        samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
+    )
+    if measured.is_empty():
+        return found
+    machine = pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+    return recompute_from_samples(found, measured, machine, highest=blank.load.percentile)
+
+
+def _compute_device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: PointResult) -> int | None:
+    """The worker's own peak where the driver says it, else the device's growth; without the rotated inputs."""
+    if machine.is_empty() or not answer.done:
+        return None
+    whole, rotated = machine["gpu_used_bytes"].max(), answer.done.rotated_bytes
+    if (own := compute_worker_peak_bytes(machine, rotated)) is not None:
+        return own
+    if isinstance(whole, int) and worker.baseline_gpu_bytes is not None:
+        return max(0, whole - worker.baseline_gpu_bytes - rotated)
+    return None
+
+
+def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
+    if answer.failure is None:
+        return ()
+    remedies = {
+        "out-of-memory": "use a smaller batch, fewer streams, or a lower precision",
+        "died": "run it again; if it fails again, report it with the message above",
+        "refused": "rebuild it on this machine with optpipe build",
+    }
+    what, _, remedy = answer.message.partition("\n")  # an expected failure says on its second line what mends it
+    return (Reason(answer.failure, what, remedy or remedies[answer.failure], invalidates=True),)
+
+
+def _make_empty_reason(answer: PointResult) -> Reason:
+    if answer.interrupted:
+        return Reason("interrupted", "interrupted before anything was measured", "run it again", invalidates=True)
+    return Reason("too-few-samples", "nothing was measured", "increase --max-time", invalidates=True)

@@ -1,0 +1,170 @@
+"""Everything measured in a workspace, ready to be compared: runs, artifacts and their accuracy."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optpipe.core.comparison import Comparison
+from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.errors import BadInputError
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import read_measurements
+from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements
+from optpipe.measure.int8_notes import check_int8_accuracy, find_int8_causes
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.recompute import list_artifact_measurements, measurements_from_run
+from optpipe.measure.slo import Slo
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.lookup import describe_network, find_builds
+from optpipe.workspace.baselines import find_approved_baseline
+from optpipe.workspace.manifest import MANIFEST
+from optpipe.workspace.runs import Run, list_runs, load_run, load_runs
+from optpipe.workspace.store import Entry, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A comparison with the runs behind it."""
+
+    comparison: Comparison
+    measured: tuple[RecordedMeasurement, ...]
+    runs: tuple[Run, ...]
+
+
+def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
+    """The bench runs called `names` (ids, unambiguous beginnings, or folders), or all of them.
+
+    Raises BadInputError where one does not exist, or where there is none at all, naming the command that makes one.
+    """
+    present = list_runs(workspace, "bench")
+    if not names:
+        if not present:
+            raise _nothing_measured(workspace)
+        return present
+    return tuple(_find_run(name, present, workspace) for name in names)
+
+
+def _nothing_measured(workspace: Path) -> BadInputError:
+    build, bench = "optpipe build MODEL", "optpipe bench MODEL"
+    return BadInputError(f"no measurements in {workspace} yet; first run {build}, then {bench}")
+
+
+def _find_measured_model(text: str, store: Store) -> str | None:
+    """The measured model that the MODEL `text` means; None where a run is called so, or nothing of it was measured."""
+    runs = list_runs(store.workspace, "bench")
+    if (Path(text) / MANIFEST).is_file() or any(run.run_id.startswith(text) for run in runs):
+        return None
+    measured = {one.subject.model for run in runs for one in read_measurements(run.path)}
+    named = {each.info.model for each in find_builds(text, store, any_content=True)} | {text}
+    return next(iter(named & measured), None)
+
+
+def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
+    if (Path(name) / MANIFEST).is_file():
+        run = load_run(Path(name))
+        if run.kind != "bench":
+            raise BadInputError(f"{name} is a {run.kind} run; compare requires bench runs")
+        return run
+    found = [run for run in present if run.run_id == name] or [run for run in present if run.run_id.startswith(name)]
+    if len(found) != 1:
+        known = ", ".join(run.run_id for run in (found or present)[-5:]) or "none"
+        raise BadInputError(f"{name!r} matches {len(found)} bench runs in {workspace}; available: {known}")
+    return found[0]
+
+
+def compare_workspace(
+    store: Store,
+    *,
+    names: Sequence[str] = (),
+    model: str | None = None,
+    length: int | None = None,
+    baseline: str | None = None,
+    slo: Slo | None = None,
+    across: bool = False,
+) -> Overview:
+    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`.
+
+    One name that means a measured model, as `optpipe bench` takes it, and no run is `model`: of a file, the builds of that very file.
+    """
+    of_file: set[str] = set()
+    if model is None and len(names) == 1 and (found := _find_measured_model(names[0], store)) is not None:
+        if Path(names[0]).is_file():
+            of_file = {each.id for each in find_builds(names[0], store)}
+        model, names = found, ()
+    held_against = _find_baseline(store, baseline, model)
+    runs = find_bench_runs(store.workspace, names)
+    if held_against is not None and held_against.kind == "run":
+        runs = tuple(run for run in runs if run.run_id != held_against.name)
+        if not runs:
+            raise BadInputError(
+                f"the only run is the baseline {held_against.name}; measure something to compare: optpipe bench MODEL"
+            )
+    measured = tuple(one for run in runs for one in measurements_from_run(run))
+    if model is not None:
+        have = sorted({str(one.measurement.subject.model) for one in measured})
+        measured = tuple(one for one in measured if one.measurement.subject.model == model)
+        if have and not measured:
+            raise BadInputError(f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}")
+    if any(one.measurement.subject.artifact in of_file for one in measured):
+        measured = tuple(one for one in measured if one.measurement.subject.artifact in of_file)
+    if length is not None:
+        have = sorted({str(one.measurement.load.length) for one in measured if one.measurement.load.length})
+        measured = tuple(one for one in measured if one.measurement.load.length == length)
+        if not measured:
+            raise BadInputError(f"no measurements at length {length}; measured lengths: {', '.join(have) or 'none'}")
+    if not measured:
+        raise _nothing_measured(store.workspace)
+    known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
+    comparison = compare_measurements(measured, baseline=held_against, known=known, slo=slo, across=across)
+    warnings = (*comparison.warnings, *_list_namesakes(measured, store))
+    return Overview(replace(comparison, warnings=warnings), measured, runs)
+
+
+def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
+    """The models of which several networks were measured, as far as the store knows them: a row is of the newest build alone."""
+    builds = {one.measurement.subject.artifact for one in measured}
+    exported = {each.id: each for each in store.list_entries(ModelInfo)}
+    namesakes: dict[str, list[tuple[str, str]]] = {}
+    for entry in store.list_entries(ArtifactInfo):
+        if entry.id in builds and entry.manifest.parents[0] in exported:
+            namesakes.setdefault(entry.info.model, []).append((entry.manifest.parents[0], entry.id))
+    for model, pairs in namesakes.items():
+        if len(origins := {origin for origin, _ in pairs}) < 2:
+            continue
+        networks = {origin: describe_network(exported[origin]) for origin in origins}
+        found = {network: artifact for origin, artifact in pairs if (network := networks[origin]) is not None}
+        if len(found) > 1:
+            listed = "; ".join(f"{network} ({artifact})" for network, artifact in found.items())
+            yield f"{len(found)} networks are called {model}, and each row is of the newest: {listed}; name one's file to compare it"
+
+
+def _find_baseline(store: Store, name: str | None, model: str | None) -> Baseline | None:
+    if name is None:
+        return None
+    if name != "approved":
+        run = find_bench_runs(store.workspace, [name])[0]
+        return Baseline(run.run_id, "run", measurements_from_run(run))
+    if model is None:
+        raise BadInputError("--baseline approved is of one model: add --model MODEL")
+    if (folder := find_approved_baseline(store.workspace, model)) is None:
+        raise BadInputError(f"no approved baseline for {model}; approve one with optpipe approve DOSSIER")
+    measured = tuple(list_artifact_measurements(load_runs(folder / "runs"), 0.95, None))
+    return Baseline(f"approved {model}", "approved", measured)
+
+
+def collect_build_facts(artifacts: Iterable[Entry[ArtifactInfo]], runs: Sequence[Run]) -> dict[str, BuildFacts]:
+    """Size, build time and accuracy of every artifact, by id."""
+    found = {}
+    for entry in artifacts:
+        build = judged_build_from_entry(entry)
+        top1 = observe_accuracy(runs, build, 0.95).get("top1")
+        accuracy = check_int8_accuracy(runs, build)
+        found[entry.id] = BuildFacts(
+            size_bytes=build.size_bytes,
+            build_s=entry.manifest.seconds,
+            top1=None if top1 is None else Estimate(float(top1.value), top1.low, top1.high),
+            causes=find_int8_causes(entry.info),
+            accuracy=accuracy.message if accuracy else None,
+        )
+    return found

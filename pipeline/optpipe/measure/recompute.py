@@ -1,0 +1,173 @@
+"""Measurements computed anew from their raw samples: nothing that a run has stored about itself is believed."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.disagreements import find_disagreements
+from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    MEASUREMENTS_FILE,
+    SAMPLE_COLUMNS,
+    Measurement,
+    Phase,
+    Validity,
+    read_measurements,
+)
+from optpipe.core.records import plain_from_record
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.validity import LIMITS, RULES_REVISION
+from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.workspace.runs import Run, require_unchanged
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
+
+
+def measurements_from_run(
+    run: Run, confidence: float = 0.95, only: Iterable[str] | None = None, *, whole: bool = True, judged: bool = False
+) -> tuple[RecordedMeasurement, ...]:
+    """The measurements of a bench run, computed anew from the raw samples.
+
+    `only` names the artifacts wanted; with `judged`, validity, energy and memory are computed anew too. Raises
+    BadInputError where a file is not as the run's manifest says; with `whole=False` files that were left out on purpose
+    are not a fault.
+    """
+    require_unchanged(run, whole=whole)
+    wanted = None if only is None else set(only)
+    found = [one for one in read_measurements(run.path) if wanted is None or one.subject.artifact in wanted]
+    return tuple(
+        RecordedMeasurement(
+            (recompute_measurement if judged else recompute_latency)(one, run.path, confidence),
+            run.run_id,
+            run.manifest.environment,
+            _read_clock(one, run.path),
+        )
+        for one in found
+        if whole or one.samples_file is None or (run.path / one.samples_file).is_file()
+    )
+
+
+def _read_clock(found: Measurement, folder: Path) -> float | None:
+    """Median clock of the GPU during a measurement, in MHz; None without a GPU."""
+    import polars as pl
+
+    path = None if found.machine_file is None else folder / found.machine_file
+    if path is None or not path.is_file():
+        return None
+    clock = pl.read_parquet(path, columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
+    return None if clock is None else float(clock)  # type: ignore[arg-type]
+
+
+def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
+    """`stored` with its latency and throughput computed from its Parquet file."""
+    from optpipe.measure.figures import compute_tokens_per_s, estimate_throughput
+    from optpipe.stats.percentiles import PERCENTS, summary_from_ns
+
+    frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file)
+    if frame is None or frame.height == 0:
+        return _clear_figures(stored)
+    throughput = estimate_throughput(frame, stored.load.scenario, confidence)
+    durations = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
+    return replace(
+        stored,
+        latency_ns=summary_from_ns(durations, PERCENTS, confidence),
+        throughput_images_per_s=throughput,
+        throughput_tokens_per_s=compute_tokens_per_s(stored, throughput),
+        samples=frame.height,
+    )
+
+
+def recompute_measurement(
+    stored: Measurement, folder: Path, confidence: float = 0.95, highest: float = 99.9
+) -> Measurement:
+    """`stored` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
+    from optpipe.measure.figures import recompute_from_samples
+
+    frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file, tuple(SAMPLE_COLUMNS))
+    if frame is None or frame.height == 0:
+        return _clear_figures(stored)
+    machine = _read_machine_rows(None if stored.machine_file is None else folder / stored.machine_file)
+    return recompute_from_samples(stored, frame, machine, highest=highest, confidence=confidence)
+
+
+def _clear_figures(stored: Measurement) -> Measurement:
+    return replace(stored, latency_ns=None, throughput_images_per_s=None, throughput_tokens_per_s=None, samples=0)
+
+
+def _read_machine_rows(path: Path | None) -> "pl.DataFrame":
+    import polars as pl
+
+    schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
+    if path is None:
+        return pl.DataFrame(schema=schema)
+    try:
+        return pl.read_parquet(path, columns=list(schema)).cast(schema)  # type: ignore[arg-type]
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise BadInputError(f"cannot read machine data in {path}: {first_line(error)}") from error
+
+
+def read_samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
+    """The measured queries of one Parquet file, in the order of their end; `columns` of them."""
+    import polars as pl
+
+    try:
+        lazy = pl.scan_parquet(path)
+        present = lazy.collect_schema()
+        absent = [name for name in columns if name not in present]
+        if absent:
+            raise BadInputError(f"{path} is not a raw sample file: missing columns {', '.join(absent)}")
+        measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)
+        return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise BadInputError(f"cannot read raw samples in {path}: {first_line(error)}") from error
+
+
+def find_bench_disagreements(run: Run) -> Iterator[str]:
+    """Where `measurements.json` differs from what the raw samples give, one line each."""
+    for stored in read_measurements(run.path):
+        if stored.samples_file is not None and (run.path / stored.samples_file).is_file():
+            again = recompute_requested(stored, run.path)
+            same_rules = stored.limits.get(RULES_REVISION) == LIMITS[RULES_REVISION]
+            said, found = (_plain(each, same_rules=same_rules) for each in (stored, again))
+            yield from find_disagreements(said, found, f"{MEASUREMENTS_FILE}: {stored.id}")
+
+
+def recompute_requested(stored: Measurement, folder: Path) -> Measurement:
+    """`stored` computed anew with the confidence and the percentiles that were asked for."""
+    return recompute_measurement(stored, folder, *_read_requested_summary(stored))
+
+
+def _plain(found: Measurement, *, same_rules: bool) -> Any:
+    """Without order among the reasons; without reasons and verdict where other rules of validity were in force."""
+    reasons = tuple(sorted(found.reasons, key=lambda reason: reason.code)) if same_rules else ()
+    verdict = found.verdict if same_rules else Validity.INVALID
+    return plain_from_record(replace(found, reasons=reasons, verdict=verdict))
+
+
+def _read_requested_summary(one: Measurement) -> tuple[float, float]:
+    """Confidence and highest percentile of the stored summary."""
+    if one.latency_ns is None:
+        return 0.95, 99.0
+    asked = [float(name[1:]) for name in (*one.latency_ns.percentiles, *one.latency_ns.withheld)]
+    return one.latency_ns.confidence, max(asked, default=99.0)
+
+
+def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
+    """Whether a bench run is of another file than the build's under the same id: its figures are not the build's."""
+    subjects = (one.subject for one in read_measurements(run.path))
+    return any(build.has_other_file(each.artifact, each.sha256) for each in subjects)
+
+
+def list_artifact_measurements(
+    runs: Sequence[Run], confidence: float, artifact: str | None, *, judged: bool = False
+) -> Iterator[RecordedMeasurement]:
+    """The measurements of `artifact` in the bench runs among `runs`; a run's files may be a part of it."""
+    only = None if artifact is None else [artifact]
+    for run in runs:
+        if run.kind == "bench":
+            yield from measurements_from_run(run, confidence, only, whole=False, judged=judged)

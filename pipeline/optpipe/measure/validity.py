@@ -1,0 +1,366 @@
+"""May these figures be believed? Every reason says what was seen and what to do about it; nothing is ever trimmed.
+
+Reasons that invalidate: what spoils the figures. Reasons that do not: properties of the artifact that a reader must know.
+Each check is a small function from an `BuildEvidence` to reasons; all of them run every time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.defaults import MAX_CV
+from optpipe.core.measurement import Mode, OutputCheck, Reason, Scenario
+from optpipe.measure.machine import POWER_CAP, THROTTLE_REASONS
+from optpipe.measure.worker.plan import CacheProbe
+from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
+from optpipe.stats.stability import find_trend, find_two_modes
+
+if TYPE_CHECKING:
+    import polars as pl
+
+RULES_REVISION = "rules_revision"
+"""Key of the revision of the rules below among the limits.
+
+2: a power cap is a note, as long as the clocks stay. 3: drift there and back, smaller second speeds, clocks by quantiles,
+falling behind by what the server can serve.
+"""
+LIMITS: Mapping[str, float] = {
+    RULES_REVISION: 3,
+    "max_cv": MAX_CV,
+    "max_drift": 0.025,  # so that a drift of 3 % is found in spite of noise
+    "max_other_cpu_share": 0.10,
+    "max_clock_change": 0.03,
+    "max_gpu_temperature_c": 85.0,
+    "enqueue_bound": 0.8,  # trtexec: enqueue over 0.8 of compute
+    "cached_answer": 0.75,
+}
+"""Thresholds by name; recorded with every measurement."""
+PROBE_CONFIDENCE = 0.999
+"""Of the ratio that shows a cache of answers."""
+FEWEST_WAITED = 20
+"""Queries that waited, to know from them how many a server can serve."""
+WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
+"""Codes of answers that no figure makes up for."""
+WITNESSED = WRONG_OUTPUTS | frozenset(
+    {
+        "inputs-alike", "interrupted", "too-few-samples", "not-steady",
+        "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
+    }
+)  # fmt: skip
+"""Codes of what the worker or its parent saw and no raw file holds; all others follow from samples and machine rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidityEvidence:
+    """Everything that a measurement is judged by."""
+
+    samples: "pl.DataFrame"
+    """Measured samples only, in order of their end."""
+    machine: "pl.DataFrame"
+    """Rows between the first start and the last end."""
+    scenario: Scenario
+    mode: Mode
+    cpus: int
+    steady: bool
+    wanted_samples: int
+    output_check: OutputCheck | None
+    cache_probe: CacheProbe
+    rate_per_s: float | None = None
+    interrupted: bool = False
+    on_gpu: bool = False
+    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+
+
+def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
+    """All reasons, those that invalidate first."""
+    found = [reason for check in CHECKS for reason in check(evidence)]
+    return tuple(sorted(found, key=lambda reason: not reason.invalidates))
+
+
+def _invalidate(code: str, message: str, remedy: str, **evidence: float | int | str) -> list[Reason]:
+    return [Reason(code, message, remedy, invalidates=True, evidence=evidence)]
+
+
+def _note(code: str, message: str, remedy: str, **evidence: float | int | str) -> list[Reason]:
+    return [Reason(code, message, remedy, invalidates=False, evidence=evidence)]
+
+
+def compute_service_ns(samples: "pl.DataFrame") -> Any:
+    """The time that the runtime itself took: on the device where events say so, else from call to answer."""
+    if samples["compute_ns"].null_count() == 0:
+        return samples["compute_ns"].to_numpy().astype(float)
+    return (samples["end_ns"] - samples["start_ns"]).to_numpy().astype(float)
+
+
+def _check_sample_count(evidence: ValidityEvidence) -> list[Reason]:
+    count = len(evidence.samples)
+    if count >= evidence.wanted_samples:
+        return []
+    return _invalidate(
+        "too-few-samples",
+        f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}",
+        "increase --max-time, or request a lower percentile (--percentile, --slo)",
+        samples=count,
+        needed=evidence.wanted_samples,
+    )
+
+
+def _check_interruption(evidence: ValidityEvidence) -> list[Reason]:
+    return _invalidate("interrupted", "interrupted before completion", "run it again") if evidence.interrupted else []
+
+
+def _check_steadiness(evidence: ValidityEvidence) -> list[Reason]:
+    if evidence.steady:
+        return []
+    return _invalidate(
+        "not-steady",
+        "latency was not stable after warm-up",
+        "increase --max-warm-up, or stop other work on the machine",
+    )
+
+
+def _check_drift(evidence: ValidityEvidence) -> list[Reason]:
+    found = find_trend(compute_service_ns(evidence.samples))
+    if found is None or found.p_value > 0.01 or abs(found.change) <= evidence.limits["max_drift"]:
+        return []
+    way = "slower" if found.change > 0 else "faster"
+    return _invalidate(
+        "drift",
+        f"it became up to {abs(found.change):.1%} {way} while it was measured (p = {found.p_value:.1g})",
+        "let the machine settle (clocks, temperature, other work), or increase --warm-up",
+        change=found.change,
+        p_value=found.p_value,
+    )
+
+
+def _check_dispersion(evidence: ValidityEvidence) -> list[Reason]:
+    values = compute_service_ns(evidence.samples)
+    if len(values) < 2:
+        return []
+    cv, limit = float(values.std(ddof=1) / values.mean()), evidence.limits["max_cv"]
+    if cv <= limit:
+        return []
+    return _invalidate(
+        "dispersion",
+        f"coefficient of variation {cv:.1%}{_describe_dispersion(evidence)} exceeds {limit:.1%}",
+        "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
+        "or raise --max-cv, which is recorded",
+        cv=cv,
+        limit=limit,
+    )
+
+
+def _describe_dispersion(evidence: ValidityEvidence) -> str:
+    """What varied, where that is not the latency whose variation the table shows."""
+    if evidence.samples["compute_ns"].null_count() == 0:
+        return " on the device"
+    return " of the service time" if evidence.scenario is Scenario.SERVER else ""
+
+
+def _check_modes(evidence: ValidityEvidence) -> list[Reason]:
+    modes = find_two_modes(compute_service_ns(evidence.samples))
+    if modes is None:
+        return []
+    return _invalidate(
+        "bimodal",
+        f"bimodal latency: {modes.fast / 1e6:.3g} ms and {modes.slow / 1e6:.3g} ms ({modes.slow_share:.0%} of the samples)",
+        "one number cannot describe it: check for two code paths, two clock levels, or thread migration (--affinity)",
+        fast_ms=modes.fast / 1e6,
+        slow_ms=modes.slow / 1e6,
+        slow_share=modes.slow_share,
+    )
+
+
+def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
+    """For a CPU subject by who else was busy; for a GPU subject by what it did to the worker, whose host may be large."""
+    other, waited = (
+        _compute_mean(evidence, "other_cpu_cores") or 0.0,
+        _compute_mean(evidence, "worker_waited_cores") or 0.0,
+    )
+    share = evidence.limits["max_other_cpu_share"]
+    loaded = waited > share / 2 if evidence.on_gpu else other > share * evidence.cpus
+    if not loaded:
+        return []
+    return _invalidate(
+        "loaded-host",
+        f"other processes used {other:.2f} of the worker's {evidence.cpus} cores (it waited for {waited:.2f})",
+        "stop them, or isolate the worker's cores (--affinity)",
+        other_cpu_cores=other,
+        worker_waited_cores=waited,
+    )
+
+
+def _check_gpu_processes(evidence: ValidityEvidence) -> list[Reason]:
+    others = _find_largest(evidence, "gpu_other_processes")
+    if not others:
+        return []
+    return _invalidate(
+        "busy-gpu", f"{others:.0f} other process(es) on the GPU", "stop them (see nvidia-smi)", others=others
+    )
+
+
+def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
+    """Heat and hardware protection invalidate. A power cap is how the card is run: a note, unless it moved the clocks."""
+    column = evidence.machine.get_column("gpu_throttle_reasons", default=None)
+    masks = [] if column is None else [int(mask) for mask in column.drop_nulls()]
+    share = {
+        name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in THROTTLE_REASONS.items() if masks
+    }
+    capped = share.pop(POWER_CAP, 0.0)
+    seen = {name: part for name, part in share.items() if part > 0}
+    found: list[Reason] = []
+    if seen:
+        text = ", ".join(f"{name} {part:.0%} of the time" for name, part in seen.items())
+        found += _invalidate(
+            "throttled", f"the GPU was throttled: {text}", "improve cooling, or lock its clocks", **seen
+        )
+    if capped:
+        clocks = evidence.machine.get_column("gpu_sm_mhz", default=None)
+        median = None if clocks is None else clocks.median()
+        at = "" if median is None else f", with its clock at {float(median):.0f} MHz"
+        text = f"the GPU hit its power limit {capped:.0%} of the time{at}"
+        found += _note("power-capped", text, "results are valid only for this power limit and load", share=capped)
+    return found
+
+
+def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
+    for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz"):
+        column = evidence.machine.get_column(name, default=None)
+        values = [] if column is None else [float(value) for value in column.drop_nulls()]
+        # ends of the measurement fall into idle clocks; the middle must not, but for a reading in twenty: a range grows
+        # with the number of readings
+        inner = values[1:-1]
+        if len(inner) >= 3 and max(inner) > 0:
+            slow, fast = (_quantile(inner, level) for level in (0.05, 0.95))
+            change = 1 - slow / fast
+            if change > evidence.limits["max_clock_change"]:
+                return _invalidate(
+                    "clocks-moved",
+                    f"{name} moved between {slow:.0f} and {fast:.0f} MHz ({change:.0%})",
+                    "lock the clocks (nvidia-smi -lgc), or increase --warm-up",
+                    change=change,
+                )
+    return []
+
+
+def _quantile(values: Sequence[float], level: float) -> float:
+    import numpy as np
+
+    return float(np.quantile(values, level))
+
+
+def _check_temperature(evidence: ValidityEvidence) -> list[Reason]:
+    hottest, limit = _find_largest(evidence, "gpu_temperature_c"), evidence.limits["max_gpu_temperature_c"]
+    if hottest is None or hottest <= limit:
+        return []
+    return _invalidate(
+        "hot", f"the GPU reached {hottest:.0f} °C", "let it cool down, or improve airflow", temperature_c=hottest
+    )
+
+
+def _check_outputs(evidence: ValidityEvidence) -> list[Reason]:
+    check = evidence.output_check
+    if check is None:
+        return []
+    if not check.passed:
+        remedy = "do not use these results: check the parity reported by optpipe build, or disable runtime caches"
+        return _invalidate(
+            "wrong-output", f"a timed output {check.why_not}", remedy, relative_error=check.relative_error or 0.0
+        )
+    if check.tells_inputs_apart is False:
+        remedy = "use inputs that differ (--images)"
+        return _note(
+            "inputs-alike", "different inputs produce identical outputs: a stale output could not be detected", remedy
+        )
+    return []
+
+
+def _check_cache(evidence: ValidityEvidence) -> list[Reason]:
+    known, new = evidence.cache_probe.known_ns, evidence.cache_probe.new_ns
+    if evidence.cache_probe.stale:
+        remedy = "the runtime returned a stale output for a new input: do not use it"
+        return _invalidate(
+            "stale-answer", "the timed output for a new input differs from the runtime's own untimed output", remedy
+        )
+    if len(known) < SMALLEST_ROUNDS:
+        return []
+    ratio = ratio_from_rounds(new, known, PROBE_CONFIDENCE)
+    if ratio.ci[1] >= evidence.limits["cached_answer"]:
+        return []
+    return _invalidate(
+        "cached-answer",
+        f"an input seen before is answered in {ratio.value:.0%} of the time of a new one",
+        "disable the runtime's output cache; the benchmark measures cache hits",
+        known_over_new=ratio.value,
+    )
+
+
+def _check_enqueue(evidence: ValidityEvidence) -> list[Reason]:
+    samples = evidence.samples
+    if samples["compute_ns"].null_count():
+        return []
+    enqueue, compute = float(samples["enqueue_ns"].median()), float(samples["compute_ns"].median())  # type: ignore[arg-type]
+    if enqueue <= evidence.limits["enqueue_bound"] * compute:
+        return []
+    return _note(
+        "enqueue-bound",
+        f"the host needs {enqueue / 1e6:.3g} ms to launch {compute / 1e6:.3g} ms of GPU work",
+        "use a CUDA graph (--option BACKEND.cuda_graph=true) or a larger batch",
+        enqueue_over_compute=enqueue / compute,
+    )
+
+
+def _check_transfers(evidence: ValidityEvidence) -> list[Reason]:
+    samples = evidence.samples
+    if evidence.mode is not Mode.END_TO_END or samples["h2d_ns"].null_count():
+        return []
+    copies = float((samples["h2d_ns"] + samples["d2h_ns"]).median())  # type: ignore[arg-type]
+    compute = float(samples["compute_ns"].median())  # type: ignore[arg-type]
+    if copies <= compute:
+        return []
+    return _note(
+        "transfer-bound",
+        f"copies take {copies / 1e6:.3g} ms, compute {compute / 1e6:.3g} ms",
+        "copy 8-bit pixels and normalize on the device, or decode on it (optpipe preprocess)",
+        copies_over_compute=copies / compute,
+    )
+
+
+def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
+    """By what the server can serve while queries wait, not by the queue, whose own noise grows beyond bounds near saturation."""
+    samples, rate = evidence.samples, evidence.rate_per_s
+    if evidence.scenario is not Scenario.SERVER or rate is None or len(samples) < 40:
+        return []
+    due, start, end = (samples[f"{name}_ns"].to_numpy() for name in ("scheduled", "start", "end"))
+    waited = due[1:] <= end[:-1]
+    if waited.sum() < FEWEST_WAITED:
+        return []
+    busy_ns = float((end[1:] - start[1:])[waited].mean()) + _quantile((start[1:] - end[:-1])[waited], 0.5)
+    served = 1e9 / max(busy_ns, 1.0)
+    if served > rate:
+        return []
+    return _invalidate(
+        "falling-behind",
+        f"the queue only grows: {rate:.4g} queries/s are due, and it serves {served:.4g}",
+        "lower --rate, or use --slo to find the maximum rate",
+        served_per_s=served,
+    )
+
+
+def _compute_mean(evidence: ValidityEvidence, name: str) -> float | None:
+    column = evidence.machine.get_column(name, default=None)
+    value = None if column is None else column.mean()
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _find_largest(evidence: ValidityEvidence, name: str) -> float | None:
+    column = evidence.machine.get_column(name, default=None)
+    value = None if column is None else column.max()
+    return float(value) if isinstance(value, int | float) else None
+
+
+CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
+    _check_outputs, _check_cache, _check_interruption, _check_sample_count, _check_steadiness, _check_drift,
+    _check_modes, _check_dispersion, _check_queue, _check_host_load, _check_gpu_processes, _check_throttling,
+    _check_clocks, _check_temperature, _check_enqueue, _check_transfers,
+)  # fmt: skip

@@ -1,0 +1,204 @@
+"""`python -m optpipe.measure.worker`: see the package's documentation."""
+
+import gc
+import os
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.errors import OptpipeError, first_line, is_out_of_memory
+from optpipe.core.measurement import LoadSpec, OutputCheck, Scenario
+from optpipe.core.process_group import end_with_parent
+from optpipe.core.records import line_from_record, record_from_json
+from optpipe.measure.worker.checks import (
+    Reservoir,
+    check_outputs,
+    compute_untimed_outputs,
+    count_reference_inputs,
+    limit_output_checks,
+    probe_cache,
+)
+from optpipe.measure.worker.lanes import CpuLane, CudaLane, Lane
+from optpipe.measure.worker.loading import session_from_loader
+from optpipe.measure.worker.loops import PointRun, run_load
+from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart
+from optpipe.measure.worker.rotation import Rotation, draw_rotation, pool_from_files
+from optpipe.measure.worker.spool import Spool
+
+_Prepared = tuple[Rotation, list[dict[str, Any]], list[Lane]]
+
+
+def main() -> None:
+    """Imports what it is told to, loads the session, then answers points until standard input ends."""
+    end_with_parent()
+    events = _reserve_stdout_for_events()
+    _prepare(record_from_json(sys.stdin.readline(), WorkerStart, "standard input"))
+    events.write(_line(WorkerEvent("standing-by")))
+    if not (line := sys.stdin.readline()):
+        return
+    plan = record_from_json(line, SessionPlan, "standard input")
+    try:
+        with ExitStack() as stack:
+            worker = Worker(plan, stack)
+            events.write(_line(worker.ready()))
+            for line in sys.stdin:
+                report = worker.measured(record_from_json(line, Point, "standard input"), events)
+                events.write(_line(WorkerEvent("done", report=report, modules=tuple(sys.modules))))
+    except OptpipeError as error:
+        events.write(_line(WorkerEvent("failed", status=int(error.exit_status), message=str(error))))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        events.write(_line(WorkerEvent("out-of-memory", message=first_line(error))))
+
+
+def _line(event: WorkerEvent) -> str:
+    return line_from_record(event).decode()
+
+
+def _prepare(start: WorkerStart) -> None:
+    """Sets the affinity first, then imports: libraries count processors as they are imported."""
+    if start.affinity:
+        os.sched_setaffinity(0, start.affinity)
+    for name in start.imports:
+        with suppress(Exception):  # some modules exist only once another has made them; loading imports them again
+            import_module(name)
+
+
+class Worker:
+    """One loaded session and the streams it runs on."""
+
+    def __init__(self, plan: SessionPlan, stack: ExitStack) -> None:
+        self.plan = plan
+        self.reference = pool_from_files(plan.reference)
+        self.streams: list[Any] = [None] * plan.streams
+        if plan.device.startswith("cuda"):
+            import torch
+
+            self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
+        self._last: tuple[tuple[object, ...], _Prepared] | None = None
+        """The load of the point before and what was prepared for it."""
+        self.sessions = [stack.enter_context(self._load_session(stream)) for stream in self.streams]
+
+    def _load_session(self, stream: Any) -> Any:
+        if stream is None:
+            return session_from_loader(self.plan.loader, self.plan.arguments)
+        import torch
+
+        with torch.cuda.stream(stream):  # ONNX Runtime keeps the stream that is current when it loads
+            return session_from_loader(self.plan.loader, self.plan.arguments)
+
+    def ready(self) -> WorkerEvent:
+        """What the parent has to know to look at the machine meanwhile."""
+        return WorkerEvent("ready", pid=os.getpid(), gpu_uuid=self._gpu_uuid())
+
+    def _gpu_uuid(self) -> str | None:
+        if not self.plan.device.startswith("cuda"):
+            return None
+        import torch
+
+        return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+
+    def measured(self, point: Point, events: Any) -> PointReport:
+        """Puts one load on the session; returns the event that ends it."""
+        asked = point.load
+        turns, before, lanes = self._prepare(asked)
+        with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        kept = Reservoir(limit_output_checks(asked.output_checks, before[0]), self.plan.seed)
+
+        def measuring() -> None:
+            events.write(_line(WorkerEvent("measuring")))
+
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        with Spool(Path(point.spool)) as spool:
+            load = PointRun(point.load, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed)
+            run_load(load)
+            stopped = spool.stopped
+        gc.enable()
+        return PointReport(
+            steady=load.steady,
+            queries_needed=load.queries_needed,
+            stopped=stopped,
+            host_peak_bytes=max(0, _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)),
+            rotated=len(turns.batches),
+            rotated_bytes=turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
+            output_check=self._checked(kept, lanes, before, turns),
+            cache_probe=probe_cache(
+                self.sessions[0],
+                lanes[0],
+                turns,
+                0 if stopped else asked.cache_probes,
+                self.plan.seed,
+                self.plan.tolerance,
+                self.plan.input_axes,
+            ),
+        )
+
+    def _prepare(self, asked: LoadSpec) -> _Prepared:
+        """The rotated inputs, the session's untimed outputs for them, and the lanes that they are bound to.
+
+        A point without warm-up goes on with those of the point before it: calls that nobody times would take longer than a short
+        point's timed ones. Probes of the cache overwrite inputs, so what they touched is never used again.
+        """
+        used = len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
+        load, found = (asked.batch_size, asked.mode, used), self._last
+        if found is None or found[0] != load or asked.max_warm_up_seconds > 0:
+            found = self._last = None  # frees the buffers of the one before
+            turns = draw_rotation(
+                pool_from_files(self.plan.inputs),
+                asked.batch_size,
+                self.plan.seed,
+                count_reference_inputs(self.reference),
+                self.plan.input_axes,
+            )
+            before = compute_untimed_outputs(self.sessions[0], turns)
+            turns = turns.first(len(before))
+            found = (load, (turns, before, [self._lane(turns, asked, number) for number in range(used)]))
+        self._last = found if asked.cache_probes == 0 else None
+        return found[1]
+
+    def _lane(self, turns: Rotation, asked: LoadSpec, number: int) -> Lane:
+        if self.streams[number] is None:
+            return CpuLane(self.sessions[number], turns, asked.mode)
+        return CudaLane(self.sessions[number], turns, asked.mode, self.streams[number])
+
+    def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> OutputCheck:
+        answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
+        plan = self.plan
+        return check_outputs(
+            answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name, plan.output_axes
+        )
+
+
+def _reserve_stdout_for_events() -> Any:
+    """Keeps standard output for events: whatever libraries print goes to the log on standard error."""
+    kept = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    return kept
+
+
+def _count_own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:
+    """Host memory of the measurement itself: inputs in rotation, answers for the comparison. None of it is the artifact's."""
+    answers = [*before, *(outputs for _, outputs in kept.kept if isinstance(lanes[0], CpuLane))]
+    arrays = [array for each in answers for array in each.values()] + [
+        array for lane in lanes for array in lane.list_spare_arrays()
+    ]
+    sizes = {array.__array_interface__["data"][0]: array.nbytes for array in arrays}  # several lanes share the arrays
+    return sum(sizes.values())
+
+
+def _read_peak_resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    peak = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else peak) * 1024
+
+
+if __name__ == "__main__":
+    main()

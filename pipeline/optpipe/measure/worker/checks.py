@@ -1,0 +1,228 @@
+"""Are the timed answers right? A random sample of them is kept and compared after the clock has stopped.
+
+Against two things: what the same session answered before timing (MLPerf's TEST01 asks this), and, where there is one, the
+reference implementation's outputs. And once the clock has stopped: is a question asked again answered faster than a new
+one, as a cache would?
+"""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from random import Random
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.measurement import OutputCheck
+from optpipe.measure.worker.plan import CacheProbe
+from optpipe.measure.worker.rotation import MIN_ROTATED_BATCHES, Rotation, make_unseen_batch
+from optpipe.models.inputs.rows import to_rows
+from optpipe.stats.ratio import SMALLEST_ROUNDS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from optpipe.backends.base import Session
+    from optpipe.measure.worker.lanes import Lane
+
+PROBE_SECONDS = 10.0
+"""A slow artifact is asked fewer times: nobody waits for minutes after the clock has stopped."""
+MAX_OUTPUT_BYTES = 1 << 28
+"""Answers that are kept for the comparison take no more than this, on the host and on a GPU: they are the harness's."""
+MAX_UNTIMED_SECONDS = 15.0
+CHUNK_VALUES = 1 << 22
+
+
+class Reservoir:
+    """A uniform random sample of a stream whose length nobody knows (Vitter's algorithm R); seeded."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self._random, self._seen = size, Random(seed), 0
+        self.kept: list[tuple[int, Any]] = []
+
+    def slot(self) -> int | None:
+        """Where the next item goes, or None where it is not kept."""
+        self._seen += 1
+        if len(self.kept) < self.size:
+            return len(self.kept)
+        place = int(self._random.random() * self._seen)
+        return place if place < self.size else None
+
+    def keep(self, slot: int, index: int, outputs: Any) -> None:
+        """Keeps the answer to rotated input `index`."""
+        if slot == len(self.kept):
+            self.kept.append((index, outputs))
+        else:
+            self.kept[slot] = (index, outputs)
+
+
+def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
+    """What the session says to the rotated inputs when nobody is timing it: to all of them, as far as time and memory allow.
+
+    At least to MIN_ROTATED_BATCHES. The first call may be slow by itself (lazy loading, a search for algorithms) and does not count.
+    """
+    answers = [session.run(turns.batches[0])]
+    begun = perf_counter()
+    for batch in turns.batches[1:]:
+        answers.append(session.run(batch))
+        room = (len(answers) + 1) * count_output_bytes(answers[0]) <= MAX_OUTPUT_BYTES
+        if len(answers) >= MIN_ROTATED_BATCHES and not (room and perf_counter() - begun < MAX_UNTIMED_SECONDS):
+            break
+    return answers
+
+
+def count_output_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
+    """The size of all outputs of one call."""
+    return sum(int(array.nbytes) for array in answer.values())
+
+
+def limit_output_checks(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
+    """How many timed answers are kept: `wanted`, or as many as memory allows, but at least MIN_ROTATED_BATCHES."""
+    return min(wanted, max(MIN_ROTATED_BATCHES, MAX_OUTPUT_BYTES // max(count_output_bytes(answer), 1)))
+
+
+def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
+    """Largest relative L2 distance over the outputs; infinite for NaN, for another shape, or for a missing output."""
+    import numpy as np
+
+    worst = 0.0
+    for name, expected in reference.items():
+        found = got.get(name)
+        if found is None or found.shape != expected.shape:
+            return float("inf")
+        difference, scale = _compute_norms(expected, found)
+        worst = max(worst, difference / scale if scale else difference) if np.isfinite(difference) else float("inf")
+    return worst
+
+
+def _compute_norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, float]:
+    """‖found − expected‖ and ‖expected‖ in float64, a part at a time: outputs may be as large as the memory."""
+    import numpy as np
+
+    truth, got = np.ravel(expected), np.ravel(found)
+    squares = [0.0, 0.0]
+    for start in range(0, truth.size, CHUNK_VALUES):
+        part = truth[start : start + CHUNK_VALUES].astype(np.float64)
+        apart = got[start : start + CHUNK_VALUES].astype(np.float64) - part
+        squares = [squares[0] + float(apart @ apart), squares[1] + float(part @ part)]
+    return sqrt(squares[0]), sqrt(squares[1])
+
+
+def _is_finite(answer: Mapping[str, "np.ndarray"]) -> bool:
+    import numpy as np
+
+    return all(bool(np.isfinite(array).all()) for array in answer.values())
+
+
+def check_outputs(
+    kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
+    before: Sequence[Mapping[str, "np.ndarray"]],
+    reference: Mapping[str, "np.ndarray"],
+    rows: Sequence["np.ndarray"],
+    tolerance: float,
+    reference_name: str,
+    axes: Mapping[str, int | None] | None = None,
+) -> OutputCheck:
+    """Whether the `kept` outputs are those of the untimed runs in `before`, and within `tolerance` of the reference.
+
+    `axes` says which axis of an output is the batch.
+    """
+    problems: list[str] = []
+    worst_self = 0.0
+    for index, got in kept:
+        own = _compute_distance(before[index], got)
+        worst_self = max(worst_self, own)
+        if own > tolerance:
+            apart = f"differs from the untimed output by {own:.2g}"
+            problems.append(apart if _is_finite(got) else "contains NaN or Inf")
+        elif own > 1e-7:
+            others = [_compute_distance(before[other], got) for other in range(len(before)) if other != index]
+            if others and min(others) < 0.1 * own:
+                problems.append("belongs to another input")
+    error = _compare_to_reference(reference, rows, kept, axes or {})
+    if error is not None and error > tolerance:
+        problems.append(f"differs from {reference_name} by {error:.2g}")
+    between = [
+        _compute_distance(before[first], before[second]) for first in range(len(before)) for second in range(first)
+    ]
+    compared = "the untimed run" if error is None else f"{reference_name} and the untimed run"
+    return OutputCheck(
+        checked=len(kept),
+        passed=bool(kept) and not problems,
+        reference=compared,
+        relative_error=_limit_finite(worst_self if error is None else error),
+        tolerance=f"relative L2 error at most {tolerance:g}",
+        why_not=problems[0] if problems else None if kept else "no timed output was kept",
+        tells_inputs_apart=bool(between) and min(between) > 0.0,
+    )
+
+
+def _compare_to_reference(
+    reference: Mapping[str, "np.ndarray"],
+    rows: Sequence["np.ndarray"],
+    kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
+    axes: Mapping[str, int | None],
+) -> float | None:
+    """The distance over all kept answers together, as the tolerance of a build is meant; infinite where an output is missing.
+
+    Only inputs that the reference has answers to count: it may cover the first of the pool alone. None where no such input
+    was kept, so that nothing was compared.
+    """
+    import numpy as np
+
+    size = count_reference_inputs(reference)
+    expected: dict[str, list[np.ndarray]] = {name: [] for name in reference}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in reference}
+    for index, got in kept:
+        known = rows[index] < size
+        for name, array in reference.items():
+            if known.any() and name not in got:
+                return float("inf")
+            own = to_rows(got[name], axes.get(name, 0), len(known)) if known.any() else ()
+            if known.any() and len(own) == len(known):
+                expected[name].append(np.asarray(array)[rows[index][known]])
+                found[name].append(own[known])
+    pairs = {name: (np.concatenate(expected[name]), np.concatenate(found[name])) for name in reference if found[name]}
+    if not pairs:
+        return None
+    return _compute_distance(
+        {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+    )
+
+
+def count_reference_inputs(reference: Mapping[str, "np.ndarray"]) -> int:
+    """How many inputs of the pool, its first ones, the reference has answers to."""
+    return min((len(array) for array in reference.values()), default=0)
+
+
+def _limit_finite(value: float) -> float:
+    return value if value < 1e30 else 1e30
+
+
+def probe_cache(
+    session: "Session",
+    lane: "Lane",
+    turns: Rotation,
+    probes: int,
+    seed: int,
+    tolerance: float,
+    axes: Mapping[str, int | None] | None = None,
+) -> CacheProbe:
+    """Asks known and never seen inputs in turn, `probes` times, or as often as PROBE_SECONDS allow."""
+    import numpy as np
+
+    known = {name: np.array(array) for name, array in turns.batches[0].items()}
+    times: dict[str, list[int]] = {"known_ns": [], "new_ns": []}
+    stale, begun = False, perf_counter()
+    for probe in range(probes):
+        late = probe + 1 >= SMALLEST_ROUNDS and perf_counter() - begun > PROBE_SECONDS
+        for kind in ("new", "known") if probe % 2 else ("known", "new"):
+            batch = make_unseen_batch(known, seed + probe, axes) if kind == "new" else known
+            lane.replace(0, batch)
+            lane.stage(0)
+            start, end, *_ = lane.query()
+            times[f"{kind}_ns"].append(max(end - start, 1))
+            if kind == "new" and (late or probe == probes - 1):
+                stale = _compute_distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
+        if late:
+            break
+    lane.replace(0, known)
+    return CacheProbe(tuple(times["known_ns"]), tuple(times["new_ns"]), stale)

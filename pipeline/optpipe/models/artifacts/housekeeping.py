@@ -1,0 +1,255 @@
+"""Listing and removing what is stored."""
+
+import fcntl
+import shutil
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayers
+from optpipe.core.entries import GraphInfo, SkippedLayer
+from optpipe.core.errors import BadInputError
+from optpipe.core.records import read_record
+from optpipe.models.artifacts.decisions import find_decision, read_decision
+from optpipe.workspace.manifest import MANIFEST, Manifest
+from optpipe.workspace.runs import RunManifest, list_run_folders, load_run, note_removal, require_unchanged
+from optpipe.workspace.store import Entry, Store, measure_folder_bytes
+
+_KEPT = ("artifact", "calibration", "preprocessing")
+"""What a command was asked for stays, and so does all that it was made from: `deploy` needs the pipeline of a run, and `calibrate` advises
+a build from its table."""
+_COMPANIONS = ("reference", "verification")
+"""Entries of these kinds stay as long as all that they were made from: they are what bench and signoff compare outputs with."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySummary:
+    """One entry in `optpipe ls`."""
+
+    id: str
+    kind: str
+    model: str | None
+    backend: str | None
+    precision: str | None
+    device: str | None
+    size_bytes: int
+    created: str
+    """UTC, ISO 8601."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run in `optpipe ls`."""
+
+    run_id: str
+    kind: str
+    status: Literal["complete", "interrupted", "unfinished", "damaged"]
+    command: str | None
+    size_bytes: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreListing:
+    """What `optpipe ls` tells."""
+
+    workspace: str
+    entries: tuple[EntrySummary, ...]
+    damaged: tuple[str, ...]
+    """The names of entries without a readable manifest."""
+    runs: tuple[RunSummary, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDetails:
+    """What `optpipe show` tells of an entry."""
+
+    entry: EntrySummary
+    manifest: Manifest
+    layers: EngineLayers | None = None
+    """Of an engine whose runtime tells of them."""
+    chosen: str | None = None
+    """Where `build --precision auto` found it the fastest, and the run that says so."""
+    kept: tuple[SkippedLayer, ...] = ()
+    """Layers that its graph leaves out of INT8 or FP8."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetails:
+    """What `optpipe show` tells of a run."""
+
+    run: RunSummary
+    manifest: RunManifest
+    decision: str | None = None
+    """What a run of `build --precision auto` chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What `optpipe rm` or `optpipe gc` removed, or would remove."""
+
+    removed: tuple[str, ...]
+    """The names of entries and runs."""
+    freed_bytes: int
+    dry_run: bool
+    scratch_bytes: int = 0
+    """Of folders that killed runs left behind."""
+
+
+def summarize_entry(entry: Entry[Any]) -> EntrySummary:
+    """One line of `optpipe ls`."""
+    info = entry.manifest.info
+    return EntrySummary(
+        id=entry.id,
+        kind=entry.manifest.kind,
+        model=info.get("model") or info.get("name"),
+        backend=info.get("backend"),
+        precision=info.get("precision"),
+        device=info.get("device"),
+        size_bytes=entry.size_bytes,
+        created=entry.manifest.created,
+        path=str(entry.path),
+    )
+
+
+def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
+    """All of one entry."""
+    file = entry.file(ENGINE_LAYERS)
+    layers = read_record(file, EngineLayers) if file.is_file() else None
+    decided = find_decision(store.workspace, {entry.id})
+    chosen = None if decided is None else f"{decided.describe(entry.id)} ({decided.run_id})"
+    made_of = {entry.id, *entry.manifest.parents}
+    graph = next((each for each in store.scan_entries(GraphInfo)[0] if each.id in made_of), None)
+    return EntryDetails(summarize_entry(entry), entry.manifest, layers, chosen, graph.info.kept if graph else ())
+
+
+def list_stored(store: Store) -> StoreListing:
+    """Everything in the workspace."""
+    entries, damaged = store.scan_entries()
+    return StoreListing(
+        workspace=str(store.workspace),
+        entries=tuple(map(summarize_entry, sorted(entries, key=lambda each: each.manifest.created))),
+        damaged=tuple(folder.name for folder in damaged),
+        runs=tuple(map(_summarize_run, list_run_folders(store.workspace))),
+    )
+
+
+def _summarize_run(folder: Path) -> RunSummary:
+    size, path = measure_folder_bytes(folder), str(folder)
+    try:
+        manifest = load_run(folder).manifest
+    except BadInputError:
+        status: Literal["damaged", "unfinished"] = "damaged" if (folder / MANIFEST).is_file() else "unfinished"
+        return RunSummary(folder.name, folder.name.partition("-")[0], status, None, size, path)
+    return RunSummary(folder.name, manifest.kind, manifest.status, manifest.command, size, path)
+
+
+def describe_run(folder: Path) -> RunDetails:
+    """All that `optpipe show` says of a run. Raises BadInputError where it is not as it was written."""
+    run = load_run(folder)
+    require_unchanged(run)
+    decided = read_decision(run) if run.kind == "choose" else None
+    return RunDetails(_summarize_run(folder), run.manifest, decided.describe() if decided else None)
+
+
+def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Removal:
+    """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
+    folder = find_run(store, prefix)
+    if folder is not None:
+        if (folder / MANIFEST).is_file() and folder.parent.name == "runs":
+            note_removal(store.workspace, load_run(folder).manifest)
+        return _remove(store, [folder], dry_run=False)
+    entry = store.find(prefix)
+    dependents = _find_dependents(entry.id, store.list_entries())
+    if dependents and not with_dependents:
+        names = ", ".join(each.path.name for each in dependents[:3])
+        count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
+        raise BadInputError(
+            f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them as well"
+        )
+    with store.alone():
+        return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
+
+
+def find_run(store: Store, prefix: str) -> Path | None:
+    """The one run or damaged entry whose name, or id, starts with `prefix`; None where an entry may be meant."""
+    entries, damaged = store.scan_entries()
+    if any(entry.fits(prefix) for entry in entries):
+        return None
+    folders = [*damaged, *list_run_folders(store.workspace)]
+    found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
+    if len(found) > 1:
+        raise BadInputError(
+            f"'{prefix}' matches {len(found)} runs ({', '.join(each.name for each in found[:5])}); use a longer prefix"
+        )
+    return found[0] if found else None
+
+
+def _find_dependents(ident: str, entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
+    """Everything made from an entry, nearest first."""
+    entries = list(entries)
+    found: list[Entry[Any]] = []
+    wave = {ident}
+    while wave:
+        nearer = [each for each in entries if wave & set(each.manifest.parents) and each not in found]
+        found += nearer
+        wave = {each.id for each in nearer}
+    return found
+
+
+def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
+    """Removes scratch folders of dead runs, damaged entries, and what nothing of _KEPT needs.
+
+    Raises StageError while another process makes entries: nothing needs them yet.
+    """
+    with nullcontext() if dry_run or not store.workspace.is_dir() else store.alone():
+        return _collect_garbage(store, dry_run=dry_run)
+
+
+def _collect_garbage(store: Store, *, dry_run: bool) -> Removal:
+    entries, broken = store.scan_entries()
+    by_id = {entry.id: entry for entry in entries}
+    needed: set[str] = set()
+    wave = [entry for entry in entries if entry.manifest.kind in _KEPT and entry.find_damage() is None]
+    while wave:
+        needed |= {entry.id for entry in wave}
+        wave = [
+            by_id[parent]
+            for entry in wave
+            for parent in entry.manifest.parents
+            if parent in by_id and parent not in needed
+        ]
+    while companions := {
+        entry.id
+        for entry in entries
+        if entry.manifest.kind in _COMPANIONS and entry.id not in needed and set(entry.manifest.parents) <= needed
+    }:
+        needed |= companions
+    unneeded = [entry.path for entry in entries if entry.id not in needed]
+    removal = _remove(store, [*unneeded, *broken], dry_run=dry_run)
+    return replace(removal, scratch_bytes=_sweep(store, dry_run=dry_run))
+
+
+def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> Removal:
+    freed = sum(measure_folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders)
+    return Removal(tuple(each.name for each in folders), freed, dry_run)
+
+
+def _sweep(store: Store, *, dry_run: bool) -> int:
+    """Deletes scratch folders whose maker is gone: it holds a lock for as long as it lives."""
+    freed = 0
+    for scratch in sorted((store.workspace / "tmp").glob("*")):
+        lock = store.workspace / "locks" / scratch.name.removesuffix(".removed")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            freed += measure_folder_bytes(scratch)
+            if not dry_run:
+                shutil.rmtree(scratch)
+    return freed

@@ -1,0 +1,358 @@
+"""Which stored artifacts a command means by `resnet50`, an id, or a file, and what is known about their inputs."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.base import Device
+from optpipe.backends.registry import BACKENDS, resolve_effective_options
+from optpipe.core.card import ModelCard, card_from_file, name_from_factory
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, MissingError
+from optpipe.models.sources.card_file import CardSource
+from optpipe.models.sources.onnx_file import hash_onnx_file
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.manifest import drop_folder
+from optpipe.workspace.store import Entry, Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArtifact:
+    """An artifact of the store with its model's card and, where there is one, its reference."""
+
+    entry: Entry[ArtifactInfo]
+    card: ModelCard
+    model: Entry[ModelInfo]
+    reference: Entry[ReferenceInfo] | None
+
+    @property
+    def label(self) -> str:
+        """`onnxruntime fp16 (cuda)`."""
+        return self.entry.info.label
+
+    def given(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
+        """Of `options`, by backend as they were typed, those for its own."""
+        return dict(options.get(self.entry.info.backend, {}))
+
+    def resolve_effective_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
+        """Its runtime options with those that are given; raises BadInputError for one that its backend does not have."""
+        return resolve_effective_options(self.entry.info, self.given(options))
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """The smallest and largest batch of its profile."""
+        low, _, high = self.card.batch_range
+        return low, high
+
+
+def find_artifacts(
+    text: str, store: Store, precisions: Sequence[str] = (), backends: Sequence[str] = (), device: Device | None = None
+) -> tuple[StoredArtifact, ...]:
+    """The newest artifact of each backend, precision and device that `text` and the filters name.
+
+    Raises BadInputError, with the build command, where there is none.
+    """
+    every = store.list_entries(ArtifactInfo)
+    by_id = [entry for entry in every if len(text) >= 4 and entry.fits(text)]
+    named = by_id or find_builds(text, store)
+    wanted = [
+        entry
+        for entry in named
+        if (not precisions or entry.info.precision in precisions)
+        and (not backends or entry.info.backend in backends)
+        and (device is None or entry.info.device == device)
+    ]
+    if by_id and not wanted:
+        model = format_model_argument(by_id[-1].info.model, by_id[-1].info.source)
+        filters = _format_filters(precisions, backends, device)
+        raise BadInputError(f"{text} is {by_id[-1].info.label}, not{filters}\nuse `{model}{filters}`, or the ID alone")
+    if not wanted:
+        other = not named and bool(find_builds(text, store, any_content=True))
+        _refuse(text, store, named, precisions, backends, device, other_content=other)
+    newest = {entry.info.label: entry for entry in wanted}
+    return tuple(_load_artifact(entry, store) for entry in newest.values())
+
+
+def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
+    """Those that can run here, and why the others cannot. Raises MissingError where none can."""
+    reasons: dict[str, str] = {}
+    able = []
+    for each in artifacts:
+        why_not = BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info)
+        if why_not is None:
+            able.append(each)
+        else:
+            reasons[each.label] = why_not
+    if not able:
+        text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
+        raise MissingError(
+            f"no built artifact can run on this machine: {text}\n`optpipe build MODEL --backend auto` builds one that can"
+        )
+    return tuple(able), reasons
+
+
+def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[Entry[ArtifactInfo]]:
+    """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
+
+    Of an ONNX file or card those of its present content, or of `any_content`: two may share a name, and one may have changed since. A
+    copy of an ONNX file under another name is the same model.
+    """
+    artifacts = store.list_entries(ArtifactInfo)
+    path, (file, _, factory) = Path(text), text.rpartition(":")
+    if file.endswith(".py"):
+        return [
+            each
+            for each in artifacts
+            if each.info.model == name_from_factory(text) and _is_factory(each, file, factory)
+        ]
+    if path.suffix == ".toml" and path.is_file():
+        source = CardSource(path)
+        named = [each for each in artifacts if each.info.model == source.card.name]
+        if any_content or not named:
+            return named
+        try:
+            identity = source.collect_identity()
+        except BadInputError:  # what it names is gone: only the name is left to go by
+            return named
+        made_of = {each.id: each.manifest.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
+        return [each for each in named if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()]
+    content = hash_onnx_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
+    return [
+        each
+        for each in artifacts
+        if content is None or each.info.weights.source != "embedded" or each.info.weights.sha256 == content
+        if _is_called(each, text)
+        or (path.suffix in (".onnx", ".toml") and path.stem == each.info.model)
+        or (content is not None and _is_bare_onnx(each))
+    ]
+
+
+def _is_bare_onnx(artifact: Entry[ArtifactInfo]) -> bool:
+    """Whether it was built of an ONNX file alone, without a card."""
+    info = artifact.info
+    return info.weights.source == "embedded" and _is_named_by_source(info.model, info.source)
+
+
+def _is_factory(artifact: Entry[ArtifactInfo], file: str, factory: str) -> bool:
+    own, _, name = artifact.info.source.rpartition(":")
+    return factory == name and Path(file).resolve() == Path(own).resolve()
+
+
+def _is_called(artifact: Entry[ArtifactInfo], text: str) -> bool:
+    """Whether it is the model's name, its source, or what a library calls it (`resnet50` of `torchvision:resnet50`)."""
+    file, _, name = artifact.info.source.partition(":")
+    return text in (artifact.info.model, artifact.info.source) or (text == name != "" and not file.endswith(".py"))
+
+
+def format_model_argument(name: str, source: str) -> str:
+    """The MODEL of a `build` that means the model of this name and source, as far as they tell."""
+    named = source.startswith(("timm:", "hf:"))
+    return shlex.quote(source if named or _is_named_by_source(name, source) else name)
+
+
+def find_stored_source(text: str, store: Store) -> str | None:
+    """The MODEL that means the newest stored model called `text`; None where `text` means something by itself.
+
+    Messages and dossiers name a model without its library, folder or card: `reader` and `hf:reader` of `hf:/srv/models/reader`,
+    `two axes` of `cards/two.toml`, `light` and `light.onnx` of `/srv/light.onnx`.
+    """
+    from optpipe.models.sources.resolve import find_model_cards
+
+    prefix, _, rest = text.rpartition(":")
+    here = Path(prefix if prefix.endswith(".py") else rest)
+    if "/" in text or prefix in ("timm", "torchvision") or here.exists() or text in find_model_cards():
+        return None
+    infos = [entry.info for entry in store.list_entries(ModelInfo)]
+    found = [place for each in infos if text in _list_names(each) and (place := _find_place(each)) is not None]
+    if not found or (text.isidentifier() and get_package_version("torchvision") and _is_in_torchvision(text)):
+        return None
+    return found[-1]
+
+
+def _list_names(model: ModelInfo) -> tuple[str, ...]:
+    if model.card is not None:  # whose source is beside it
+        return (model.name,)
+    library = (f"hf:{model.name}",) if model.source.startswith("hf:") else ()
+    return (model.name, drop_folder(model.source), *library)
+
+
+def _find_place(model: ModelInfo) -> str | None:
+    """The MODEL that a stored one was exported from; None where its file is gone."""
+    file = model.card or model.source
+    if model.source.startswith(("hf:", "timm:")):
+        return file
+    if model.card is None and not _is_named_by_source(model.name, model.source):
+        return None
+    exists = Path(file if file.endswith((".onnx", ".toml")) else file.rpartition(":")[0]).is_file()
+    return file if exists else None
+
+
+def _is_named_by_source(name: str, source: str) -> bool:
+    """Whether it is a file or factory without a card, whose name follows from it."""
+    return name == (Path(source).stem if source.endswith(".onnx") else name_from_factory(source))
+
+
+def _is_in_torchvision(name: str) -> bool:
+    from torchvision.models import list_models
+
+    return name in list_models()
+
+
+def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
+    """What to say of artifacts that were made of different weights or sources, as after training again; None where they were not."""
+    made = [{key: each.model.manifest.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
+    other = next((each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None)
+    if other is None:
+        return None
+    first = artifacts[0]
+    return (
+        f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id}) were built from different versions of {first.card.name}; "
+        "rebuild them together"
+    )
+
+
+def _refuse(
+    text: str,
+    store: Store,
+    named: Sequence[Entry[ArtifactInfo]],
+    precisions: Sequence[str],
+    backends: Sequence[str],
+    device: Device | None,
+    *,
+    other_content: bool,
+) -> None:
+    flags = _format_filters(precisions, backends, device)
+    what = f"{text}{flags}"
+    built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
+    here = f" (available: {', '.join(built)})" if built else ""
+    if other_content:
+        here = "; existing builds of that name are from a different file"
+    way_out = f"`optpipe build {shlex.quote(text)}{flags}` builds it"
+    if unable := _list_unable(text, store, backends):
+        way_out = f"{' and '.join(unable)} cannot build an ONNX file: give its PyTorch model, or leave --backend out"
+        if not built:
+            way_out += f" (`optpipe build {shlex.quote(text)}` builds it)"
+    raise BadInputError(f"no build of {what} in {store.workspace}{here}\n{way_out}")
+
+
+def _format_filters(precisions: Sequence[str], backends: Sequence[str], device: Device | None) -> str:
+    """As they are typed, each behind a space."""
+    return "".join(
+        f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
+    ) + (f" --device {device}" if device else "")
+
+
+def _list_unable(text: str, store: Store, backends: Sequence[str]) -> list[str]:
+    """The `backends` where `text` is an ONNX file, or a card of one, and they all need a module."""
+    from optpipe.models.sources.resolve import source_from_text
+
+    unable = [name for name in backends if BACKENDS[name].needs_module]
+    if not unable or len(unable) < len(backends):
+        return []
+    return [] if source_from_text(find_stored_source(text, store) or text).has_module else unable
+
+
+def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
+    model = store.find(entry.manifest.parents[0], ModelInfo)
+    card = card_from_file(store.verify_entry(model, CARD).file(CARD))
+    return StoredArtifact(entry, card, model, find_reference(entry, model, store))
+
+
+def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:
+    """What the artifact was last verified on; the model's newest reference where it never was, None where there is none."""
+    known = {each.id: each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents}
+    parents = (each.manifest.parents for each in store.list_entries(VerificationInfo))
+    verified = [known[one] for each in parents if artifact.id in each for one in each if one in known]
+    found = verified or list(known.values())
+    return found[-1] if found else None
+
+
+def describe_network(model: Entry[ModelInfo]) -> str | None:
+    """What is the same of a network that was trained again and hardly of two that share a name: task, inputs, outputs, number of weights.
+
+    None where the store no longer has its files.
+    """
+    import onnx
+
+    if not {CARD, ONNX} <= set(model.manifest.files):
+        return None
+    card = card_from_file(model.file(CARD))
+    inputs = [
+        (each, [low if low == high else "n" for low, high in zip(each.min, each.max, strict=True)])
+        for each in card.inputs
+    ]
+    sides = [
+        ", ".join(
+            f"{each.name} {'×'.join(str(size) if isinstance(size, int) and axis != each.batch else 'n' for axis, size in enumerate(shape))}"
+            for each, shape in side
+        )
+        for side in (inputs, [(each, each.shape) for each in card.outputs])
+    ]
+    tensors = onnx.load(model.file(ONNX), load_external_data=False).graph.initializer
+    count = sum(
+        math.prod(each.dims) for each in tensors if len(each.dims) > 1
+    )  # the others are folded or not, by exporter
+    return f"{card.task}, {' to '.join(sides)}, {count:,} weights"
+
+
+def choose_batch_sizes(
+    artifact: StoredArtifact, sizes: Sequence[int] | None, command: str | None = None
+) -> tuple[int, ...]:
+    """The batch sizes to measure: those given, all inside the profile, or powers of two up to its end.
+
+    `command` is what makes a build that includes them; by default it is `optpipe build`.
+    """
+    low, high = artifact.batch_range
+    if sizes is None:
+        return tuple(size for size in (1 << power for power in range(20)) if low <= size <= high) or (low,)
+    outside = [size for size in sizes if not low <= size <= high]
+    if outside:
+        info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
+        model = format_model_argument(artifact.card.name, artifact.card.source)
+        build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
+        way_out = f"`{command or build}` builds one that includes it"
+        if low == high and _is_fixed(artifact):
+            way_out = f"the ONNX file has a fixed batch size of {low}; give --batch {low}, or export it with a dynamic batch dimension"
+        raise BadInputError(
+            f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
+        )
+    return tuple(sizes)
+
+
+def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> None:
+    """Raises BadInputError for a length outside the profile, or of a model without sequences."""
+    if lengths is not None:
+        info, card = artifact.entry.info, artifact.card
+        build = f"optpipe build {format_model_argument(card.name, card.source)} --precision {info.precision}"
+        wider = f"`{build} --backend {info.backend} {card.format_wider_shapes(lengths)}` builds one that includes it"
+        require_card_lengths(card, lengths, artifact.label, wider)
+
+
+def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way_out: str) -> None:
+    """Likewise for the profile in a card; `name` and `way_out` are for the message."""
+    if card.length_range is None:
+        inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
+        raise BadInputError(f"--length: {card.name} has no sequence length: its inputs are {inputs}")
+    low, high = card.length_range
+    if outside := [length for length in lengths if not low <= length <= high]:
+        raise BadInputError(
+            f"length {outside[0]} is outside the profile {low}…{high} of {name}\n{way_out}, where the model takes that many tokens"
+        )
+
+
+def _is_fixed(artifact: StoredArtifact) -> bool:
+    """Whether it was built from an ONNX file with a number for the batch, which no other build can change."""
+    import onnx
+
+    if artifact.entry.info.weights.source != "embedded":
+        return False
+    graph = onnx.load(artifact.model.file(ONNX), load_external_data=False).graph
+    axes = {each.name: each.batch for each in artifact.card.inputs}
+    return any(
+        (axis := axes.get(each.name)) is not None and each.type.tensor_type.shape.dim[axis].dim_value > 0
+        for each in graph.input
+    )

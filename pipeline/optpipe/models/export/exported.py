@@ -1,0 +1,312 @@
+"""From a source model to a checked ONNX file, with proof that the two compute the same."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically
+from optpipe.core.card import ModelCard, card_from_file, require_matching_input
+from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo
+from optpipe.core.errors import BadInputError, GateError, first_line
+from optpipe.core.events import Listener
+from optpipe.core.precision import Precision
+from optpipe.models.export.model import Model, choose_available_weights
+from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
+from optpipe.models.export.reference import reference_from_file
+from optpipe.models.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
+from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
+from optpipe.models.inputs.tokens import SENTENCES
+from optpipe.models.sources.card_file import CardSource
+from optpipe.models.sources.user_code import describe_user_error
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
+from optpipe.workspace.store import Entry, Store, compute_entry_id
+
+if TYPE_CHECKING:
+    import numpy as np
+
+REVISION = 7
+"""Raised whenever this stage would write something else from the same recipe."""
+
+
+def find_stored_model(model: Model, store: Store) -> Entry[ModelInfo] | None:
+    """What `export_model` made before, every byte of it checked; None where there is nothing."""
+    return store.get(ModelInfo, _recipe(model))
+
+
+def compute_model_id(model: Model) -> str:
+    """The id of what `export_model` makes of `model`, made or not."""
+    return compute_entry_id(ModelInfo, _recipe(model))
+
+
+def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry[ModelInfo] | None]:
+    """`model` with weights that can be had here, and its store entry where it needs none any more."""
+    if model.source.runs_code:  # which model it is shows only when it is made
+        with listener.step("load"):
+            model.load()
+    stored = find_stored_model(model, store)
+    return (model if stored else choose_available_weights(model, store.workspace, listener)), stored
+
+
+def read_card(model: Model, stored: Entry[ModelInfo] | None) -> ModelCard:
+    """The card of a model, exported or not; `stored` is what `prepare_model` found."""
+    return card_from_file(stored.file(CARD)) if stored else model.load().card
+
+
+def read_tokenizer(model: Model, stored: Entry[ModelInfo] | None) -> str | None:
+    """The content of the `tokenizer.json` of a text model, exported or not; None where it has none."""
+    if stored is None:
+        return model.load().tokenizer
+    return stored.file(TOKENIZER).read_text(encoding="utf-8") if stored.file(TOKENIZER).is_file() else None
+
+
+def export_model(
+    model: Model, store: Store, listener: Listener, stored: Entry[ModelInfo] | None = None
+) -> tuple[Entry[ModelInfo], bool]:
+    """The store entry `model` with `model.onnx` and `card.json`, and whether it was there; its info holds the weights' record.
+
+    `stored` is what `prepare_model` found: to look for it again would hash all of it twice.
+    """
+    if stored is not None:
+        return stored, True
+
+    def make(directory: Path) -> ModelInfo:
+        import onnx
+
+        loaded = model.load()
+        require_matching_input(loaded.card)
+        target = directory / ONNX
+        if loaded.onnx is not None:
+            _copy_onnx(loaded.onnx, loaded.card, target)
+            simplified = simplify_onnx(target)
+        else:
+            simplified = onnx_from_torch(loaded.module, loaded.card, target)
+        card = complete_card(loaded.card, target)
+        _write_card(directory / CARD, card)
+        if loaded.tokenizer is not None:
+            (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
+        own_precision = find_own_precision(onnx.load(target, load_external_data=False))
+        path = str(model.source.path.resolve()) if isinstance(model.source, CardSource) else None
+        return ModelInfo(card.name, card.source, loaded.weights, simplified, own_precision, path)
+
+    return store.produce(ModelInfo, _recipe(model), make, listener=listener)
+
+
+def _recipe(model: Model) -> dict[str, Any]:
+    return {
+        "revision": REVISION,
+        "model": model.recipe(),
+        "tools": {name: get_package_version(name) for name in ("onnx", "onnxscript", "onnxslim", "torch")},
+    }
+
+
+def _copy_onnx(source: Path, card: ModelCard, target: Path) -> None:
+    """A user's file, with its external data drawn in so that the entry is whole, and a name for every open dimension."""
+    import onnx
+
+    from optpipe.models.sources.onnx_inputs import name_dimensions
+
+    model = onnx.load(source)
+    name_dimensions(model, card.inputs)
+    onnx.save(model, target)
+
+
+def _write_card(path: Path, card: ModelCard) -> None:
+    import json
+
+    path.write_text(json.dumps(card.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+TORCH_WAY_OUT = (
+    "its forward pass is random\n"
+    "disable randomness in eval mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
+)
+ONNX_WAY_OUT = "its graph is random\nexport it in eval mode, or remove RandomNormal, Dropout and similar nodes"
+
+
+def compute_reference(
+    model: Model, entry: Entry[ModelInfo], images: Path | None, store: Store, listener: Listener
+) -> tuple[Entry[ReferenceInfo], bool]:
+    """The store entry `reference`: the source model's outputs on real inputs, and the exported graph compared with them.
+
+    Both are run at batch sizes 1, 3 and all samples where the profile allows; outputs outside the FP32 tolerance raise `GateError`.
+    """
+    card = card_from_file(entry.file(CARD))
+    samples = choose_samples(card, images, entry.file(TOKENIZER) if card.tokenization else None)
+    recipe = {"revision": REVISION, "model": entry.id, "samples": samples.sha256, "labels": list(samples.labels)}
+
+    def make(directory: Path) -> ReferenceInfo:
+        import numpy as np
+
+        inputs = load_sample_inputs(card, samples)
+        loaded = model.load()
+        try:
+            onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
+            outputs = onnx_outputs if loaded.module is None else run_torch_model(loaded.module, card, inputs)
+            errors = () if loaded.module is None else _check_parity(card, outputs, onnx_outputs)
+            if loaded.module is not None:
+                _require_independence(loaded.module, card, inputs, outputs)
+        except GateError:
+            for name, value in inputs.items():
+                if value.dtype.kind == "f" and np.isnan(value).any():
+                    raise BadInputError(f"{images}: input '{name}' contains NaN, and so do the outputs") from None
+            size, module = card.batch_range[1], loaded.module
+            if module is None:
+                _require_repeatable(run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
+            else:
+                _require_repeatable([run_torch_model(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT)
+            raise
+        tensors = {f"input:{name}": value for name, value in inputs.items()}
+        tensors |= {f"output:{name}": value for name, value in outputs.items()}
+        if samples.labels:
+            tensors["labels"] = np.asarray(samples.labels)
+        np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
+        own = (entry.info.own_precision or Precision.FP32).upper()
+        return ReferenceInfo(
+            samples_kind=samples.kind,
+            samples=samples.count or (len(SENTENCES) if samples.kind == "texts" else len(samples.files)),
+            samples_sha256=samples.sha256,
+            origin="source model" if loaded.module is not None else f"ONNX Runtime CPU on the {own} graph",
+            export_parity=errors,
+        )
+
+    found, stored = store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
+    reference = reference_from_file(found.file(REFERENCE))
+    if count_rows(reference.inputs) > 1 and not any(map(_tells_samples_apart, reference.outputs.values())):
+        listener.warn(f"{card.name} gives the same outputs for every input: nothing compared with them shows anything")
+    return found, stored
+
+
+def _tells_samples_apart(output: "np.ndarray") -> bool:
+    return bool((output != output[:1]).any())
+
+
+def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: ModelCard, way_out: str) -> None:
+    """Raises `GateError` for a source model that nothing can be compared with: its outputs are not numbers, or differ each time."""
+    import numpy as np
+
+    first, again = answers
+    for name, value in first.items():
+        if not np.isfinite(value).all():
+            raise GateError(f"{card.name} produces NaN or Inf in output '{name}'; check its weights")
+        if (
+            compute_output_error(name, *cut_to_same_rows(value, again[name])).relative
+            > TOLERATED_RELATIVE_ERROR[Precision.FP32]
+        ):
+            raise GateError(f"{card.name} is not deterministic (output '{name}'): {way_out}")
+
+
+def run_torch_model(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
+    """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows.
+
+    Raises `BadInputError` with what the module raises on them.
+    """
+    import torch
+
+    parts = []
+    with torch.inference_mode():
+        for batch, count in split_batches(card, inputs):
+            try:
+                found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
+            except Exception as error:  # a user's code
+                raise BadInputError(f"{card.name} fails on its inputs: {describe_user_error(error)}") from error
+            flat = found if isinstance(found, tuple | list) else (found,)
+            values = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat]
+            named = dict(zip((each.name for each in card.outputs), values, strict=True))
+            parts.append(rows_from_outputs(card.outputs, named, count))
+    return {each.name: join_batches(each.name, [part[each.name] for part in parts]) for each in card.outputs}
+
+
+def _require_independence(
+    module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"], outputs: Mapping[str, "np.ndarray"]
+) -> None:
+    """Raises `GateError` where the source model gives other `outputs` in smaller batches: an exported graph holds one way of computing."""
+    way_out = "its forward pass depends on the batch size; build it for one: --batch N"
+    for size in _choose_sizes(card, inputs)[:-1]:
+        try:
+            found = run_torch_model(module, card, {name: value[:size] for name, value in inputs.items()})
+        except Exception as error:  # also of an output that cannot be joined
+            why = first_line(error.__cause__ or error)
+            raise GateError(f"{card.name} does not run at batch size {size}: {why}\n{way_out}") from error
+        for name, value in found.items():
+            expected = outputs[name][:size]
+            if value.shape != expected.shape:
+                raise GateError(
+                    f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}\n{way_out}"
+                )
+            off = compute_output_error(name, expected, value).relative
+            if off > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+                raise GateError(
+                    f"{card.name} gives other outputs at batch size {size}: '{name}' is off by {off:.2e}\n{way_out}"
+                )
+
+
+def _choose_sizes(card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> list[int]:
+    """The batch sizes at which outputs are compared, in ascending order."""
+    smallest, usual, largest = card.batch_range
+    sizes = {size for size in (1, 3, count_rows(inputs)) if smallest <= size <= largest}
+    return sorted(sizes) or [usual]
+
+
+def _run_onnx_model(
+    path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], listener: Listener
+) -> dict[str, "np.ndarray"]:
+    wanted = _choose_sizes(card, inputs)
+    found = run_onnx_graph(path, card, inputs, *wanted)
+    dynamic = is_quantized_dynamically(path)
+    for size, outputs in zip(wanted, found, strict=True):
+        error = _require_alike(size, outputs, found[-1], Precision.INT8 if dynamic else Precision.FP32)
+        if dynamic and error > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+            listener.warn(
+                f"{card.name} is quantized dynamically: its scales come from each whole batch, and its outputs depend on what "
+                f"shares a batch (by {error:.1e} at batch size {size})"
+            )
+    return found[-1]
+
+
+def run_onnx_graph(
+    path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], *sizes: int
+) -> list[dict[str, "np.ndarray"]]:
+    """The graph's outputs in batches of each size, one after the other in one session."""
+    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+
+    found = []
+    with OnnxRuntimeSession(path, "cpu", {}) as session:
+        for size in sizes:
+            runs = [
+                rows_from_outputs(card.outputs, session.run(batch), count)
+                for batch, count in split_batches(card, inputs, size)
+            ]
+            found.append(
+                {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}
+            )
+    return found
+
+
+def _require_alike(
+    size: int, outputs: Mapping[str, "np.ndarray"], largest: Mapping[str, "np.ndarray"], tolerated: Precision
+) -> float:
+    """The largest relative error of an output at batch size `size`. Raises `GateError` where it is not tolerated."""
+    errors = [compute_output_error(name, *cut_to_same_rows(largest[name], value)) for name, value in outputs.items()]
+    worst = max(errors, key=lambda error: error.relative)
+    if worst.relative > TOLERATED_RELATIVE_ERROR[tolerated]:
+        raise GateError(
+            f"the exported graph gives other outputs at batch size {size}: output '{worst.name}' is off by {worst.relative:.2e}"
+        )
+    return worst.relative
+
+
+def _check_parity(
+    card: ModelCard, expected: Mapping[str, "np.ndarray"], found: Mapping[str, "np.ndarray"]
+) -> tuple[OutputError, ...]:
+    errors = tuple(
+        compute_output_error(name, *cut_to_same_rows(value, found[name])) for name, value in expected.items()
+    )
+    for error in errors:
+        if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+            raise GateError(
+                f"{card.name}: the exported graph does not match the source model: output '{error.name}' has a "
+                f"relative error of {error.relative:.2e}; the tolerance is {TOLERATED_RELATIVE_ERROR[Precision.FP32]:.0e}"
+            )
+    return errors

@@ -1,0 +1,108 @@
+"""The model that a command was given: named by the user, loaded at most once, and only when something needs it."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from socket import create_connection
+from typing import Any
+
+from optpipe.backends.onnx_graph import find_own_precision
+from optpipe.core.events import Listener
+from optpipe.core.hashing import hash_value
+from optpipe.core.precision import Precision
+from optpipe.core.tensors import Shape
+from optpipe.core.weights import WeightsRequest
+from optpipe.models.sources.base import LoadedModel, NoWeightsError, Source
+from optpipe.workspace.runs import write_json
+
+PROBE_S = 0.3
+"""How long a host that had no weights before may take to answer until it counts as out of reach again."""
+
+
+@dataclass
+class Model:
+    """A source, the weights and shapes wanted of it, and the loaded module."""
+
+    source: Source
+    weights: WeightsRequest
+    batch: tuple[int, int, int] | None = None
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]] = field(default_factory=dict)
+    fallback_reason: str | None = None
+    """Why the default weights were replaced by random ones."""
+    _loaded: LoadedModel | None = None
+
+    def recipe(self) -> dict[str, Any]:
+        """What decides the exported model. Cheap, unless a user's code makes it: what that reads shows only when it runs."""
+        made = {"made": dict(self.load().code_identity)} if self.source.runs_code else {}
+        return {
+            "source": dict(self.source.collect_identity()) | made,
+            "weights": self.weights.recipe(),
+            "batch": self.batch,
+            "shapes": {name: [list(shape) for shape in shapes] for name, shapes in sorted(self.shapes.items())},
+        }
+
+    def load(self) -> LoadedModel:
+        """The model in memory, with the shapes asked for in its card."""
+        if self._loaded is None:
+            found = self.source.load(self.weights)
+            self._loaded = replace(found, card=found.card.with_profile(self.batch, self.shapes))
+        return self._loaded
+
+    def is_quantized(self) -> bool:
+        """Whether it is an ONNX file that somebody quantized before."""
+        import onnx
+
+        path = self.load().onnx
+        return path is not None and find_own_precision(onnx.load(path, load_external_data=False)) is Precision.INT8
+
+    def fresh_module(self) -> Any:
+        """The module loaded anew: backends change the types of its parameters in place."""
+        return self.source.load(self.weights).module
+
+
+def choose_available_weights(model: Model, workspace: Path, listener: Listener) -> Model:
+    """`model`, with random weights in place of default ones that cannot be downloaded here; says so.
+
+    That a download failed is remembered in the workspace and believed for as long as its host does not answer, so a
+    build without a network is not slowed down each time.
+    """
+    if model.weights.kind != "default":
+        return model
+    memory = workspace / "unavailable" / f"{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+    reason = _read_remembered(memory)
+    if reason is None:
+        try:
+            model.load()
+        except NoWeightsError as error:
+            reason = str(error)
+            write_json(memory, {"reason": reason, "host": error.host})
+        else:
+            memory.unlink(missing_ok=True)
+            return model
+    listener.warn(
+        f"{reason}\nusing seeded random weights instead: speed is meaningful, accuracy is not (pass --weights FILE for real weights)"
+    )
+    return replace(
+        model, weights=WeightsRequest(kind="random", seed=model.weights.seed), fallback_reason=reason, _loaded=None
+    )
+
+
+def _read_remembered(memory: Path) -> str | None:
+    try:
+        record = json.loads(memory.read_text(encoding="utf-8"))
+        return None if _is_reachable(record["host"]) else str(record["reason"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _is_reachable(host: str) -> bool:
+    """Whether a download is worth another try; behind a proxy only trying tells."""
+    if os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
+        return True
+    try:
+        create_connection((host, 443), timeout=PROBE_S).close()
+    except OSError:
+        return False
+    return True

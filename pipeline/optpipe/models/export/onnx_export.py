@@ -1,0 +1,294 @@
+"""From a torch module to a valid, simplified ONNX file that takes what the card says, or the reason why not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.onnx_graph import find_index_bounds, name_nodes
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError, StageError, first_line
+from optpipe.core.tensors import TensorSpec
+from optpipe.models.inputs.synthetic import SMALLEST_VOCABULARY
+from optpipe.models.sources.base import LoadedModel
+from optpipe.models.sources.modules import flatten_tensors
+from optpipe.models.sources.onnx_file import require_one_file
+from optpipe.models.sources.user_code import describe_user_error
+
+OLDEST_IR = 4
+"""Before it, weights had to be listed as inputs; the simplifier lists none."""
+NEWEST_IR = 13
+"""The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
+
+
+def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> bool:
+    """Exports with torch's dynamo exporter and simplifies; open dimensions of the card stay open. Whether it was simplified.
+
+    Raises `BadInputError` where the module does not take the card's inputs, or changes in forward, and
+    where an ONNX file cannot hold its weights; `StageError` with the
+    operator or the line that cannot be exported.
+    """
+    require_one_file(card.name, sum(each.nbytes for each in (*module.parameters(), *module.buffers())))
+    try:
+        _export_program(module, card, target)
+        return simplify_onnx(target)
+    except StageError:
+        _require_runs(module, card)  # what it raises itself says more than what the export makes of it
+        raise
+
+
+def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
+    """The card with its outputs before the export: those of an ONNX file, or of a module's forward at the smallest batch.
+
+    None where a file does not say them. Raises `BadInputError` where the module does not take the card's inputs.
+    """
+    card = loaded.card
+    if loaded.onnx is not None:
+        import onnx
+
+        graph = onnx.load(loaded.onnx, load_external_data=False).graph
+        known = all(each.type.tensor_type.HasField("shape") for each in graph.output)
+        return replace(card, outputs=_read_outputs(graph)) if known else None
+    small = card.with_profile((card.batch_range[0],) * 3, {})
+    found = _require_runs(loaded.module, small)
+    said = [each.name for each in card.outputs] or _find_output_names(loaded.module, card)
+    names = said if len(said) == len(found) else [f"output {place}" for place in range(len(found))]
+    outputs = (
+        TensorSpec(name, str(value.dtype).removeprefix("torch."), ("batch", *value.shape[1:]) if value.shape else ())
+        for name, value in zip(names, found, strict=True)
+    )
+    return replace(card, outputs=tuple(outputs))
+
+
+def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
+    """The tensors that the module gives for the card's usual shapes. Raises `BadInputError` where it fails on them."""
+    import torch
+
+    from optpipe.backends.torch_program import make_example_inputs
+
+    try:
+        with torch.inference_mode():
+            return flatten_tensors(module(*make_example_inputs(card.inputs, "cpu")))
+    except Exception as error:
+        shapes = ", ".join(f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs)
+        raise BadInputError(
+            f"{card.name} fails on the inputs in its description ({shapes}): {describe_user_error(error)}"
+        ) from error
+
+
+def _export_program(module: Any, card: ModelCard, target: Path) -> None:
+    import io
+    import logging
+    import warnings
+    from contextlib import redirect_stderr
+
+    import torch
+
+    from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
+
+    disabled = logging.root.manager.disable
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):  # graphs of what failed
+            warnings.simplefilter("ignore")
+            logging.disable(logging.ERROR)  # what torch would log of a failure, it raises too
+            program = torch.onnx.export(
+                module,
+                make_example_inputs(card.inputs, "cpu"),
+                dynamo=True,
+                dynamic_shapes=_nest_starred(module, make_dynamic_shapes(card.inputs)),
+                input_names=[each.name for each in card.inputs],
+                output_names=[each.name for each in card.outputs] or None,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        scripted = any(isinstance(each, torch.jit.ScriptModule) for each in module.modules())
+        way = "\npart of it is compiled with torch.jit; use the original Python module instead" if scripted else ""
+        raise StageError(f"{card.name} cannot be exported to ONNX: {_explain_failure(error)}{way}") from error
+    finally:
+        logging.disable(disabled)
+    if changed := set(program.exported_program.graph_signature.buffers_to_mutate.values()):
+        raise BadInputError(
+            f"{card.name} modifies its buffer '{min(changed).removeprefix('model.')}' in forward, but engines are stateless\n"
+            "do this only in training mode (`if self.training:`)"
+        )
+    if not card.outputs:
+        for value, name in zip(program.model.graph.outputs, _find_output_names(module, card), strict=False):
+            value.name = name
+    _rename_clashes(program.model, {each.name for each in card.inputs})
+    program.save(str(target), external_data=False)
+
+
+def _find_output_names(module: Any, card: ModelCard) -> tuple[str, ...]:
+    """What a module that has run calls its outputs; empty where it does not say, or calls one as an input is."""
+    names: tuple[str, ...] = getattr(module, "output_names", ())
+    return () if {each.name for each in card.inputs} & set(names) else names
+
+
+def _rename_clashes(graph: Any, taken: set[str]) -> None:
+    """Lets what nodes write not be called as an input or output is: an input may be called `cat`, and so may its concatenation."""
+    outputs = {value.name for value in graph.graph.outputs}
+    for node in graph.graph:
+        for value in node.outputs:
+            if value.name in taken or (value.name in outputs and not value.is_graph_output()):
+                value.name = f"{value.name}_inside"
+
+
+def _nest_starred(module: Any, shapes: tuple[dict[int, Any], ...]) -> Any:
+    """Dynamic shapes as the forward's signature wants them: a starred parameter takes one nested tuple."""
+    import inspect
+
+    starred = any(each.kind is each.VAR_POSITIONAL for each in inspect.signature(module.forward).parameters.values())
+    return (shapes,) if starred else shapes
+
+
+def _explain_failure(error: BaseException) -> str:
+    """The innermost reason of an export failure, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        return (
+            describe_user_error(error) + "\ndata-dependent control flow is not supported; use torch.where or torch.cond"
+        )
+    return describe_user_error(error)
+
+
+def simplify_onnx(path: Path) -> bool:
+    """Folds constants and removes dead nodes in place, then checks the result; False where the graph stayed as it was."""
+    import onnx
+    import onnxslim
+
+    given = onnx.load(path)
+    try:
+        _save_checked(onnxslim.slim(onnx.load(path)), path)
+    except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph goes on; the result says so
+        try:
+            _save_checked(given, path)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+            raise StageError(f"the exported graph is not valid ONNX: {first_line(error)}") from error
+        return False
+    return True
+
+
+def _save_checked(graph: Any, path: Path) -> None:
+    import onnx
+
+    name_nodes(graph)
+    graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
+    onnx.save(graph, path)
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+def complete_card(card: ModelCard, path: Path) -> ModelCard:
+    """`card` with what the graph shows: its outputs, and how far the integers of an input may go.
+
+    Raises `BadInputError` where the graph does not take the card's inputs in all shapes that the card promises.
+    """
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False)
+    taken = {each.name: each for each in graph.graph.input}
+    for each in card.inputs:
+        if each.name not in taken:
+            raise BadInputError(
+                f"{card.name} does not use input '{each.name}'; remove it from the description, or return a module without it"
+            )
+        sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
+        for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
+            if size > 0 and not low == size == high:
+                way = (
+                    f"--batch {size}"
+                    if axis == each.batch
+                    else f"--shape {each.name}=..., or other sizes in its description"
+                )
+                raise BadInputError(
+                    f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}', not {low} to {high}; use {way}"
+                )
+    outputs = _read_outputs(graph.graph)
+    if (stated := [each.name for each in card.outputs]) and stated != (found := [each.name for each in outputs]):
+        raise BadInputError(
+            f"{card.name}: its description lists outputs {', '.join(stated)}, but it has {len(found)}: {', '.join(found)}"
+        )
+    if card.batch_range[2] > 1 and (wrong := next((each for each in outputs if not each.shape), None)):
+        raise BadInputError(
+            f"{card.name}: output '{wrong.name}' is a single value for a whole batch: leave it out, or give --batch 1"
+        )
+    outputs = _find_output_axes(outputs, card, graph)
+    classes = outputs[0].classes
+    if card.labels and card.task is Task.CLASSIFICATION and classes is not None and classes != len(card.labels):
+        raise BadInputError(
+            f"{card.name}: its description has {len(card.labels)} labels, but its first output has {classes} classes"
+        )
+    bounds = find_index_bounds(graph)
+    inputs = (replace(each, below=each.below or _limit_bound(bounds.get(each.name))) for each in card.inputs)
+    return replace(card, inputs=tuple(inputs), outputs=outputs)
+
+
+def _find_output_axes(outputs: tuple[TensorSpec, ...], card: ModelCard, graph: Any) -> tuple[TensorSpec, ...]:
+    """The outputs with the axis that counts samples: said by the card, or the axis that is named as the inputs' batch is,
+    or the one that changes with it; none where no size depends on the batch, as of anchors; else the first."""
+    said = {each.name: each.batch for each in card.outputs}
+    taken = {each.name: each.type.tensor_type.shape.dim for each in graph.graph.input}
+    batched = [each for each in card.inputs if each.batch is not None]
+    names = {taken[each.name][each.batch].dim_param for each in batched} - {""}
+    size = batched[0].opt[batched[0].batch or 0] if batched else 1
+    found = []
+    for each in outputs:
+        if (axis := said.get(each.name, 0)) == 0:
+            axis = _find_output_axis(each, names, size if not names else None)
+        found.append(replace(each, batch=axis))
+    if names and any(not names & set(each.shape) for each in outputs):
+        found = _find_changing_axes(found, names, card, graph)
+    return tuple(found)
+
+
+def _find_output_axis(output: TensorSpec, names: set[str], fixed: int | None) -> int | None:
+    """The batch axis of an output by its names or, for a batch of `fixed` samples, its sizes."""
+    if not output.shape:
+        return None
+    if known := [axis for axis, size in enumerate(output.shape) if size in names]:
+        return known[0]
+    first = output.shape[0]
+    if fixed is None or not isinstance(first, int) or first == fixed:
+        return 0
+    return 1 if len(output.shape) > 2 and output.shape[1] == fixed else None
+
+
+def _find_changing_axes(outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any) -> list[TensorSpec]:
+    """Where names do not tell: the one axis whose size differs between two batch sizes, by shape inference; none where all are alike."""
+    from optpipe.backends.onnx_graph import infer_graph_types
+
+    low, _, high = card.batch_range
+    if low == high:
+        return outputs
+    for value in graph.graph.output:
+        value.type.tensor_type.ClearField("shape")  # a file may say one size and compute another
+    few, many = (
+        infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes
+        for size in (high - 1 if high - low > 1 else low, high)
+    )
+    found = []
+    for each in outputs:
+        shapes = few.get(each.name, ()), many.get(each.name, ())
+        changed = [axis for axis, sizes in enumerate(zip(*shapes, strict=False)) if sizes[0] != sizes[1]]
+        unclear = names & set(each.shape) or not all(shapes) or len(changed) > 1
+        found.append(each if unclear else replace(each, batch=changed[0] if changed else None))
+    return found
+
+
+def _limit_bound(bound: int | None) -> int | None:
+    """A bound that synthetic identifiers might exceed."""
+    return bound if bound is not None and bound < SMALLEST_VOCABULARY else None
+
+
+def _read_outputs(graph: Any) -> tuple[TensorSpec, ...]:
+    names = {1: "float32", 10: "float16", 16: "bfloat16", 7: "int64", 6: "int32", 3: "int8", 2: "uint8", 9: "bool"}
+    return tuple(
+        TensorSpec(
+            value.name,
+            names.get(value.type.tensor_type.elem_type, "float32"),
+            tuple(
+                dim.dim_value if dim.dim_value > 0 else (dim.dim_param or f"dim{axis}")
+                for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+            ),
+        )
+        for value in graph.output
+    )

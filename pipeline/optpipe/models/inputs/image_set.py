@@ -1,0 +1,140 @@
+"""Image sets with provenance: which files, their hashes, how they were drawn. The format is in `calibration/README.md`."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import UNWATCHED, ProgressStep
+from optpipe.core.hashing import hash_file
+from optpipe.models.inputs.images import (
+    SUFFIXES,
+    UnreadableFile,
+    find_images,
+    find_read_error,
+    format_unreadable,
+    is_annotated,
+    walk_files,
+)
+from optpipe.models.inputs.sample_set import (
+    MAX_UNREADABLE_SHARE,
+    SampleSet,
+    SetFile,
+    draw_subset,
+    stratify_indices,
+)
+
+CHECKED_AT_ONCE = 64
+DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
+
+
+@dataclass(frozen=True)
+class ImageSet(SampleSet):
+    """Images below the folder `root`."""
+
+    format: ClassVar[str] = "optpipe.image-set/1"
+    kind: ClassVar[str] = "images"
+
+    annotations: Path | None = None
+    """The COCO file that the set was read from."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Where the files lie."""
+        return tuple(self.root / each.path for each in self.files)
+
+
+def check_image_set(found: ImageSet) -> ImageSet:
+    """`found`, after every file was checked against its hash. Raises BadInputError that names the first that differs."""
+    for each, path in zip(found.files, found.paths, strict=True):
+        if not path.is_file() or hash_file(path) != each.sha256:
+            problem = "has changed" if path.is_file() else "is missing"
+            raise BadInputError(f"image set {found.name}: {path} {problem}; draw the set again")
+    return found
+
+
+def image_set_from_path(
+    source: Path, count: int | None = None, seed: int = 0, step: ProgressStep = UNWATCHED
+) -> tuple[ImageSet, tuple[UnreadableFile, ...]]:
+    """The set that `source` names: a manifest, or `count` images drawn out of a folder; and what was unreadable.
+
+    Of a folder with annotations only `images/` is read.
+    A folder whose images all lie in class folders is labelled by them, and the sample has the classes in their own
+    proportions. Raises BadInputError for an empty folder, or too many files that are unreadable or not images.
+    """
+    if source.is_file():
+        found = ImageSet.from_manifest(source)
+        if count is None or count >= len(found.files):
+            return check_image_set(found), ()
+        return check_image_set(draw_subset(found, count, seed)), ()
+    annotated = is_annotated(source)
+    paths = find_images(source).paths
+    labels = [None] * len(paths) if annotated else _labels_from_folders(source, paths)
+    wanted = len(paths) if count is None else min(count, len(paths))
+    order = stratify_indices(labels, wanted, seed)
+    kept, bad = _select_readable([paths[index] for index in order], wanted, source, step)
+    others = () if annotated else _find_other_files(source, len(paths))
+    by_path = dict(zip(paths, labels, strict=True))
+    files = tuple(SetFile(path.relative_to(source).as_posix(), hash_file(path), by_path[path]) for path in sorted(kept))
+    names = tuple(sorted({label for label in labels if label is not None}))
+    return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
+
+
+def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]:
+    """Files that do not even claim to be images, but for what folders are documented with.
+
+    Raises BadInputError where they are the most.
+    """
+    others = tuple(
+        UnreadableFile(path, "not an image file extension")
+        for path in sorted(walk_files(source))
+        if path.is_file()
+        and path.suffix.lower() not in SUFFIXES
+        and not path.name.upper().startswith(DOCUMENTATION_PREFIXES)
+    )
+    if len(others) > pictures:
+        found = f"{len(others)} of {len(others) + pictures} files are not images"
+        raise BadInputError(f"{source}: {found}: {format_unreadable(others, 3)}\ngive a folder of images")
+    return others
+
+
+def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
+    """The first folder below `root` of every image; none at all unless there are at least two and no loose image."""
+    parts = [path.relative_to(root).parts for path in paths]
+    names = {each[0] for each in parts if len(each) > 1}
+    if len(names) < 2 or any(len(each) == 1 for each in parts):
+        return [None] * len(paths)
+    return [each[0] for each in parts]
+
+
+def _select_readable(
+    paths: Sequence[Path], wanted: int, source: Path, step: ProgressStep
+) -> tuple[list[Path], tuple[UnreadableFile, ...]]:
+    """The first `wanted` images that decode; an unreadable one is replaced by the next in line."""
+    kept: list[Path] = []
+    bad: list[UnreadableFile] = []
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        waiting = list(paths)
+        while waiting and len(kept) < wanted:
+            size = min(CHECKED_AT_ONCE, wanted - len(kept))
+            chunk, waiting = waiting[:size], waiting[size:]
+            for path, reason in zip(chunk, pool.map(_find_defect, chunk), strict=True):
+                kept += [] if reason else [path]
+                bad += [UnreadableFile(path, reason)] if reason else []
+            step.advance(len(chunk))
+    if not kept or len(bad) > max(1, MAX_UNREADABLE_SHARE * (len(kept) + len(bad))):
+        raise BadInputError(
+            f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read; at most 5 % allowed\n{format_unreadable(bad, 3)}"
+        )
+    return kept, tuple(bad)
+
+
+def _find_defect(path: Path) -> str | None:
+    try:
+        str(path).encode()  # manifests and tables hold names as UTF-8
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    return find_read_error(path)

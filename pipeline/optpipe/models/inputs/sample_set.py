@@ -1,0 +1,168 @@
+"""What sets of images and of texts have in common: hashes, labels, a seeded draw, and a manifest.
+
+The format is in `calibration/README.md`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.hashing import hash_text
+
+MAX_UNREADABLE_SHARE = 0.05
+FEW_SAMPLES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class SetFile:
+    """One sample; `path` is an image's path relative to the set's root, or a text's line number in it."""
+
+    path: str
+    sha256: str
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Samples in `root`, drawn with `seed`; `model` and `transform_sha256` say what they were drawn for, if anything."""
+
+    format: ClassVar[str]
+    kind: ClassVar[str]
+    """What its samples are called, in the plural."""
+
+    name: str
+    root: Path
+    seed: int
+    files: tuple[SetFile, ...]
+    labels: tuple[str, ...] = ()
+    model: str | None = None
+    transform_sha256: str | None = None
+    truncate: bool = False
+    """Whether samples that are longer than the model's input are cut; else they are refused."""
+    pairs: Mapping[str, str] = field(default_factory=dict)
+    """The name that samples which belong together share, by `files[].path`: they are drawn together."""
+
+    @property
+    def sha256(self) -> str:
+        """One hash that names the whole set: over every sample's hash and path, in order."""
+        return hash_text("".join(f"{each.sha256}  {each.path}\n" for each in self.files))
+
+    def to_dict(self, beside: Path) -> dict[str, Any]:
+        """The manifest, as written into the folder `beside`."""
+        root = self.root.resolve()
+        inside = root.is_relative_to(beside.resolve())
+        head = {
+            "format": self.format,
+            "name": self.name,
+            "root": root.relative_to(beside.resolve()).as_posix() if inside else str(root),
+            "seed": self.seed,
+            "count": len(self.files),
+            "labels": list(self.labels),
+            "model": self.model,
+            "transform_sha256": self.transform_sha256,
+            "truncate": self.truncate or None,
+            "sha256": self.sha256,
+        }
+        files = [{"path": each.path, "label": each.label, "sha256": each.sha256} for each in self.files]
+        return {**{key: value for key, value in head.items() if value not in (None, [])}, "files": files}
+
+    @classmethod
+    def from_manifest(cls, path: Path) -> Self:
+        """Reads a manifest. Raises BadInputError where it is no set of this kind or its own hash does not hold."""
+        try:
+            value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            files = tuple(SetFile(each["path"], each["sha256"], each.get("label")) for each in value["files"])
+            found = cls(
+                name=str(value["name"]),
+                root=path.parent / value["root"],
+                seed=int(value["seed"]),
+                files=files,
+                labels=tuple(value.get("labels", ())),
+                model=value.get("model"),
+                transform_sha256=value.get("transform_sha256"),
+                truncate=value.get("truncate") is True,
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = cls.format.partition(".")[2].partition("/")[0]
+            others = "a folder of images, a COCO file, or a manifest" if cls.kind == "images" else "a manifest"
+            raise BadInputError(
+                f"{path} is not a readable {what} manifest ({type(error).__name__})\n"
+                f"give {others} (as in calibration/README.md)"
+            ) from error
+        if value.get("format") != cls.format or value.get("sha256") != found.sha256:
+            raise BadInputError(
+                f"{path}: its list of files was changed, or its format is not {cls.format}; draw it again"
+            )
+        return found
+
+
+AnySet = TypeVar("AnySet", bound=SampleSet)
+
+
+def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
+    """A stratified sample of `count` out of a set, in the set's order; the set itself where it is no larger."""
+    if count >= len(whole.files):
+        return whole
+    pairs = [whole.pairs.get(each.path) for each in whole.files]
+    chosen = draw_indices([each.label for each in whole.files], pairs, count, seed)
+    return replace(whole, name=f"{whole.name}/{count}", seed=seed, files=tuple(whole.files[index] for index in chosen))
+
+
+def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], count: int, seed: int) -> list[int]:
+    """A stratified sample of `count` indices in rising order, or one more: those of a pair are drawn together."""
+    groups: dict[str | int, list[int]] = {}
+    for index, pair in enumerate(pairs):
+        groups.setdefault(index if pair is None else pair, []).append(index)
+    members = list(groups.values())
+    few = min(count, len(members) - 1) if count < len(labels) else len(members)
+    chosen: list[int] = []
+    for place in stratify_indices([labels[group[0]] for group in members], few, seed):
+        if len(chosen) < count:
+            chosen += members[place]
+    return sorted(chosen)
+
+
+def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
+    """All indices in an order whose first `count`, and every other prefix, hold the labels in nearly their own shares."""
+    rng = np.random.default_rng(seed)
+    groups: dict[str | None, list[int]] = {}
+    for index, label in enumerate(labels):
+        groups.setdefault(label, []).append(index)
+    ranked: list[tuple[float, float, int]] = []
+    for _, members in sorted(groups.items(), key=lambda item: str(item[0])):
+        shuffled = rng.permutation(members)
+        ties = rng.random(len(shuffled))
+        ranked += [
+            ((rank + 0.5) / len(shuffled), float(tie), int(index))
+            for rank, (index, tie) in enumerate(zip(shuffled, ties, strict=True))
+        ]
+    return [index for _, _, index in sorted(ranked)] if count < len(labels) else list(range(len(labels)))
+
+
+def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
+    """Raises BadInputError where a sample is in both sets, by content: accuracy on it would prove nothing."""
+    judged = {each.sha256 for each in validation.files}
+    shared = [each.path for each in calibration.files if each.sha256 in judged]
+    if shared:
+        raise BadInputError(
+            f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind} are also in the validation set"
+            f" {validation.name} (such as {shared[0]})\nuse a calibration set without them"
+        )
+
+
+def refuse_other_model(found: SampleSet, model: str, preprocessing_sha256: str | None) -> None:
+    """Raises BadInputError where the set was drawn for another model or preprocessing."""
+    kind = type(found).__name__.replace("Set", " set").lower()
+    if found.model is not None and found.model != model:
+        raise BadInputError(
+            f"{kind} {found.name} was drawn for model {found.model}, not for {model}; pass {found.root} itself"
+        )
+    if found.transform_sha256 is not None and found.transform_sha256 != preprocessing_sha256:
+        raise BadInputError(
+            f"{kind} {found.name} was drawn for different preprocessing than {model}'s; pass {found.root} itself"
+        )

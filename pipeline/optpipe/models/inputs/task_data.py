@@ -1,0 +1,243 @@
+"""A task's samples (images, texts or tensors) as the model's inputs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
+from optpipe.core.events import Listener
+from optpipe.models.inputs.boxes import image_set_from_coco, is_coco
+from optpipe.models.inputs.image_set import ImageSet, image_set_from_path
+from optpipe.models.inputs.images import UnreadableFile, format_unreadable, preprocess_batches
+from optpipe.models.inputs.questions import cut_windows
+from optpipe.models.inputs.rows import Arrays, batch_from_rows, count_rows
+from optpipe.models.inputs.sample_set import AnySet, SampleSet
+from optpipe.models.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
+from optpipe.models.inputs.text_set import TextSet, text_set_from_path
+from optpipe.models.inputs.tokens import (
+    compute_max_tokens,
+    encode_texts,
+    find_first_tokens,
+    find_long_texts,
+    pad_tokens,
+    tokenize,
+)
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import TOKENIZER
+from optpipe.workspace.runs import write_json
+from optpipe.workspace.store import Entry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def load_sample_set(
+    model: Entry | None,
+    card: ModelCard,
+    source: Path,
+    count: int | None,
+    seed: int,
+    listener: Listener,
+    *,
+    truncate: bool = False,
+) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
+    """What `source` holds for this model: images for an image model, JSON lines for a text model; and what was unusable.
+
+    Tensors are taken for any model. Says what is left out. Raises BadInputError for a model that takes neither, and for texts
+    that are longer than the model's input, unless they may be cut. Only texts need the exported `model`, for its tokenizer.
+    """
+    found: SampleSet
+    if holds_tensors(source):
+        return read_tensor_set(source, card.inputs, count, seed), ()
+    require_task_data(card)
+    if card.transform is not None and is_coco(source):
+        with read_as_user_file(source, "COCO annotations"):
+            return image_set_from_coco(source, count, seed), ()
+    with listener.step(f"read {source}", total=count) as step:
+        found, unusable = (
+            text_set_from_path(source, count, seed)
+            if card.tokenization
+            else image_set_from_path(source, count, seed, step)
+        )
+    if count is not None and len(found.files) < count:
+        listener.warn(f"--count {count}: {source} has only {len(found.files)} usable samples; using all of them")
+    if unusable:
+        what = "line" if card.tokenization else "file"
+        count_text = f"1 {what} is" if len(unusable) == 1 else f"{len(unusable)} {what}s are"
+        listener.warn(f"{count_text} skipped: {format_unreadable(unusable, 3)}")
+    if isinstance(found, TextSet):
+        assert model is not None
+        longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
+        if card.task is Task.QUESTION_ANSWERING:
+            return _cut_questions(found, tokenizer, card, longest, listener), unusable
+        found = fit_texts(found, tokenizer.read_text(encoding="utf-8"), card, truncate=truncate)
+        if found.truncated:
+            listener.warn(f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens")
+        if card.task is Task.TOKEN_CLASSIFICATION:
+            encoded = tokenize(list(found.texts.values()), tokenizer, longest)
+            firsts = map(find_first_tokens, found.texts.values(), encoded)
+            found = replace(found, first_tokens=dict(zip(found.texts, firsts, strict=True)))
+    return found, unusable
+
+
+def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool) -> TextSet:
+    """`found` as the model reads it; `tokenizer` is the content of its file. What is longer than its input is counted as truncated.
+
+    Raises BadInputError, naming the longest, where neither `truncate` nor the set allows that.
+    """
+    longest = compute_max_tokens(card)
+    texts = {each.path: found.texts[each.path] for each in found.files}
+    long = find_long_texts(texts, tokenizer, longest)
+    if not long:
+        return found
+    if truncate or found.truncate:
+        return replace(found, truncate=True, truncated=len(long))
+    line, tokens = max(long.items(), key=lambda each: each[1])
+    assert card.tokenization is not None
+    wider = f", or build with {card.format_wider_shapes([tokens])}" if tokens <= card.tokenization.max_length else ""
+    raise BadInputError(
+        f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
+        f" ({len(long)} of {len(texts)} texts are too long)\nuse --truncate to cut them{wider}"
+    )
+
+
+def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: Path, *, truncate: bool) -> Path:
+    """`source`, checked by `fit_texts` before anything is exported; where texts are cut, a manifest in `folder` that says so.
+
+    For a model without a tokenizer, or one that reads long texts in windows, there is nothing to check.
+    """
+    if card.tokenization is None or tokenizer is None or card.task is Task.QUESTION_ANSWERING or holds_tensors(source):
+        return source
+    require_task_data(card)
+    found = fit_texts(text_set_from_path(source)[0], tokenizer, card, truncate=truncate)
+    if not found.truncated:
+        return source
+    place = folder / f"{found.sha256[:12]}.json"
+    write_json(place, found.to_dict(folder))
+    return place
+
+
+def _cut_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: int, listener: Listener) -> TextSet:
+    odd = next((path for path, text in found.texts.items() if "\n" not in text), None)
+    if odd is not None:
+        raise BadInputError(
+            f'{found.name}, line {odd}: {card.name} answers questions, and needs a "question" with its "context"'
+        )
+    cut = cut_windows(found, tokenizer, card, longest)
+    if len(cut.files) > len(found.files):
+        many = len({each.path.partition(".")[0] for each in cut.files if "." in each.path})
+        listener.inform(
+            f"{many} of {len(found.files)} contexts are longer than {longest} tokens and are read in overlapping windows"
+        )
+    return cut
+
+
+def require_task_data(card: ModelCard) -> None:
+    """Raises BadInputError where nothing is known that turns files or texts into the model's inputs."""
+    if card.transform is not None:
+        return
+    if card.tokenization is None:
+        if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING, Task.QUESTION_ANSWERING):
+            message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
+        else:
+            message = (
+                f"{card.name} has no preprocessing, so images cannot be turned into its inputs: give its inputs as tensors "
+                f"({FORMS}), or a model card with preprocessing"
+            )
+        raise BadInputError(message)
+    if get_package_version("tokenizers") is None:
+        raise MissingError(f"{card.name} requires the tokenizers package; install it with `uv sync --extra hf`")
+
+
+def fit_batch_size(card: ModelCard, wanted: int) -> int:
+    """`wanted`, inside the batch sizes that the model was exported for."""
+    smallest, _, largest = card.batch_range
+    return max(smallest, min(wanted, largest))
+
+
+def iterate_input_batches(
+    model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
+) -> Iterator[tuple[dict[str, "np.ndarray"], int]]:
+    """The set's samples as batches of the model's inputs, `size` at a time, each with its number of samples.
+
+    A fixed batch is filled up with the last sample. `by_length` puts texts of about the same length together, so that
+    little of a batch is padding.
+    """
+    least = card.batch_range[0]
+    for rows in _iterate_batches(model, card, samples, size, by_length=by_length):
+        count = count_rows(rows)
+        order = np.minimum(np.arange(max(count, least)), count - 1)
+        filled = {name: value[order] for name, value in rows.items()} if count < least else rows
+        yield batch_from_rows(card, filled), count
+
+
+def _iterate_batches(
+    model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool
+) -> Iterator[Arrays]:
+    if isinstance(samples, TensorSet):
+        yield from samples.batches(size)
+        return
+    if isinstance(samples, TextSet) and samples.windows:
+        windows = [samples.windows[each.path] for each in samples.files]
+        if by_length:
+            windows.sort(key=lambda each: len(each.ids))
+        for start in range(0, len(windows), size):
+            part = windows[start : start + size]
+            yield pad_tokens(card, [each.ids for each in part], [each.types for each in part])
+        return
+    if isinstance(samples, TextSet):
+        rows = encode_texts(
+            [samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), compute_max_tokens(card)
+        )
+        if by_length:
+            rows.sort(key=len)
+        yield from (pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size))
+        return
+    assert isinstance(samples, ImageSet)
+    assert card.transform is not None
+    for pixels in preprocess_batches(samples.paths, card.transform, size, threads=2):
+        yield {card.inputs[0].name: pixels}
+
+
+def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
+    """The class of every sample; None where the set has no labels.
+
+    A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
+    are just as many. Raises BadInputError for labels that fit in none of these ways.
+    """
+    names = [each.label for each in samples.files]
+    if any(name is None for name in names):
+        return None
+    known = set(names)
+    if known <= set(card.labels):
+        index = {label: position for position, label in enumerate(card.labels)}
+    elif all(str(name).isdecimal() and int(str(name)) < classes for name in known):
+        index = {str(name): int(str(name)) for name in known}
+    elif len(samples.labels) == classes:
+        index = {label: position for position, label in enumerate(sorted(samples.labels))}
+    else:
+        odd = sorted(str(name) for name in known - set(card.labels))[0]
+        if isinstance(samples, TextSet):
+            way_out = f"use its labels ({', '.join(card.labels[:12])}) or class indices 0 to {classes - 1}"
+        else:
+            way_out = (
+                f"name the folders after its labels or class indices, or provide all {classes} folders in class order"
+            )
+        raise BadInputError(f"label '{odd}' of {samples.name} is not a class of {card.name}: {way_out}")
+    return np.array([index[str(name)] for name in names], np.int64)
+
+
+def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
+    """`samples`, without labels where they are no classes of the model: enough to calibrate on."""
+    classes = card.outputs[0].classes if card.outputs else None
+    try:
+        if classes is not None:
+            find_label_indices(samples, card, classes)
+    except BadInputError as error:
+        listener.warn(f"{str(error).partition(':')[0]}; ignoring folders and labels")
+        return replace(samples, files=tuple(replace(each, label=None) for each in samples.files), labels=())
+    return samples

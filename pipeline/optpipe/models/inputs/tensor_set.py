@@ -1,0 +1,209 @@
+"""Tensors as data, for any model: .npz, folders of .npy or .npz, and the JSON of Polygraphy's inputs.
+
+Names, types and shapes are checked against the model's inputs before anything runs. `labels`, one integer per sample, may lie
+beside the inputs.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.hashing import hash_arrays, hash_text
+from optpipe.core.tensors import InputSpec
+from optpipe.models.inputs.rows import Arrays, count_rows, to_rows
+from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
+
+SUFFIXES = (".npz", ".npy")
+LABELS = "labels"
+FORMS = "a .npz with an array per input, a folder of .npy or .npz files, or Polygraphy's JSON"
+
+
+@dataclass(frozen=True)
+class TensorSet(SampleSet):
+    """Rows by input; `files[].path` is `PART:ROW`. The rows of one part have the same shapes and share what has no batch axis."""
+
+    format: ClassVar[str] = "optpipe.tensor-set/1"
+    kind: ClassVar[str] = "tensors"
+
+    parts: tuple[Arrays, ...] = field(default=())
+
+    def batches(self, size: int) -> Iterator[Arrays]:
+        """The samples in their order, at most `size` rows at a time, never out of two parts."""
+        chosen: dict[int, list[int]] = {}
+        for each in self.files:
+            part, row = map(int, each.path.split(":"))
+            chosen.setdefault(part, []).append(row)
+        for part, rows in chosen.items():
+            for start in range(0, len(rows), size):
+                yield {name: value[rows[start : start + size]] for name, value in self.parts[part].items()}
+
+    def first_rows(self, most: int, least: int) -> dict[str, NDArray[Any]]:
+        """The first part's first rows, repeated until there are `least`."""
+        rows = next(self.batches(most))
+        order = np.arange(max(count_rows(rows), least)) % count_rows(rows)
+        return {name: value[order] for name, value in rows.items()}
+
+
+def holds_tensors(source: Path) -> bool:
+    """Whether `source` is a file or folder of tensors, by its suffix or, for JSON, its beginning."""
+    if source.is_dir():
+        return any(each.suffix.lower() in SUFFIXES for each in source.iterdir())
+    if source.suffix.lower() == ".json" and source.is_file():
+        with source.open("rb") as file:
+            return b"polygraphy_class" in file.read(1 << 20)
+    return source.suffix.lower() in SUFFIXES
+
+
+def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None = None, seed: int = 0) -> TensorSet:
+    """The set in `source`, or a sample of `count` of it.
+
+    Raises `BadInputError` for a file that cannot be read, and for a name, type or shape that the model does not take.
+    """
+    parts, labels = [], []
+    with read_as_user_file(source, "tensors", f"give {FORMS}"):
+        for where, found in _iterate_feeds(source, inputs):
+            marked = found.get(LABELS) if LABELS not in {each.name for each in inputs} else None
+            rows = check_rows(
+                where, {name: value for name, value in found.items() if name != LABELS or marked is None}, inputs
+            )
+            labels += _read_labels(where, marked, count_rows(rows))
+            parts.append(rows)
+    if not any(map(count_rows, parts)):
+        raise BadInputError(f"{source} holds no samples; give {FORMS}")
+    whole = replace(_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed)
+    files = whole.files
+    if count is None or count >= len(files):
+        return whole
+    chosen = sorted(stratify_indices([each.label for each in files], count, seed)[:count])
+    return replace(whole, files=tuple(files[index] for index in chosen))
+
+
+def tensor_set_from_rows(name: str, rows: Arrays, labels: Sequence[str] | None = None) -> TensorSet:
+    """The set of rows `(samples, ...)` by input that are in memory."""
+    return _set_from_parts(name, [rows], labels or [None] * count_rows(rows))
+
+
+def _set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[str | None]) -> TensorSet:
+    remaining = iter(labels)
+    files = tuple(
+        SetFile(f"{index}:{row}", hash_arrays({name: value[row] for name, value in rows.items()}), next(remaining))
+        for index, rows in enumerate(parts)
+        for row in range(count_rows(rows))
+    )
+    names = tuple(sorted({label for label in labels if label is not None}))
+    return TensorSet(name, Path(), 0, files, names, parts=tuple(parts))
+
+
+def save_batches(batches: Sequence[Mapping[str, NDArray[Any]]], folder: Path) -> Path:
+    """A folder in `folder`, named after their content, with a .npz of each of `batches`; `read_tensor_set` reads it."""
+    content = hash_text("".join(hash_arrays(each) for each in batches))
+    target = folder / content[:12]
+    if not target.is_dir():
+        scratch = folder / f".{content[:12]}.{os.getpid()}"
+        scratch.mkdir(parents=True, exist_ok=True)
+        for index, each in enumerate(batches):
+            np.savez(scratch / f"{index:05}.npz", allow_pickle=False, **dict(each))
+        scratch.rename(target)
+    return target
+
+
+def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[str | None]:
+    if marked is None:
+        return [None] * count
+    if marked.shape != (count,) or marked.dtype.kind not in "iu":
+        raise BadInputError(
+            f"{where}: labels are {marked.dtype} of {marked.shape}; give one integer for each of the {count} samples"
+        )
+    return [str(int(each)) for each in marked]
+
+
+def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    """Where each group of arrays lies, and the arrays by name."""
+    if source.suffix.lower() == ".json":
+        yield from _iterate_polygraphy_feeds(source)
+    elif source.is_dir():
+        yield from _iterate_folder_feeds(source, inputs)
+    elif source.suffix.lower() == ".npy":
+        yield str(source), {_name_only_input(inputs, source): np.load(source, allow_pickle=False)}
+    else:
+        with np.load(source, allow_pickle=False) as stored:
+            yield str(source), {name: stored[name] for name in stored.files}
+
+
+def _iterate_polygraphy_feeds(source: Path) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    from polygraphy.json import load_json
+
+    found = load_json(str(source))
+    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise BadInputError(f"{source} is not a list of inputs by name, as polygraphy.json.save_json writes it")
+    for index, each in enumerate(found):
+        yield f"{source}, inputs {index}", {str(name): np.asarray(value) for name, value in each.items()}
+
+
+def _iterate_folder_feeds(
+    folder: Path, inputs: Sequence[InputSpec]
+) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    """One .npy per input, named after it; or files of samples: .npz of all inputs, .npy of the only one."""
+    files = sorted(each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES)
+    arrays = {each.stem: each for each in files if each.suffix.lower() == ".npy"}
+    if {each.name for each in inputs} <= set(arrays):
+        wanted = {each.name for each in inputs} | {LABELS}
+        yield str(folder), {name: np.load(file, allow_pickle=False) for name, file in arrays.items() if name in wanted}
+        return
+    for file in files:
+        if file.stem != LABELS:
+            yield from _iterate_feeds(file, inputs)
+
+
+def _name_only_input(inputs: Sequence[InputSpec], source: Path) -> str:
+    if len(inputs) != 1:
+        names = ", ".join(f"{each.name}.npy" for each in inputs)
+        raise BadInputError(
+            f"{source} is one array, and the model takes {len(inputs)} inputs: give a folder with {names}, or a .npz"
+        )
+    return inputs[0].name
+
+
+def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+    """The arrays as rows, after each was checked against its input."""
+    names = [each.name for each in inputs]
+    for wrong, what in ((set(names) - set(found), "lacks input"), (set(found) - set(names), "has the unknown array")):
+        if wrong:
+            raise BadInputError(f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}")
+    batched = any(each.batch is not None for each in inputs)
+    counts = {}
+    for each in inputs:
+        value = _require_fit(where, found[each.name], each)
+        if each.batch is not None:
+            counts[each.name] = value.shape[each.batch]
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise BadInputError(f"{where}: its inputs have different numbers of samples: {shown}")
+    count = next(iter(counts.values()), 1) if batched else 1
+    return {each.name: np.ascontiguousarray(to_rows(found[each.name], each.batch, count)) for each in inputs}
+
+
+def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
+    if str(value.dtype) != spec.dtype:
+        way = f"; save it as .astype('{spec.dtype}')" if value.dtype.kind in "iufb" else ""
+        raise BadInputError(f"{where}: input '{spec.name}' is {value.dtype}, and the model takes {spec.dtype}{way}")
+    fits = value.ndim == len(spec.min) and all(
+        axis == spec.batch or low <= size <= high
+        for axis, (size, low, high) in enumerate(zip(value.shape, spec.min, spec.max, strict=True))
+    )
+    if not fits or value.size == 0:
+        raise BadInputError(
+            f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}, and the model takes "
+            f"{spec.format_profile()}"
+        )
+    if spec.below is not None and value.max() >= spec.below:
+        raise BadInputError(
+            f"{where}: input '{spec.name}' reaches {value.max()}, and the model takes values below {spec.below}"
+        )
+    return value

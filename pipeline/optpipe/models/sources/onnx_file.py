@@ -1,0 +1,289 @@
+"""An ONNX file from anyone: fixed or open shapes, several inputs, opset 9 and up, external data."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError, escape, read_as_user_file
+from optpipe.core.hashing import hash_file, hash_value
+from optpipe.core.tensors import LARGEST_SIZE, InputSpec, Shape
+from optpipe.core.units import format_bytes
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.models.sources.base import LoadedModel
+from optpipe.models.sources.onnx_inputs import read_input_specs
+
+OLDEST_OPSET = 9
+LARGEST_ONNX_BYTES = 2**31 - 1
+"""Of one file, as protobuf limits it; optpipe keeps a graph and its weights in one."""
+LONGEST_NAME = 4096
+"""Characters of a name, and bytes of a path on Linux."""
+_RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFileSource:
+    """A file on disk, with the external data beside it."""
+
+    path: Path
+    card: ModelCard | None = None
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
+    """From `--shape`: needed for open dimensions other than the first."""
+    has_module: ClassVar[bool] = False
+    runs_code: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """The file's path."""
+        return str(self.path)
+
+    def collect_identity(self) -> Mapping[str, Any]:
+        """Hashes of the file and of its external data."""
+        self._check_file()
+        return _collect_hashes(self.path)
+
+    def _check_file(self) -> None:
+        if not self.path.is_file():
+            raise BadInputError(f"{self.path}: no such file")
+        if self.path.stat().st_size == 0:
+            raise BadInputError(f"{self.path} is empty")
+
+    def load(self, weights: WeightsRequest) -> LoadedModel:
+        """Parses and checks the file; raises `BadInputError` for anything but a complete ONNX model."""
+        if weights.kind != "default":
+            raise BadInputError(
+                f"{self.path}: an ONNX file contains its own weights; --weights {weights.kind} does not apply"
+            )
+        self._check_file()
+        model = onnx_from_file(self.path)
+        record = WeightsRecord("embedded", hash_onnx_file(self.path))
+        if self.card is not None and self.card.inputs:
+            return LoadedModel(self.card, record, onnx=self.path)
+        inputs = read_input_specs(model, self.shapes or {}, self.path)
+        if self.card is not None:
+            return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
+        card = ModelCard(self.path.stem, self.name, Task.OTHER, inputs)
+        return LoadedModel(replace(card, task=_guess_task(model, inputs)), record, onnx=self.path)
+
+
+def hash_onnx_file(path: Path) -> str:
+    """SHA-256 of the file; where it has external data, of the hashes of all."""
+    hashes = _collect_hashes(path)
+    return hash_value(hashes) if "external" in hashes else str(hashes["onnx"])
+
+
+def _collect_hashes(path: Path) -> dict[str, Any]:
+    hashes: dict[str, Any] = {"onnx": hash_file(path)}
+    if external := find_external_files(path):
+        folder = path.resolve().parent
+        hashes["external"] = {str(file.relative_to(folder)): hash_file(file) for file in external}
+    return hashes
+
+
+def onnx_from_file(path: Path) -> Any:
+    """Loads and checks a model; raises `BadInputError` that says what is wrong with it."""
+    import onnx
+
+    find_external_files(path)
+    with read_as_user_file(path, "ONNX", "it may be truncated, in another format, or missing its external data"):
+        model = onnx.load(path)
+    with read_as_user_file(path, "ONNX"):
+        _require_bounded(model, path)
+        _require_known_operators(model, path)
+        try:
+            onnx.checker.check_model(str(path), full_check=True)
+        except onnx.shape_inference.InferenceError:
+            _require_accepted_types(model, path)
+            raise
+        _require_small_enough(model, path)
+    return model
+
+
+def _require_bounded(model: Any, path: Path) -> None:
+    """Refuses, before anything computes with them, names, versions, types and sizes that no valid model has."""
+    import onnx
+
+    if not model.graph.node:
+        raise BadInputError(f"{path} contains no ONNX graph: it may be truncated or in another format")
+    if not model.graph.output:
+        raise BadInputError(f"{path}: its graph has no outputs")
+    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    if opset < OLDEST_OPSET:
+        raise BadInputError(
+            f"{path} is opset {opset}; opset {OLDEST_OPSET} or later is required (convert it with onnx.version_converter)"
+        )
+    if opset > (newest := onnx.defs.onnx_opset_version()):
+        raise BadInputError(f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows")
+    known = set(onnx.TensorProto.DataType.values())
+    for name, dtype, sizes in _iterate_tensors(model):
+        if dtype not in known:
+            raise BadInputError(f"{path}: tensor '{escape(name)[:80]}' has the unknown data type {dtype}")
+        if wrong := next((size for size in sizes if not -1 <= size <= LARGEST_SIZE), None):
+            raise BadInputError(
+                f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}; {LARGEST_SIZE} is the largest"
+            )
+    for name in _iterate_names(model):
+        if not isinstance(name, str):  # protobuf's answer where the bytes are not UTF-8
+            raise BadInputError(f"{path}: the name {name[:80]!r} is not UTF-8; rename it")
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            raise BadInputError(
+                f"{path}: the name '{escape(name[:80])}' is too long or has control characters; rename it"
+            )
+
+
+def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
+    """Name, element type and fixed sizes of all tensors that the file describes."""
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        tensor = value.type.tensor_type
+        yield value.name, tensor.elem_type, [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")]
+    for tensor in graph.initializer:
+        yield tensor.name, tensor.data_type, list(tensor.dims)
+
+
+def _iterate_names(model: Any) -> Iterator[str]:
+    graph = model.graph
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+    for value in (*graph.input, *graph.output):
+        yield value.name
+        yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
+
+
+def _require_known_operators(model: Any, path: Path) -> None:
+    if unknown := _find_unknown_operators(model):
+        named = ", ".join(escape(each)[:80] for each in unknown[:5])
+        raise BadInputError(
+            f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}; use standard ones"
+        )
+
+
+def _require_accepted_types(model: Any, path: Path) -> None:
+    """Raises `BadInputError` for a tensor of a type that its operator does not take at the file's opset, as Conv takes no BF16 at 17."""
+    import onnx
+
+    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    types = {name: dtype for name, dtype, _ in _iterate_tensors(_infer_shapes(model)) if dtype}
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            kind = onnx.TensorProto.DataType.Name(types.get(name, 0)).lower()
+            if name not in types or _accepts(node, place, kind, opset):
+                continue
+            newest = onnx.defs.onnx_opset_version()
+            later = next((each for each in range(opset + 1, newest + 1) if _accepts(node, place, kind, each)), None)
+            way_out = f"export it with opset {later} or later" if later else "export it in another type"
+            if kind == "bfloat16":
+                way_out = "export the model in float32; `optpipe build --precision bf16` converts it"
+            raise BadInputError(
+                f"{path}: {node.op_type} ('{escape(node.name or name)[:80]}') does not take {kind} tensors at opset {opset}"
+                + (f", only from opset {later} on" if later else "")
+                + f"\n{way_out}"
+            )
+
+
+def _accepts(node: Any, place: int, kind: str, opset: int) -> bool:
+    """Whether a node's input may have the element type `kind` at an opset; also where its operator is not one of ONNX's."""
+    import onnx
+
+    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset):
+        return True
+    inputs = onnx.defs.get_schema(node.op_type, opset).inputs
+    return not inputs or f"tensor({kind})" in inputs[min(place, len(inputs) - 1)].types
+
+
+def _infer_shapes(model: Any) -> Any:
+    """The model with the types and sizes of all tensors that ONNX can infer; a large one as it is."""
+    import onnx
+
+    return model if model.ByteSize() > 1 << 28 else onnx.shape_inference.infer_shapes(model)
+
+
+def _require_small_enough(model: Any, path: Path) -> None:
+    """Raises `BadInputError` for a graph one of whose tensors alone fills the memory of this machine."""
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name, dtype, sizes in _iterate_tensors(_infer_shapes(model)):
+        if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
+            raise BadInputError(
+                f"{path}: tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))}, exceeds this machine's memory"
+            )
+
+
+def _count_item_bytes(dtype: int) -> int:
+    import onnx
+
+    return 1 if dtype == onnx.TensorProto.STRING else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
+
+
+def _find_unknown_operators(model: Any) -> list[str]:
+    """Operators outside the standard domains, those of ONNX Runtime, and the model's own functions."""
+    import onnx
+
+    versions = {each.domain: each.version for each in model.opset_import}
+    own = {(function.domain, function.name) for function in model.functions}
+    unknown: dict[str, None] = {}
+    for node in model.graph.node:
+        if node.domain in _RUNTIME_DOMAINS or (node.domain, node.op_type) in own:
+            continue
+        if not onnx.defs.has(node.op_type, versions.get(node.domain, 1), node.domain):
+            unknown[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] = None
+    return list(unknown)
+
+
+def find_external_files(path: Path) -> tuple[Path, ...]:
+    """The files of external data that a model names, in initializers and attributes, also of inner graphs.
+
+    Raises `BadInputError` for a file that cannot be read, and where one is missing, lies outside its folder
+    or, with the others, exceeds what one ONNX file holds.
+    """
+    import onnx
+
+    with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
+        model = onnx.load(path, load_external_data=False)
+        outside = [each for each in iterate_tensors(model.graph) if each.data_location == onnx.TensorProto.EXTERNAL]
+        names = {entry.value for each in outside for entry in each.external_data if entry.key == "location"}
+        require_one_file(str(path), sum(math.prod(each.dims) * _count_item_bytes(each.data_type) for each in outside))
+        folder = path.resolve().parent
+        found = []
+        for name in sorted(names):
+            shown = escape(name)[:80]
+            if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+                raise BadInputError(f"{path}: its external data '{shown}' is not a file name")
+            file = (folder / name).resolve()
+            if not file.is_relative_to(folder):
+                raise BadInputError(f"{path} refers to external data outside its folder: {shown}")
+            if not file.is_file():
+                raise BadInputError(f"{path}: its external data {shown} is missing")
+            found.append(file)
+    return tuple(found)
+
+
+def require_one_file(model: str, weights_bytes: int) -> None:
+    """Raises `BadInputError` for weights that no ONNX file can hold."""
+    if weights_bytes > LARGEST_ONNX_BYTES:
+        raise BadInputError(
+            f"{model}: its weights take {format_bytes(weights_bytes)}; an ONNX file holds 2 GiB at most\n"
+            "give a smaller model, or a part of this one"
+        )
+
+
+def iterate_tensors(graph: Any) -> Iterator[Any]:
+    """The constants of a graph and of those inside its nodes: initializers and tensors in attributes."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from iterate_tensors(inner)
+
+
+def _guess_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:
+    """One image in and one row of scores out is a classifier; everything else is compared by tensors alone."""
+    image = len(inputs) == 1 and inputs[0].is_image
+    outputs = model.graph.output
+    scores = len(outputs) == 1 and len(outputs[0].type.tensor_type.shape.dim) == 2
+    return Task.CLASSIFICATION if image and scores else Task.OTHER

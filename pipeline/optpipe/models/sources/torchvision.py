@@ -1,0 +1,135 @@
+"""torchvision by name: `resnet50`, `torchvision:fcn_resnet50`."""
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, ClassVar
+from urllib.parse import urlparse
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
+from optpipe.core.tensors import InputSpec
+from optpipe.core.transform import CenterCrop, Resize, Transform
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
+from optpipe.models.sources.modules import flatten_module, wrap_detector
+from optpipe.models.sources.transform import transform_from_torchvision
+from optpipe.models.sources.weights import hash_module_weights, make_with_weights
+from optpipe.workspace.environment import get_package_version
+
+_TASKS = {
+    "torchvision.models.detection": Task.DETECTION,
+    "torchvision.models.segmentation": Task.SEGMENTATION,
+    "torchvision.models.video": None,
+    "torchvision.models.optical_flow": None,
+    "torchvision.models.quantization": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchvisionSource:
+    """A builder registered with torchvision."""
+
+    builder: str
+    also_known: tuple[str, ...] = ()
+    """Other names that MODEL could have meant, for the message about an unknown one."""
+    has_module: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """`torchvision:NAME`."""
+        return f"torchvision:{self.builder}"
+
+    def collect_identity(self) -> dict[str, Any]:
+        """The builder and the libraries that define it."""
+        return {
+            "source": self.name,
+            "torch": get_package_version("torch"),
+            "torchvision": get_package_version("torchvision"),
+        }
+
+    def load(self, weights: WeightsRequest) -> LoadedModel:
+        """Builds the module; preprocessing, labels and size come from the default weights' own metadata."""
+        from torchvision import models
+
+        task = self._task(models)
+        published = models.get_model_weights(self.builder).DEFAULT
+        module, record = self._module(models, published, weights)
+        transform = transform_from_torchvision(published.transforms())
+        labels = tuple(published.meta.get("categories", ()))
+        height, width = transform.size or _choose_size(module, task)
+        detection = task is Task.DETECTION
+        if transform.size is None:
+            transform = _letterbox(transform, height, width)
+        low, usual, high = (1, 1, 1) if detection else DEFAULT_BATCH_PROFILE
+        image = InputSpec("images", "float32", *((n, 3, height, width) for n in (low, usual, high)))
+        card = ModelCard(self.builder, self.name, task, (image,), transform=transform, labels=labels)
+        exportable = (
+            wrap_detector(module, (height, width))
+            if detection
+            else flatten_module(module)
+            if task is Task.SEGMENTATION
+            else module
+        )
+        return LoadedModel(card, record, module=exportable)
+
+    def require_known(self) -> None:
+        """Raises BadInputError, with names like it, for a builder that torchvision does not have."""
+        from torchvision.models import list_models
+
+        known = list_models()
+        if self.builder in known:
+            return
+        near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
+        hint = (
+            f"did you mean {', '.join(near)}?"
+            if near
+            else "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
+        )
+        raise BadInputError(
+            f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
+        )
+
+    def _task(self, models: Any) -> Task:
+        self.require_known()
+        module = models.get_model_builder(self.builder).__module__
+        task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
+        if task is None:
+            raise BadInputError(
+                f"{self.name} is a {module.split('.')[2]} model; optpipe supports classification, detection, and segmentation"
+            )
+        return task
+
+    def _module(self, models: Any, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+        if request.kind == "default":
+            try:
+                module = models.get_model(self.builder, weights=published).eval()
+            except OSError as error:  # URLError, timeouts and refused connections are OSErrors
+                reason = f"{published} could not be downloaded ({error})"
+                raise NoWeightsError(reason, urlparse(published.url).hostname or "") from error
+            return module, WeightsRecord(f"default:{published}", hash_module_weights(module))
+        options = {"weights": None}
+        builder = models.get_model_builder(self.builder)
+        if "weights_backbone" in builder.__annotations__:
+            options["weights_backbone"] = None
+        return make_with_weights(lambda: builder(**options), request)
+
+
+def _letterbox(transform: Transform, height: int, width: int) -> Transform:
+    """A preset that leaves images their shape, for an engine that has one: scaled into it whole and padded.
+
+    Boxes and masks are judged at the source's geometry, so nothing of an image may be cut.
+    """
+    own = next((step for step in transform.geometry if isinstance(step, Resize)), Resize((1,)))
+    box = (replace(own, size=(min(height, width),), fit="long", max_size=None), CenterCrop(height, width))
+    return Transform(
+        (transform.decode, *box, *(step for step in transform.steps[1:] if step not in transform.geometry))
+    )
+
+
+def _choose_size(module: Any, task: Task) -> tuple[int, int]:
+    """Height and width for models whose preset leaves the image's own shape."""
+    if task is Task.DETECTION:  # a detector resizes inside the model, to this
+        own = module.transform
+        return own.fixed_size or (own.min_size[-1], own.min_size[-1])
+    return 520, 520  # the short side of torchvision's segmentation preset

@@ -1,0 +1,282 @@
+import errno
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from rich.table import Table
+
+from optpipe.cli.app import app, print_outcome
+from optpipe.cli.outcome import Outcome
+from optpipe.core.errors import BadInputError
+
+HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
+
+
+@pytest.mark.parametrize("command", [[], ["build"], ["doctor"], ["ls"]])
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    program = (
+        "import sys\nfrom optpipe.cli.app import app\n"
+        f"try:\n    app({[*command, '--help']!r})\nexcept SystemExit:\n    pass\n"
+        f"print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Usage:" in done.stdout
+    assert done.stdout.rstrip().endswith("IMPORTED []")
+
+
+@pytest.mark.slow
+def test_help_cuts_no_sentence_short_at_eighty_columns() -> None:
+    environment = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    command = [sys.executable, "-m", "optpipe", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "..." not in done.stdout.partition("Commands:")[2]
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+@pytest.mark.slow
+def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "optpipe", "doctor", "--json"], capture_output=True, text=True, check=True
+    )
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    for backend in ("tensorrt", "tensorrt-rtx", "torch-tensorrt", "onnxruntime", "inductor", "torch"):
+        assert f"backend {backend}" in findings
+    assert all(each["install"] for each in findings.values() if not each["found"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls", "--json", "--nope"],
+        ["show", "--json"],
+        ["nope", "--json"],
+        ["run", "digits", "--json"],
+        ["show", "0", "--json"],
+    ],
+)
+def test_wrong_use_too_is_one_json_document(arguments: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "optpipe", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["exit_status"] == 2
+    assert error["message"].splitlines()[0] in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "full", "/a"), "no space left at /a"),
+        (PermissionError(errno.EACCES, "denied", "/a"), "cannot read or write at /a: denied"),
+        (shutil.Error([("/a", "/b", "full")]), "cannot copy to /b: full"),
+    ],
+)
+def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> Outcome:
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        print_outcome(fails)()
+    assert ended.value.exit_code == 4
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_answer_that_cannot_be_written_is_one_line(form: list[str], tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "optpipe", "ls", *form]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 4
+    assert "no space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unexpected_error_of_the_system_is_a_bug_and_shows_itself() -> None:
+    def fails() -> Outcome:
+        raise BlockingIOError(errno.EAGAIN, "again")
+
+    with pytest.raises(BlockingIOError):
+        print_outcome(fails)()
+
+
+def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    from optpipe.cli.app import _print_text
+
+    table = Table("name")
+    table.add_row("run[hf] in [/data]")
+    _print_text(table)
+    _print_text("the baseline of optpipe[hf]")
+    said = capsys.readouterr().out
+    assert "run[hf] in [/data]" in said
+    assert "the baseline of optpipe[hf]" in said
+
+
+CLOSED = "standard output is closed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("ls", 4), ("ls --json", 4), ("--help", 4), ("--version", 4), ("show nope --json", 2), ("ls --nope --json", 2)],
+)
+@pytest.mark.parametrize(("closing", "reads"), [("", True), (">&-", False)])
+def test_a_closed_output_is_one_line_and_the_commands_own_status(
+    words: str, status: int, closing: str, reads: bool, tmp_path: Path
+) -> None:
+    """Where a reader has gone (`| head`) the status is the result's; where there never was one, a success is none."""
+    shell = f'({sys.executable} -m optpipe {words} {closing}; echo "status $?" >&2) | true'
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    wanted = 0 if reads and status == 4 else status
+    assert f"status {wanted}" in done.stderr
+    assert done.stderr.count(CLOSED) == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closing", ["2>&-", "<&-", "<&- 2>&-"])
+def test_a_result_is_written_where_other_streams_are_closed(closing: str, tmp_path: Path) -> None:
+    shell = f"{sys.executable} -m optpipe ls --json {closing}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["entries"] == []
+
+
+@pytest.mark.slow
+def test_progress_that_nobody_reads_ends_nothing() -> None:
+    program = (
+        "from optpipe.cli.terminal import Terminal\n"
+        "with Terminal() as terminal:\n"
+        "    for at in range(3):\n        terminal.warn(f'{at} ' * 9)\n"
+        "print('done')"
+    )
+    shell = f"{sys.executable} -c {shlex.quote(program)} 2> >(true)"
+    done = subprocess.run(["bash", "-c", f"{shell}; true"], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"
+
+
+def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
+    def fails() -> Outcome:
+        raise BrokenPipeError(errno.EPIPE, "a worker's")
+
+    with pytest.raises(RuntimeError, match="broken pipe to another process"):
+        print_outcome(fails)()
+
+
+def test_a_failure_names_the_workspace_that_its_commands_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(workspace: Path) -> Outcome:
+        raise BadInputError("nothing stored; first run optpipe build digits")
+
+    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
+    for workspace, hint in ((tmp_path, False), (Path("my work"), True)):
+        with pytest.raises(typer.Exit):
+            print_outcome(fail)(workspace=workspace)
+        assert ("(your workspace: --workspace 'my work')" in capsys.readouterr().err) is hint
+
+
+def test_a_command_in_a_failure_is_made_for_the_workspace_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A workspace that was copied: its manifests name the old one. `doctor` has no workspace."""
+
+    def fail(workspace: Path) -> Outcome:
+        raise BadInputError("damaged\n`optpipe build a --workspace /old --json` rebuilds it; `optpipe doctor` may help")
+
+    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
+    for workspace, option in ((tmp_path, ""), (Path("my work"), " --workspace 'my work'")):
+        with pytest.raises(typer.Exit):
+            print_outcome(fail)(workspace=workspace)
+        said = f"optpipe: damaged\n`optpipe build a --json{option}` rebuilds it; `optpipe doctor` may help\n"
+        assert capsys.readouterr().err == said
+
+
+def test_wrong_use_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app(["bench", "digits", "--scenario", "nonsense"])
+    problem, way_out = capsys.readouterr().err.splitlines()
+    assert problem.startswith("optpipe: Invalid value for '--scenario': 'nonsense' is not one of 'single-stream', ")
+    assert way_out.endswith("bench --help' for help.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.3])
+def test_a_signal_while_it_starts_is_one_line_and_the_status_of_interrupted(number: int, delay_s: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "optpipe", "doctor"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    time.sleep(delay_s)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if process.returncode in (-number, 0):  # Python itself had not begun, or all was done
+        return
+    assert process.returncode == 130
+    assert len(said.splitlines()) == 1
+    assert said.startswith(b"optpipe: interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> None:
+    code = (
+        "import atexit, os, sys; atexit.register(os.kill, os.getpid(), int(sys.argv.pop()))\n"  # registered first, called last
+        "from optpipe.__main__ import main; main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "--help", str(int(number))], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("build",), "--images"), (("build",), "--data"), (("build",), "--calibration"),
+        (("build", "--precision", "auto"), "--calibration"),
+        (("bench",), "--images"), (("bench-e2e",), "--images"), (("calibrate",), "--data"), (("evaluate",), "--data"),
+        (("preprocess",), "--images"), (("profile",), "--images"), (("sweep",), "--calibration"), (("evaluate",), "--task"),
+    ],
+)  # fmt: skip
+def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
+    command: tuple[str, ...], option: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    name, *more = command
+    with pytest.raises(SystemExit) as ended:
+        app([name, "digits", *more, option, "nowhere", "--workspace", str(tmp_path / "workspace")])
+    assert ended.value.code == 2
+    named = "--images/--data" if name in ("build", "calibrate") and option != "--calibration" else option
+    assert capfd.readouterr().err.splitlines() == [f"optpipe: {named} nowhere: no such file or folder"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "signoff --init --output there",
+            "--output is for the dossier; signoff --init --policy there writes the template there",
+        ),
+        ("bench digits --interval 200%", "--interval 200%: must be less than 100% of p50, such as 1%"),
+        ("bench digits --interval 1", "--interval 1: must be less than 100% of p50, such as 1%"),
+        ("sweep --dry-run digits resnet5 --precision fp32", "unknown model 'resnet5': did you mean resnet50"),
+        ("sweep --dry-run nothing.onnx", "nothing.onnx: no such file"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    arguments: str, said: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        app(arguments.split())
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.startswith(f"optpipe: {said}")
+    assert list(tmp_path.iterdir()) == []

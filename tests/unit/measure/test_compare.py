@@ -1,0 +1,425 @@
+"""Comparing: exchanging the sides inverts the answer, a build equals itself, and nothing is compared that cannot be."""
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.console import text_of
+
+from optpipe.core.comparison import Goal
+from optpipe.core.environment import Environment
+from optpipe.core.errors import BadInputError
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import (
+    LatencySummary,
+    LoadSpec,
+    Measurement,
+    Scenario,
+    Subject,
+    Validity,
+)
+from optpipe.measure.best import sort_by_goal
+from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements
+from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.overview import compare_workspace, find_bench_runs
+from optpipe.measure.report_data import report_from_comparison
+from optpipe.measure.slo import Slo
+from optpipe.report.files import frame_from_comparison
+from optpipe.report.html import render_html
+from optpipe.report.markdown import render_markdown
+from optpipe.report.report import Report
+from optpipe.report.terminal_compare import render_comparison
+
+
+def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=100.0, valid=True, environment=None):
+    percentiles = {
+        name: Estimate(p50 * k, (p50 - half) * k, (p50 + half) * k) for name, k in (("p50", 1e6), ("p99", 1.2e6))
+    }
+    latency = LatencySummary(1000, percentiles, p50 * 0.9e6, p50 * 2e6, p50 * 1e6, half * 1e6, {})
+    subject = Subject(artifact=name, backend="torch", precision=precision, device="cpu", model="m")
+    found = Measurement(
+        id=name, subject=subject, load=LoadSpec(batch),
+        verdict=Validity.VALID if valid else Validity.INVALID, reasons=(), samples=1000, latency_ns=latency,
+        throughput_images_per_s=Estimate(rate, rate * 0.9, rate * 1.1),
+    )  # fmt: skip
+    return RecordedMeasurement(found, run, environment or Environment(cpu="one"))
+
+
+def processes(name, p50, half, *, count=5, **more):
+    """Processes whose medians lie evenly within `half` of `p50`."""
+    found = [measured(name, p50 + half * (2 * at / (count - 1) - 1), half / 10, **more) for at in range(count)]
+    return tuple(
+        replace(one, measurement=replace(one.measurement, id=f"{name}{at}", process=at, started_utc=str(at)))
+        for at, one in enumerate(found)
+    )
+
+
+def against(contender, baseline):
+    return compare_measurements(contender, baseline=Baseline("b", "run", tuple(baseline))).rows[0]
+
+
+INTERVALS = st.tuples(st.floats(0.1, 1e3), st.floats(0.001, 0.5)).map(lambda pair: (pair[0], pair[0] * pair[1]))
+
+
+@given(INTERVALS, INTERVALS)
+def test_exchanging_the_sides_inverts_value_interval_and_answer(one, other):
+    a, b = processes("a", *one), processes("b", *other, run="run-b")
+    there, back = against(a, b), against(b, a)
+    assert there.speedup.value == pytest.approx(1 / back.speedup.value)
+    assert there.speedup.low == pytest.approx(1 / back.speedup.high)
+    mirrored = {"faster": "slower", "slower": "faster", "no difference shown": "no difference shown"}
+    assert there.change == mirrored[back.change]
+
+
+def test_the_memory_of_a_build_is_its_largest_peak():
+    tries = processes("a", 1.0, 0.01)
+    peaks = (161, 201, 121, 140, 130)
+    measured_so = [
+        replace(one, measurement=replace(one.measurement, host_peak_bytes=peak << 20))
+        for one, peak in zip(tries, peaks, strict=True)
+    ]
+    assert compare_measurements(measured_so).rows[0].memory_bytes == 201 << 20
+
+
+@given(INTERVALS)
+def test_a_build_against_itself_shows_no_difference(one):
+    row = against(processes("a", *one), processes("a", *one, run="run-b"))
+    assert row.change == "no difference shown"
+    assert row.speedup.low <= 1 <= row.speedup.high
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_is_claimed_of_fewer_than_three_processes(count):
+    one, other = (processes("a", ms, 0.01, count=5, run=f"run-{ms}") for ms in (1.0, 9.0))
+    found = compare_measurements(one, baseline=Baseline("b", "run", other[:count]))
+    assert found.rows[0].change == "not judged: too few processes"
+    assert found.rows[0].speedup.low is None
+    assert any("the scatter between processes is not known" in text for text in found.warnings)
+    assert compare_measurements(one, baseline=Baseline("b", "run", other[:3])).rows[0].change == "faster"
+
+
+@given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 1000)), min_size=1, max_size=12))
+def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
+    rows = compare_measurements(
+        [measured(f"m{at}", ms, 0.01, batch=at + 1, rate=rate) for at, (ms, rate) in enumerate(points)]
+    ).rows
+    frontier = [row for row in rows if row.on_frontier]
+    assert frontier
+    for row in rows:
+        beaten = [
+            other
+            for other in rows
+            if other.latency_ns["p99"].value <= row.latency_ns["p99"].value
+            and other.throughput_images_per_s.value >= row.throughput_images_per_s.value
+            and (
+                other.latency_ns["p99"].value < row.latency_ns["p99"].value
+                or other.throughput_images_per_s.value > row.throughput_images_per_s.value
+            )
+        ]
+        assert bool(beaten) == (not row.on_frontier)
+
+
+def test_invalid_measurements_are_shown_and_never_best():
+    found = compare_measurements([measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)])
+    assert found.row("run-a/bad").on_frontier is False
+    assert found.best[Goal.LATENCY] == "run-a/good"
+    assert [row.id for row in sort_by_goal(found, Goal.LATENCY).rows] == ["run-a/good", "run-a/bad"]
+
+
+def test_no_build_is_the_best_of_several_models_and_each_row_says_its_own():
+    small = measured("a", 1.0, 0.01)
+    subject = replace(small.measurement.subject, artifact="b", model="large")
+    large = replace(small, measurement=replace(small.measurement, id="b", subject=subject))
+    found = compare_measurements([small, large])
+    assert set(found.best.values()) == {None}
+    assert "2 models are compared (large, m); choose one with --model" in found.best_reason[Goal.LATENCY]
+    assert [row.build for row in found.rows] == ["large torch fp16", "m torch fp16"]
+    assert compare_measurements([large]).rows[0].build == "torch fp16"
+    text = text_of(render_comparison(found))
+    assert "large torch fp16" in text
+    assert "choose one with --model" in text
+
+
+def with_options(one, affinity=None, **options):
+    subject = replace(one.measurement.subject, options=options, affinity=affinity)
+    name = "-".join(f"{key}{value}" for key, value in options.items()) or "plain"
+    return replace(one, measurement=replace(one.measurement, id=f"{one.measurement.id}-{name}", subject=subject))
+
+
+def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
+    tried = [
+        with_options(measured("a", 10.0 / threads, 0.01, batch=batch), threads=threads, spinning=True)
+        for threads in (1, 2, 4)
+        for batch in (1, 8)
+    ]
+    found = compare_measurements(tried)
+    assert len(found.rows) == 6
+    assert {row.configuration for row in found.rows} == {
+        "torch fp16 threads=1",
+        "torch fp16 threads=2",
+        "torch fp16 threads=4",
+    }
+    assert len({row.label for row in found.rows}) == 6
+    assert found.rows[0].settings == {"threads": "1", "spinning": "true"}
+    assert found.best[Goal.LATENCY] == "run-a/a-threads4-spinningTrue"
+    assert "torch fp16 threads=4" in text_of(render_comparison(found))
+    assert list(frame_from_comparison(found)["setting"][:1]) == ["threads=1"]
+    assert [row.configuration for row in compare_measurements(tried[:2]).rows] == ["torch fp16"] * 2, (
+        "nothing to tell apart"
+    )
+
+
+def test_all_processes_of_equal_settings_are_one_row_and_a_processor_more_is_another_setting():
+    old, new = (with_options(measured("a", ms, 0.01, run=f"run-{ms}"), threads=2, affinity=(0, 1)) for ms in (2.0, 3.0))
+    pinned = with_options(measured("a", 4.0, 0.01), threads=2, affinity=(0, 2, 3))
+    rows = compare_measurements([new, old, pinned]).rows
+    assert [(row.setting, row.latency_ns["p50"].value) for row in rows] == [
+        ("affinity=0,2-3", 4e6),
+        ("affinity=0-1", 3e6),  # the newest, as long as there are fewer than three
+    ]
+
+
+def test_a_speedup_is_that_of_the_latencies_beside_it():
+    """Of two processes a row shows the newest, and so does its speed-up."""
+    tries = [
+        measured("a", ms, 0.01, precision=precision, run=f"run-{precision}-{ms}")
+        for precision, times in (("fp32", (4.0,)), ("fp16", (1.0, 2.0)))
+        for ms in times
+    ]
+    (row,) = [each for each in compare_measurements(tries).rows if each.precision == "fp16"]
+    assert (row.processes, row.latency_ns["p50"].value, row.speedup.value) == (2, 2e6, 2.0)
+
+
+def test_devices_and_arrivals_are_told_apart_too():
+    cpu = measured("a", 2.0, 0.01)
+    gpu = replace(
+        cpu, measurement=replace(cpu.measurement, id="g", subject=replace(cpu.measurement.subject, device="cuda:0"))
+    )
+    served = [
+        replace(
+            cpu,
+            measurement=replace(cpu.measurement, id=f"s{rate}", load=LoadSpec(1, Scenario.SERVER, rate_per_s=rate)),
+        )
+        for rate in (100.0, 500.0)
+    ]
+    assert [row.label for row in compare_measurements([cpu, gpu, *served]).rows] == [
+        "torch fp16 (cpu), batch 1, server at 100/s", "torch fp16 (cpu), batch 1, server at 500/s",
+        "torch fp16 (cpu), batch 1", "torch fp16 (cuda:0), batch 1",
+    ]  # fmt: skip
+
+
+def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said():
+    fp32 = [
+        with_options(measured("w", ms, 0.01, precision="fp32"), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0))
+    ]
+    slow = [with_options(measured("w", 3.0, 0.01, precision="fp32", valid=False), threads=8)]
+    fp16 = [with_options(measured("h", 2.0, 0.01), threads=threads) for threads in (1, 4)]
+    found = compare_measurements([*fp32, *slow, *fp16])
+    rows = {row.configuration: row for row in found.rows}
+    assert rows["torch fp16 threads=1"].speedup.value == pytest.approx(4.0)
+    assert rows["torch fp16 threads=1"].held_against == "run-a/w-threads1: torch fp32 threads=1"
+    assert rows["torch fp16 threads=4"].speedup.value == pytest.approx(2.0), (
+        "an INVALID one is no baseline beside VALID ones"
+    )
+    said = "torch fp16 threads=4 is compared with torch fp32 threads=2, the fastest of 3 settings (batch 1)"
+    assert said in found.warnings
+    assert sum("compared with" in one for one in found.warnings) == 1
+
+
+def test_a_baseline_run_with_other_options_is_held_against_and_named():
+    one, two = (with_options(measured("a", ms, 0.01), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0)))
+    found = compare_measurements([two], baseline=Baseline("b", "run", (replace(one, run="run-b"),)))
+    assert found.rows[0].configuration == "torch fp16 threads=2"
+    assert "torch fp16 threads=2 is compared with torch fp16 threads=1 (batch 1)" in found.warnings
+    both = Baseline("b", "run", (replace(one, run="run-b"), replace(two, run="run-b")))
+    again = compare_measurements([two], baseline=both)
+    assert again.rows[0].held_against == "run-b/a-threads2: torch fp16 threads=2"
+    assert not any("compared with" in text for text in again.warnings)
+
+
+def test_a_limit_that_nothing_meets_names_the_nearest():
+    found = compare_measurements([measured("m", 10.0, 1.0)], slo=Slo(99.0, 1e6))
+    assert found.best[Goal.LATENCY] is None
+    assert found.best_reason[Goal.LATENCY] == "no build meets p99 ≤ 1.00 ms; the closest has an upper bound of 13.2 ms"
+
+
+def test_different_machines_are_refused_unless_asked_for():
+    here, there = measured("a", 1.0, 0.1), measured("b", 1.0, 0.1, run="run-b", environment=Environment(cpu="two"))
+    with pytest.raises(BadInputError, match="cpu: one and two"):
+        compare_measurements([here, there])
+    assert "different machines" in compare_measurements([here, there], across=True).warnings[0]
+
+
+def test_what_has_no_counterpart_is_listed():
+    found = compare_measurements(
+        [measured("a", 1.0, 0.1, batch=2)], baseline=Baseline("b", "run", (measured("b", 1.0, 0.1),))
+    )
+    assert [one.reason for one in found.unmatched] == [
+        "the baseline was not measured at batch 2, single-stream, compute",
+        "only the baseline has a measurement at this load",
+    ]
+
+
+def test_a_workspace_is_compared_from_its_raw_samples(measured_workspace):
+    found = compare_workspace(measured_workspace.store)
+    rows = {(row.precision, row.load.batch_size): row for row in found.comparison.rows}
+    assert len(rows) == 12
+    assert rows["int8", 4].change == "faster"
+    assert rows["int8", 4].speedup.value == pytest.approx(1 / 0.6, rel=0.05)
+    assert rows["fp32", 4].speedup is None, "it is the baseline"
+    frame = frame_from_comparison(found.comparison)
+    assert frame.height == 12
+    assert frame.schema["latency_p99_ms"] == pl.Float64
+
+
+def test_a_run_that_ended_while_it_warmed_up_has_no_distribution(workspace, tmp_path):
+    entry = workspace.artifact()
+    workspace.bench(entry)
+    workspace.interrupted_bench(entry)
+    found = compare_workspace(workspace.store)
+    report = report_from_comparison("all", found.comparison, found.measured, found.runs, tmp_path)
+    assert len(report.latencies) == 1
+
+
+def test_a_run_that_was_changed_is_refused(workspace):
+    run = workspace.bench(workspace.artifact())
+    path = min(run.path.glob("samples/*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(BadInputError, match=r"was modified: samples/m1\.parquet: changed"):
+        compare_workspace(workspace.store)
+
+
+def test_runs_are_named_by_their_beginning_and_must_exist(workspace):
+    with pytest.raises(BadInputError, match="no measurements"):
+        find_bench_runs(workspace.path)
+    first, second = workspace.bench(workspace.artifact()), workspace.bench(workspace.artifact())
+    assert find_bench_runs(workspace.path, [first.run_id])[0].run_id == first.run_id
+    assert find_bench_runs(workspace.path, [str(second.path)])[0].run_id == second.run_id
+    with pytest.raises(BadInputError, match="matches 2 bench runs"):
+        find_bench_runs(workspace.path, ["bench-"])
+    with pytest.raises(BadInputError, match="matches 0 bench runs"):
+        find_bench_runs(workspace.path, ["bench-1999"])
+
+
+def test_a_model_that_was_not_measured_is_named_with_those_that_were(workspace):
+    workspace.bench(workspace.artifact("fp16"))
+    with pytest.raises(BadInputError, match=r"no measurements of nope .*; measured models: digits"):
+        compare_workspace(workspace.store, model="nope")
+    assert len(compare_workspace(workspace.store, names=["digits"]).comparison.rows) == 1, (
+        "a model's name does for --model"
+    )
+    with pytest.raises(BadInputError, match="'nope' matches 0 bench runs"):
+        compare_workspace(workspace.store, names=["nope"])
+
+
+def test_a_baseline_run_is_held_against_and_not_listed(workspace):
+    entry = workspace.artifact()
+    baseline = workspace.bench(entry, mean_ms=10.0)
+    with pytest.raises(BadInputError, match="the only run is the baseline"):
+        compare_workspace(workspace.store, baseline=baseline.run_id)
+    workspace.bench(entry, mean_ms=20.0)
+    rows = compare_workspace(workspace.store, baseline=baseline.run_id).comparison.rows
+    assert [row.change for row in rows] == ["slower"]
+    with pytest.raises(BadInputError, match="no approved baseline"):
+        compare_workspace(workspace.store, model="digits", baseline="approved")
+
+
+def test_int8_that_gains_nothing_is_said():
+    slow = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16", rate=125.0)]
+    assert compare_measurements(slow).warnings == (
+        "torch int8, batch 1: INT8 is not significantly faster than fp16 (0.80 times as fast)",
+    )
+    assert compare_measurements([measured("i", 5.0, 0.1, precision="int8", rate=200.0), slow[1]]).warnings == ()
+
+
+def of_model(one, model):
+    subject = replace(one.measurement.subject, artifact=f"{model}-{one.measurement.id}", model=model)
+    return replace(one, measurement=replace(one.measurement, id=subject.artifact, subject=subject))
+
+
+def test_what_is_said_of_several_models_names_the_model():
+    pair = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16", rate=125.0)]
+    both = [of_model(one, model) for model in ("m", "large") for one in pair]
+    known = {"m-i": BuildFacts(accuracy="its drop is outside the budget")}
+    baseline = Baseline(
+        "b", "run", tuple(of_model(measured("c", 9.0, 0.1, batch=4), model) for model in ("m", "large"))
+    )
+    found = compare_measurements(both, baseline=baseline, known=known)
+    slower = "torch int8, batch 1: INT8 is not significantly faster than fp16 (0.80 times as fast)"
+    assert [one for one in found.warnings if "int8" in one] == [
+        "m torch int8: its drop is outside the budget", f"large {slower}", f"m {slower}",
+    ]  # fmt: skip
+    left = [one.label for one in found.unmatched if one.label.startswith("baseline")]
+    assert left == ["baseline: large torch fp16, batch 4", "baseline: m torch fp16, batch 4"]
+
+
+def test_different_clocks_are_not_compared():
+    fast, slow = (
+        replace(measured(name, 1.0, 0.1, run=f"run-{name}"), clock_mhz=mhz) for name, mhz in (("a", 1980), ("b", 1200))
+    )
+    found = compare_measurements([fast], baseline=Baseline("b", "run", (slow,)))
+    assert found.rows[0].speedup is None
+    assert "GPU clocks differ: 1980 MHz and 1200 MHz" in found.unmatched[0].reason
+    assert compare_measurements([fast], baseline=Baseline("b", "run", (slow,)), across=True).rows[0].speedup is not None
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_fits_the_terminal(measured_workspace, width):
+    comparison = compare_workspace(measured_workspace.store).comparison
+    lines = text_of(render_comparison(comparison), width=width).splitlines()
+    header = next(line for line in lines if "p50 ms" in line)
+    assert "p99 ms" in header, "a folded header is unreadable"
+    assert "speed-up" in header
+    assert ("memory" in header) == (width > 80)
+    assert max(map(len, lines)) <= width
+    assert sum("frontier" in line for line in lines) == len(comparison.frontier), lines
+
+
+def test_a_models_file_is_a_way_to_name_it(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp32"))
+    card = tmp_path / "mine.toml"
+    card.write_text(
+        'name = "digits"\nsource = "digits.onnx"\n[[inputs]]\n'
+        'name = "x"\ndtype = "float32"\nmin = [1, 3]\nopt = [1, 3]\nmax = [1, 3]\n'
+    )
+    named = compare_workspace(workspace.store, names=[str(card)])
+    assert named.comparison == compare_workspace(workspace.store, names=["digits"]).comparison
+    with pytest.raises(BadInputError, match="matches 0 bench runs"):
+        compare_workspace(workspace.store, names=["other"])
+
+
+def test_every_form_of_a_report_counts_samples_of_a_text_model():
+    def at(length):
+        one = measured("a", 1.0, 0.1, batch=8 * (length or 1))
+        load = replace(one.measurement.load, length=length)
+        more = {"load": load, "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
+        return replace(one, measurement=replace(one.measurement, id=f"a{length}", **more))
+
+    for lengths, sample, other in ((8, 32), "sample", "image"), ((None,), "image", "sample"):
+        found = compare_measurements([at(length) for length in lengths], across=True)
+        report = Report("text models", found)
+        terminal, page = (
+            text_of(render_comparison(found), width=200),
+            render_html(report, with_figures=sample == "sample"),
+        )
+        forms = terminal, render_markdown(report), page
+        assert sample == "image" or "samples per second" in page
+        for form in forms:
+            assert f"{sample}s/s" in form
+            assert f"{other}s/s" not in form
+            assert f"{other}s/J" not in form.lower()
+
+
+def test_of_two_files_of_one_name_the_one_that_is_named_is_shown(workspace, tmp_path, monkeypatch):
+    old, new = workspace.artifact("fp32", macs=0.96), workspace.artifact("fp32")
+    workspace.bench(old)
+    workspace.bench(new, mean_ms=14.0)
+    (tmp_path / "digits.onnx").write_bytes(b"")
+    monkeypatch.setattr(
+        "optpipe.measure.overview.find_builds",
+        lambda _text, _store, *, any_content=False: [old, new][: 1 + any_content],
+    )
+    for name, shown in ((str(tmp_path / "digits.onnx"), old), ("digits", new)):
+        assert [row.artifact for row in compare_workspace(workspace.store, names=[name]).comparison.rows] == [shown.id]

@@ -1,0 +1,122 @@
+"""INT8 that does not pay or costs too much says so in `bench`, `compare` and `signoff`, and decides nothing by it."""
+
+from dataclasses import replace
+
+import pytest
+from tests.fakes.console import text_of
+
+from optpipe.core.entries import LintFinding, LintSummary
+from optpipe.core.measurement import read_measurements
+from optpipe.core.records import json_from_record
+from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
+from optpipe.evaluate.result import EvaluatedModel
+from optpipe.measure.int8_notes import add_int8_notes, check_int8_accuracy, find_int8_causes
+from optpipe.measure.overview import compare_workspace
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.report.terminal_signoff import render_verdict
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import check_dossier, finish_dossier
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.runs import write_bytes
+
+LINT = LintSummary(
+    {"reformat": 3, "channels": 1}, (LintFinding("reformat", "conv7", "floating point between INT8 layers", "…"),)
+)
+POLICY = "schema = 1\nname = 'p'\n[build]\nprecision = 'int8'\n[size]\nmaximum = '1 GiB'\n"
+
+
+@pytest.fixture
+def built(workspace):
+    """INT8 whose bench shows it slower than FP16 in the same run, and FP16."""
+    slow, fast = workspace.artifact("int8", macs=0.4, proven=False), workspace.artifact("fp16")
+    return workspace, slow, fast
+
+
+def test_causes_are_read_from_the_built_network_and_the_linter(built) -> None:
+    _, slow, fast = built
+    assert find_int8_causes(replace(slow.info, lint=LINT)) == (
+        "only 40% of its MACs run in int8; "
+        "the linter reports 3 × reformat, 1 × channels (conv7: floating point between INT8 layers)"
+    )
+    assert find_int8_causes(replace(fast.info, lint=LINT)) == ""
+
+
+@pytest.mark.parametrize(("lost", "budget", "said"), [
+    (0, None, None),
+    (10, 0.03, None),
+    (10, None, "may exceed the budget of 1 points"),
+    (40, None, "exceeds the budget of 1 points"),
+    (40, 0.02, "exceeds the budget of 2 points"),
+])  # fmt: skip
+def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
+    workspace, slow, fast = built
+    run = workspace.evaluate(slow, lost, budget)
+    note = check_int8_accuracy([run], judged_build_from_entry(slow))
+    assert (note is None) if said is None else (said in note.message)
+    assert check_int8_accuracy([run], judged_build_from_entry(fast)) is None
+
+
+def test_bench_marks_both(built) -> None:
+    workspace, slow, fast = built
+    workspace.evaluate(slow, 40)
+    found = [
+        one
+        for entry, mean in ((slow, 20.0), (fast, 10.0))
+        for one in read_measurements(workspace.bench(entry, mean_ms=mean, processes=1).path)
+    ]
+    mine, other = add_int8_notes(found, [slow, fast], workspace.store)
+    assert {"int8-not-faster", "int8-accuracy"} <= {reason.code for reason in mine.reasons}
+    assert not any(reason.code.startswith("int8") for reason in other.reasons)
+    assert "only 40% of its MACs" in next(r.message for r in mine.reasons if r.code == "int8-not-faster")
+
+
+def test_compare_warns_of_both_and_names_the_cause(built) -> None:
+    workspace, slow, fast = built
+    workspace.evaluate(slow, 40)
+    workspace.bench(slow, mean_ms=20.0)
+    workspace.bench(fast, mean_ms=10.0)
+    warnings = " ".join(compare_workspace(workspace.store).comparison.warnings)
+    assert "INT8 is not significantly faster than fp16" in warnings
+    assert "only 40% of its MACs run in int8" in warnings
+    assert "onnxruntime int8: its accuracy drop (+4.00 points" in warnings
+
+
+def signed(workspace, tmp_path):
+    (tmp_path / "scratch").mkdir()
+    wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode(), "policy.toml"))
+    folder = collect_evidence(wanted, workspace.store, tmp_path / "scratch")
+    found = judge_dossier(folder)
+    (folder / "verdict.json").write_bytes(json_from_record(found))
+    return found, finish_dossier(folder, tmp_path / "dossier")
+
+
+def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
+    workspace, slow, fast = built
+    workspace.evaluate(slow, 40)
+    workspace.bench(slow, fast, mean_ms=10.0)  # drawn so that INT8 is the faster one
+    document, folder = signed(workspace, tmp_path)
+    codes = [note.code for note in document.notes]
+    assert codes == ["int8-accuracy", "int8-causes"]
+    assert check_dossier(folder).problems == ()
+
+
+def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> None:
+    workspace, slow, _ = built
+    workspace.bench(slow, mean_ms=10.0)
+    document, _ = signed(workspace, tmp_path)
+    assert [note.code for note in document.notes] == ["int8-alone", "int8-causes"]
+    assert "no higher precision was measured for comparison" in text_of(render_verdict(document, None), width=200)
+
+
+def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
+    workspace, slow, _ = built
+    run = workspace.evaluate(slow, 5)
+    plain = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
+    row = EvaluatedModel("onnxruntime", "int8", "cpu", samples=1000, artifact=slow.id, calibrated_on=30)
+    write_bytes(run.path / "evaluate.json", json_from_record(replace(read_evaluation(run), results=(row,))))
+    found = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
+    assert found["drop"].value == plain["drop"].value
+    assert found["drop"].high == pytest.approx(plain["drop"].high + 0.03)
+    assert found["top1"].low == pytest.approx(plain["top1"].low - 0.03)
+    assert "30 of which were used for calibration" in found["drop"].about

@@ -1,0 +1,117 @@
+"""Which build wins a simulated race, how often noise decides it, and how few processes the hopeless get."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.bench_record import Change
+from optpipe.measure.race import FINAL_ROUNDS, MAX_FINALISTS, RACE_ROUNDS, count_processes, race_builds
+
+
+class SimulatedMachine:
+    """Gives each build's planted time, with lognormal noise between processes; no clock is read."""
+
+    def __init__(self, planted, noise=0.0, seed=0):
+        self.planted, self.noise, self.generator = planted, noise, np.random.default_rng(seed)
+        self.started = Counter()
+
+    def measure(self, name, sizes):
+        self.started[name] += 1
+        level = np.exp(self.noise * self.generator.standard_normal())
+        return {size: level * self.planted[name][size] for size in sizes if size in self.planted[name]}
+
+
+def test_each_batch_size_has_its_own_winner():
+    machine = SimulatedMachine({"a": {1: 10.0, 8: 50.0}, "b": {1: 20.0, 8: 30.0}})
+    found = race_builds(["a", "b"], [1, 8], machine.measure, 0)
+    assert [found[size].winner for size in (1, 8)] == ["a", "b"]
+    assert found[1].ratios["b"].value == pytest.approx(2.0)
+    assert found[8].compute_slowdown("a") == pytest.approx(5 / 3)
+    assert found[8].ratios["a"].change is Change.SLOWER
+
+
+def test_the_hopeless_are_started_once_and_the_runner_up_is_compared_in_full():
+    machine = SimulatedMachine({"a": {1: 10.0}, "b": {1: 20.0}, "c": {1: 30.0}})
+    found = race_builds(["a", "b", "c"], [1], machine.measure, 0)[1]
+    assert machine.started == {"a": 1 + FINAL_ROUNDS, "b": 1 + FINAL_ROUNDS, "c": 1}
+    assert set(found.ratios) == {"b"}
+    assert found.compute_slowdown("c") == pytest.approx(3.0)
+
+
+def test_of_equally_fast_builds_the_first_in_order_wins_and_nothing_is_claimed():
+    planted = {"precise": {1: 10.0}, "coarse": {1: 10.0}}
+    for seed in range(10):
+        machine = SimulatedMachine(planted, 0.02, seed)
+        found = race_builds(["precise", "coarse"], [1], machine.measure, seed)[1]
+        if found.winner == "precise":
+            assert found.ratios["coarse"].change is Change.NO_DIFFERENCE
+    clear = race_builds(["precise", "coarse"], [1], SimulatedMachine({**planted, "coarse": {1: 8.0}}).measure, 0)[1]
+    assert clear.winner == "coarse"
+
+
+def test_noise_rarely_takes_the_win_from_the_first_of_equals():
+    planted = {name: {1: 10.0} for name in "abc"}
+    won = Counter(
+        race_builds(list("abc"), [1], SimulatedMachine(planted, 0.03, seed).measure, seed)[1].winner
+        for seed in range(100)
+    )
+    assert won["a"] >= 85  # dropped in the race (LAG) or beaten in the final rounds
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.11])
+def test_of_equal_builds_none_is_called_slower_for_having_been_dropped(noise):
+    planted, wrong, dropped = {name: {1: 10.0} for name in "abcdefgh"}, 0, 0
+    for seed in range(200):
+        found = race_builds(list(planted), [1], SimulatedMachine(planted, noise, seed).measure, seed)[1]
+        assert len(found.dropped) + len(found.ratios) + 1 == len(planted)
+        wrong += any(ratio.change is Change.SLOWER for ratio in found.dropped.values())
+        dropped += len(found.dropped)
+    assert dropped >= 200 * (len(planted) - MAX_FINALISTS)  # whoever they are: so many are not told from the winner
+    assert wrong <= 10  # 5 % of 200 races
+
+
+def test_one_round_shows_a_clear_lag_with_the_scatter_of_the_final_rounds():
+    planted = {"a": {1: 10.0}, "b": {1: 10.5}, "c": {1: 20.0}, "d": {1: 12.0}}
+    found = race_builds(list("abcd"), [1], SimulatedMachine(planted, 0.01).measure, 0)[1]
+    assert found.scatter.sd == pytest.approx(0.01, rel=0.6)
+    assert found.dropped["c"].rounds == 1
+    assert found.dropped["c"].change is Change.SLOWER
+    low, high = found.dropped["c"].ci
+    assert 1.8 < low < 2.0 < high < 2.2
+    noisy = race_builds(list("abcd"), [1], SimulatedMachine(planted, 0.15, 1).measure, 1)[1]
+    assert any(ratio.change is Change.NO_DIFFERENCE for ratio in noisy.dropped.values())
+
+
+def test_a_build_that_fails_anywhere_cannot_win_there():
+    machine = SimulatedMachine({"a": {8: 1.0}, "b": {1: 20.0, 8: 20.0}})
+    found = race_builds(["a", "b"], [1, 8], machine.measure, 0)
+    assert found[1].winner == "b"
+    assert found[8].winner == "a"
+    assert found[1].times["a"].failed
+    assert found[1].compute_slowdown("a") is None
+
+
+def test_nothing_wins_where_all_fail_and_one_build_is_measured_once():
+    assert race_builds(["a", "b"], [1], SimulatedMachine({"a": {}, "b": {}}).measure, 0)[1].winner is None
+    machine = SimulatedMachine({"a": {1: 3.0}})
+    assert race_builds(["a"], [1], machine.measure, 0)[1].winner == "a"
+    assert machine.started == {"a": 1}
+
+
+@given(st.lists(st.floats(1.0, 1e3), min_size=1, max_size=9), st.integers(0, 100))
+def test_without_noise_the_fastest_wins_in_no_more_processes_than_announced(levels, seed):
+    planted = {f"b{index}": {1: level} for index, level in enumerate(levels)}
+    machine = SimulatedMachine(planted)
+    found = race_builds(list(planted), [1], machine.measure, seed)[1]
+    assert planted[found.winner][1] == pytest.approx(min(levels), rel=1e-6)
+    assert machine.started.total() <= count_processes(len(levels))
+    assert all(count <= RACE_ROUNDS + FINAL_ROUNDS for count in machine.started.values())
+    assert len(found.ratios) <= MAX_FINALISTS - 1
+
+
+def test_more_builds_mean_more_processes():
+    assert all(fewer < more for fewer, more in pairwise(map(count_processes, range(1, 10))))

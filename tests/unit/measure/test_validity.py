@@ -1,0 +1,215 @@
+"""Validity on a simulated clock: samples are made, nothing is timed."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    SAMPLE_COLUMNS,
+    Mode,
+    OutputCheck,
+    Scenario,
+)
+from optpipe.measure.interleave import PAIR_LIMITS
+from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
+from optpipe.measure.worker.plan import CacheProbe
+
+GENERATOR = np.random.default_rng(5)
+RIGHT = OutputCheck(16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=True)
+
+
+def samples(durations_ms, enqueue_ms=None, compute_ms=None, copies_ms=None, waited_ms=0.0):
+    durations = (np.asarray(durations_ms) * 1e6).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(durations)[:-1]])
+    count = len(durations)
+
+    def column(value):
+        return [None] * count if value is None else (np.broadcast_to(np.asarray(value), count) * 1e6).astype(np.int64)
+
+    waited = (np.broadcast_to(np.asarray(waited_ms), count) * 1e6).astype(np.int64)
+    values = {
+        "phase": [1] * count,
+        "stream": [0] * count,
+        "input": [0] * count,
+        "images": [4] * count,
+        "scheduled_ns": starts - waited,
+        "start_ns": starts,
+        "end_ns": starts + durations,
+        "enqueue_ns": durations if enqueue_ms is None else column(enqueue_ms),
+        "h2d_ns": column(copies_ms),
+        "compute_ns": column(compute_ms),
+        "d2h_ns": column(copies_ms),
+    }
+    return pl.DataFrame(values, schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+
+
+def machine(**columns):
+    count = max((len(values) for values in columns.values()), default=0)
+    empty = {name: columns.get(name, [None] * count) for name in MACHINE_COLUMNS}
+    return pl.DataFrame(empty, schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+
+
+def codes(frame=None, **changes):
+    calm = machine(time_ns=[0, 1, 2], other_cpu_cores=[0.0] * 3, worker_waited_cores=[0.0] * 3)
+    evidence = ValidityEvidence(
+        **{
+            "samples": frame if frame is not None else samples(level()),
+            "machine": calm,
+            "scenario": Scenario.SINGLE_STREAM,
+            "mode": Mode.COMPUTE,
+            "cpus": 2,
+            "steady": True,
+            "wanted_samples": 100,
+            "output_check": RIGHT,
+            "cache_probe": probe(1.0),
+            **changes,
+        }
+    )
+    return {reason.code: reason.invalidates for reason in find_reasons(evidence)}
+
+
+def probe(ratio, spread=0.02, stale=False):
+    """Twelve inputs seen before in `ratio` times the time of as many new ones."""
+    noise = np.random.default_rng(0).standard_normal(12)
+    known = (1e6 * ratio * np.exp(spread * noise)).astype(int)
+    return CacheProbe(known_ns=tuple(known.tolist()), new_ns=(10**6,) * 12, stale=stale)
+
+
+def level(count=1000, spread=0.01, base=1.0):
+    return base * np.exp(spread * GENERATOR.standard_normal(count))
+
+
+def test_a_steady_level_has_no_reason():
+    assert codes() == {}
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (samples(level() * np.linspace(1, 1.08, 1000)), "drift"),
+        (samples(np.where(GENERATOR.random(1000) < 0.3, level(base=1.4), level())), "bimodal"),
+        (samples(level(spread=0.04)), "dispersion"),
+        (samples(level(count=99)), "too-few-samples"),
+        (samples(np.append(level(count=999), 2.0)), "dispersion"),  # one outlier in a thousand: never trimmed
+    ],
+)
+def test_faults_in_the_samples(frame, code):
+    assert codes(frame).get(code) is True
+
+
+@pytest.mark.parametrize(
+    ("columns", "code"),
+    [
+        ({"other_cpu_cores": [0.9, 0.9, 1.0]}, "loaded-host"),
+        ({"gpu_other_processes": [0, 1, 1]}, "busy-gpu"),
+        ({"gpu_throttle_reasons": [0, 0x08, 0]}, "throttled"),
+        ({"gpu_throttle_reasons": [0, 0x40, 0]}, "throttled"),
+        ({"gpu_sm_mhz": [300, 1980, 1980, 1500, 1980, 300]}, "clocks-moved"),
+        ({"gpu_temperature_c": [60, 88, 70]}, "hot"),
+    ],
+)
+def test_faults_of_the_machine(columns, code):
+    assert codes(machine=machine(time_ns=list(range(len(next(iter(columns.values()))))), **columns)) == {code: True}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"gpu_throttle_reasons": [0x01, 0x02, 0x00]},  # idle and clocks set by a person
+        {"gpu_sm_mhz": [300, 1980, 1980, 1965, 300]},  # idle ends
+        {"other_cpu_cores": [0.1, 0.1, 0.1]},
+    ],
+)
+def test_what_a_calm_machine_shows_is_no_fault(columns):
+    assert codes(machine=machine(**columns)) == {}
+
+
+def test_load_of_5_percent_of_the_cores_is_flagged_where_as_small_a_difference_is_looked_for():
+    loaded = machine(other_cpu_cores=[0.1, 0.1, 0.1])
+    assert codes(machine=loaded, limits={**LIMITS, **PAIR_LIMITS}) == {"loaded-host": True}
+    calm = machine(other_cpu_cores=[0.04, 0.04, 0.04])
+    assert codes(machine=calm, limits={**LIMITS, **PAIR_LIMITS}) == {}
+
+
+@pytest.mark.parametrize("seconds", [3, 60, 600])
+@pytest.mark.slow
+def test_noise_of_the_readings_is_no_change_of_clocks_however_long_one_looks(seconds):
+    readings = [1980 * np.exp(0.006 * GENERATOR.standard_normal(5 * seconds)) for _ in range(100)]
+    found = [codes(machine=machine(gpu_sm_mhz=[int(each) for each in row])) for row in readings]
+    assert sum("clocks-moved" in each for each in found) <= 4
+
+
+def test_a_power_cap_is_a_note_unless_it_moves_the_clocks():
+    capped = {"gpu_throttle_reasons": [0, 0x04, 0x04, 0x04, 0]}
+    steady = machine(**capped, gpu_sm_mhz=[300, 1755, 1740, 1755, 300])
+    assert codes(machine=steady) == {"power-capped": False}
+    moving = machine(**capped, gpu_sm_mhz=[300, 1980, 1740, 1755, 300])
+    assert codes(machine=moving) == {"power-capped": False, "clocks-moved": True}
+    also_hot = machine(gpu_throttle_reasons=[0, 0x44, 0])
+    assert codes(machine=also_hot) == {"power-capped": False, "throttled": True}
+
+
+def test_a_large_host_may_be_busy_beside_a_gpu_as_long_as_the_worker_need_not_wait():
+    busy = machine(other_cpu_cores=[40.0] * 3, worker_waited_cores=[0.0] * 3)
+    assert codes(machine=busy, on_gpu=True) == {}
+    waiting = machine(other_cpu_cores=[40.0] * 3, worker_waited_cores=[0.2] * 3)
+    assert codes(machine=waiting, on_gpu=True) == {"loaded-host": True}
+
+
+def test_properties_of_the_artifact_are_notes():
+    assert codes(samples(level(), enqueue_ms=0.9, compute_ms=level())) == {"enqueue-bound": False}
+    slow_copies = samples(level(), enqueue_ms=0.01, compute_ms=level(base=0.3), copies_ms=0.4)
+    assert codes(slow_copies, mode=Mode.END_TO_END) == {"transfer-bound": False}
+
+
+def test_answers():
+    wrong = OutputCheck(16, passed=False, reference="r", relative_error=0.5, why_not="differs")
+    assert codes(output_check=wrong) == {"wrong-output": True}
+    alike = OutputCheck(16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=False)
+    assert codes(output_check=alike) == {"inputs-alike": False}
+    assert codes(cache_probe=probe(0.2)) == {"cached-answer": True}
+    assert codes(cache_probe=probe(0.6, spread=0.5)) == {}  # noise is no cache
+    assert codes(cache_probe=probe(1.0, stale=True)) == {"stale-answer": True}
+
+
+def test_a_server_that_falls_behind():
+    behind = samples(level(), waited_ms=np.linspace(0, 500, 1000))
+    assert codes(behind, scenario=Scenario.SERVER, rate_per_s=2000.0) == {"falling-behind": True}
+    assert codes(samples(level(), waited_ms=0.2), scenario=Scenario.SERVER, rate_per_s=500.0) == {}
+
+
+def served(utilization, count):
+    """Queries of about 1 ms that come at random and are served one after the other."""
+    due = np.cumsum(GENERATOR.exponential(1 / utilization, count))
+    durations, starts, free = level(count), np.empty(count), 0.0
+    for at in range(count):
+        starts[at] = max(due[at], free)
+        free = starts[at] + durations[at]
+    frame = samples(durations).with_columns(
+        pl.Series("start_ns", (starts * 1e6).astype(np.int64)),
+        pl.Series("end_ns", ((starts + durations) * 1e6).astype(np.int64)),
+        pl.Series("scheduled_ns", (due * 1e6).astype(np.int64)),
+    )
+    return codes(frame, scenario=Scenario.SERVER, rate_per_s=1000 * utilization)
+
+
+@pytest.mark.parametrize("count", [662, 2648])
+@pytest.mark.slow
+def test_a_long_queue_is_not_falling_behind_and_a_growing_one_is(count):
+    assert sum("falling-behind" in served(0.9, count) for _ in range(30)) == 0
+    assert sum("falling-behind" in served(1.02, count) for _ in range(30)) == 30
+
+
+def test_warm_up_and_interruption():
+    assert codes(steady=False) == {"not-steady": True}
+    assert codes(interrupted=True) == {"interrupted": True}
+
+
+@given(st.floats(1.0, 10.0))
+def test_a_looser_limit_never_adds_a_reason(factor):
+    frame = samples(level(spread=0.04) * np.linspace(1, 1.1, 1000))
+    loose = {**LIMITS, "max_cv": LIMITS["max_cv"] * factor, "max_drift": LIMITS["max_drift"] * factor}
+    assert set(codes(frame, limits=loose)) <= set(codes(frame))

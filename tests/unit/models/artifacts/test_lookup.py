@@ -1,0 +1,270 @@
+"""Which builds a typed MODEL means."""
+
+import json
+import shlex
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tests.fakes.entries import artifact_info
+
+from optpipe.cli.bench_request import pair_from_targets
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.core.tensors import InputSpec
+from optpipe.core.weights import WeightsRecord
+from optpipe.models.artifacts.lookup import (
+    explain_different_weights,
+    find_artifacts,
+    find_stored_source,
+    format_model_argument,
+)
+from optpipe.models.sources.onnx_file import hash_onnx_file
+from optpipe.models.sources.resolve import format_source, source_from_text
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.store import Entry, Store
+
+INPUTS = (InputSpec("x", "float32", (1, 8), (4, 8), (16, 8)),)
+CARD_FILE = """name = "mine"
+task = "other"
+source = "net.py:make"
+inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
+"""
+
+
+def built(
+    store: Store,
+    name: str,
+    source: str,
+    weights: str = "a",
+    precision: str = "fp32",
+    path: str | None = None,
+    kind: str = "file",
+) -> Entry:
+    card, record = ModelCard(name, source, Task.OTHER, INPUTS), WeightsRecord(kind, weights)
+
+    def exported(folder: Path) -> ModelInfo:
+        (folder / CARD).write_text(json.dumps(card.to_dict()))
+        return ModelInfo(name, source, record, simplified=True, own_precision=None, card=path)
+
+    model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
+    entry, _ = store.produce(ModelInfo, {"model": model}, exported, listener=SilentListener())
+    info = artifact_info(model=name, source=source, precision=precision, weights=record)
+    recipe = {"of": entry.id, "precision": precision}
+    return store.produce(ArtifactInfo, recipe, lambda _: info, parents=(entry.id,), listener=SilentListener())[0]
+
+
+def verified(store: Store, artifact: Entry, samples: int) -> Entry[ReferenceInfo]:
+    """The reference of that many samples, after the artifact was compared with it."""
+    model = artifact.manifest.parents[0]
+    made = ReferenceInfo("images", samples, "0" * 64, "source model", ())
+    reference, _ = store.produce(
+        ReferenceInfo, {"of": model, "samples": samples}, lambda _: made, parents=(model,), listener=SilentListener()
+    )
+    found = VerificationInfo("source model", samples, 0.1, 61.2, None, None, None, (), 80, True)
+    recipe, parents = {"artifact": artifact.id, "reference": reference.id}, (artifact.id, reference.id)
+    store.produce(VerificationInfo, recipe, lambda _: found, parents=parents, listener=SilentListener())
+    return reference
+
+
+@pytest.mark.parametrize(
+    ("backends", "said", "unsaid"),
+    [
+        (("torch", "inductor"), "torch and inductor cannot build an ONNX file", "--backend torch` builds"),
+        (("torch", "onnxruntime"), "`optpipe build net.onnx --backend torch,onnxruntime` builds it", "cannot"),
+    ],
+)
+def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(
+    store: Store, backends: tuple[str, ...], said: str, unsaid: str
+) -> None:
+    save_relu("net.onnx")
+    with pytest.raises(BadInputError) as refused:
+        find_artifacts("net.onnx", store, backends=backends)
+    assert said in str(refused.value)
+    assert unsaid not in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def save_relu(path: str) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])), path)
+
+
+def test_a_copy_of_an_onnx_file_is_the_same_model(store: Store) -> None:
+    save_relu("copy.onnx")
+    first = built(store, "net", "net.onnx", hash_onnx_file(Path("copy.onnx")), kind="embedded")
+    built(store, "carded", "net.onnx", hash_onnx_file(Path("copy.onnx")), kind="embedded")
+    built(store, "other", "other.onnx", "0" * 64, kind="embedded")
+    assert [each.entry.id for each in find_artifacts("copy.onnx", store)] == [first.id]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    Path("mine.toml").write_text(CARD_FILE)
+    Path("other.toml").write_text(CARD_FILE.replace("mine", "digits"))
+    return Store(tmp_path / ".optpipe")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("net.py:make", "net.make"),
+        ("./sub/../net.py:make", "net.make"),
+        ("net.make", "net.make"),
+        ("sub/net.py:make", None),
+        ("net.py:other", None),
+        ("make", None),
+        ("mine", "mine"),
+        ("mine.toml", "mine"),
+        ("other.toml", "digits"),
+        ("resnet50", "resnet50"),
+        ("torchvision:resnet50", "resnet50"),
+        ("light.onnx", "light"),
+    ],
+)
+def test_a_model_is_known_by_its_name_its_source_and_its_file(store: Store, text: str, name: str | None) -> None:
+    for each, source in (
+        ("net.make", "net.py:make"),
+        ("mine", "net.py:make"),
+        ("digits", "digits/digits.py:digits"),
+        ("resnet50", "torchvision:resnet50"),
+        ("light", "light.onnx"),
+    ):
+        built(store, each, source)
+    wanted = SignoffRequest(text, policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
+    if name is None:
+        with pytest.raises(BadInputError, match="no build of"):
+            find_artifacts(text, store)
+        return
+    assert [each.card.name for each in find_artifacts(text, store)] == [name]
+    assert find_judged_artifact(wanted, store).info.model == name
+
+
+def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:
+    former, later = (built(store, "net.make", "net.py:make", weights) for weights in ("a", "b"))
+    assert find_artifacts("net.make", store)[0].entry.id == later.id
+    built(store, "net.make", "net.py:make", "a")
+    assert find_artifacts("net.make", store)[0].entry.id == former.id
+
+
+def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> None:
+    built(store, "net.make", "net.py:make", "a", "int8")
+    assert explain_different_weights(find_artifacts("net.make", store)) is None
+    built(store, "net.make", "net.py:make", "b", "fp32")
+    assert "different versions of net.make" in str(explain_different_weights(find_artifacts("net.make", store)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "text"),
+    [
+        ("net.make", "a b/net.py:make", "'a b/net.py:make'"),
+        ("digits", "digits/digits.py:digits", "digits"),
+        ("resnet50", "torchvision:resnet50", "resnet50"),
+        ("resnet18", "timm:resnet18", "timm:resnet18"),
+        ("light", "x/light.onnx", "x/light.onnx"),
+    ],
+)
+def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> None:
+    assert format_model_argument(name, source) == text
+
+
+@pytest.mark.parametrize("text", ["digits", "mine.toml", "resnet18", "hf:/srv/my reader"])
+def test_a_source_is_named_as_a_command_takes_it(store, text):
+    assert format_source(source_from_text(text)) == shlex.quote(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("reader", "hf:/srv/models/reader"),
+        ("hf:reader", "hf:/srv/models/reader"),
+        ("vit_new", "timm:vit_new"),
+        ("hf:sub", None),  # a folder that is here
+        ("hf:org/reader", None),  # the hub's
+        ("resnet18", None),  # torchvision's, though a model of timm is called so
+        ("digits", None),  # a card's
+        ("net.make", None),
+        ("unknown", None),
+    ],
+)
+def test_a_model_of_a_library_is_also_known_by_the_name_that_messages_give_it(store, text, source) -> None:
+    stored = {"hf:/srv/models/reader": "reader", "timm:vit_new": "vit_new", "timm:resnet18": "resnet18"}
+    for place, name in {**stored, "hf:/srv/sub": "sub", "hf:/srv/digits": "digits", "net.py:make": "net.make"}.items():
+        built(store, name, place)
+    assert find_stored_source(text, store) == source
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("two axes", "cards/two.toml"),
+        ("light", "cards/light.onnx"),
+        ("light.onnx", None),  # a dossier cuts absolute paths alone
+        ("cut.make", "/cards/cut.py:make"),
+        ("cut.py:make", "/cards/cut.py:make"),
+        ("gone", None),
+        ("lost", None),
+        ("whole", None),  # its file is the card's, which is gone
+        ("resnet18", None),  # torchvision's
+        ("cards/lost.onnx", None),
+        ("mine.toml", None),  # a card that is here
+    ],
+)
+def test_a_model_of_a_file_is_also_known_by_the_name_that_messages_give_it(store, text, source) -> None:
+    Path("cards").mkdir()
+    for name in ("two.toml", "light.onnx", "cut.py", "whole.onnx", "resnet18.onnx"):
+        Path("cards", name).touch()
+    built(store, "two axes", "light.onnx", path="cards/two.toml")
+    built(store, "gone", "gone.onnx", path="cards/gone.toml")
+    built(store, "whole", "cards/whole.onnx", path="cards/gone.toml")
+    for name in ("light", "lost", "resnet18"):
+        built(store, name, f"cards/{name}.onnx")
+    built(store, "cut.make", f"{Path.cwd()}/cards/cut.py:make")
+    assert find_stored_source(text, store) == (source and source.replace("/cards/cut", f"{Path.cwd()}/cards/cut"))
+
+
+def test_a_pair_to_choose_from_is_listed_once(store: Store) -> None:
+    ids = [built(store, "digits", "digits.py:make", precision=each).id for each in ("fp32", "int8")]
+    group = find_artifacts("digits", store)
+    with pytest.raises(BadInputError) as refused:
+        pair_from_targets(("digits", "digits"), (group, group))
+    assert str(refused.value).splitlines() == [
+        f"bench-pair compares two artifacts; digits matches {ids[0]} {group[0].label}, {ids[1]} {group[1].label}",
+        "specify two IDs, the baseline first",
+    ]
+
+
+def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -> None:
+    first, second, never = (
+        built(store, "digits", "digits.py:make", precision=each) for each in ("fp32", "int8", "fp16")
+    )
+    many = verified(store, first, 800)
+    few = verified(store, second, 8)
+    found = {each.entry.id: each for each in find_artifacts("digits", store)}
+    assert {name: each.reference for name, each in found.items()} == {first.id: many, second.id: few, never.id: few}
+    baseline, contender = pair_from_targets(("a", "b"), ((found[first.id],), (found[second.id],)))
+    assert baseline.reference == contender.reference == many
+    verified(store, second, 800)
+    assert find_artifacts(second.id, store)[0].reference == many
+
+
+def test_an_id_with_a_filter_that_leaves_it_out_is_named(store: Store) -> None:
+    one = built(store, "digits", "digits.py:make")
+    with pytest.raises(BadInputError) as refused:
+        find_artifacts(one.id, store, precisions=("int8",), backends=("torch",))
+    assert str(refused.value).splitlines() == [
+        f"{one.id} is {one.info.label}, not --precision int8 --backend torch",
+        "use `digits --precision int8 --backend torch`, or the ID alone",
+    ]
+
+
+def test_a_path_with_a_space_is_quoted_in_the_command_that_builds_it(store: Store) -> None:
+    with pytest.raises(BadInputError, match=r"`optpipe build 'my net\.onnx' --precision fp32` builds it"):
+        find_artifacts("my net.onnx", store, precisions=("fp32",))

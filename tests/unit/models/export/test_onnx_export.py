@@ -1,0 +1,167 @@
+"""What a module may do in forward, and what is said of one that cannot be exported."""
+
+import numpy as np
+import pytest
+
+from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.errors import BadInputError, GateError, StageError
+from optpipe.core.events import SilentListener
+from optpipe.core.tensors import InputSpec, TensorSpec
+from optpipe.core.weights import WeightsRequest
+from optpipe.models.export.exported import compute_reference, export_model, run_torch_model
+from optpipe.models.export.model import Model
+from optpipe.models.export.onnx_export import onnx_from_torch
+from optpipe.models.sources.python_file import PythonFileSource
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.store import Store
+
+HEAD = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+INPUTS = [dict(name="x", min=[1, 8], opt=[4, 8], max=[16, 8])]
+@dataclass
+class Out:
+    scores: torch.Tensor
+    loss: torch.Tensor | None = None
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(8, 4), nn.Embedding(10, 4)
+        self.register_buffer("calls", torch.zeros(1))
+"""
+SLOW = pytest.mark.slow
+"""A second of PyTorch's exporter each; the fast tier exports once."""
+TWO = 'INPUTS += [dict(name="ids", dtype="int64", min=[1, 5], opt=[4, 5], max=[16, 5])]\n'
+
+
+def checked(folder, forward, more=""):
+    """The card and the reference of a model with this forward."""
+    (folder / "net.py").write_text(f"{HEAD}    def forward{forward}\n{more}")
+    model, store = Model(PythonFileSource(folder / "net.py", "Net"), WeightsRequest()), Store(folder / ".optpipe")
+    entry, _ = export_model(model, store, SilentListener())
+    found, _ = compute_reference(model, entry, None, store, SilentListener())
+    return card_from_file(entry.file(CARD)), found
+
+
+@pytest.mark.parametrize(
+    ("forward", "more", "outputs"),
+    [
+        ("(self, x, scale=2.0): return Out(self.linear(x) * scale)", "", ["scores"]),
+        pytest.param(
+            "(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}",
+            "",
+            ["logits", "more.0", "more.1.0"],
+            marks=SLOW,
+        ),
+        # `mul` is also what the exporter calls the product inside
+        pytest.param("(self, x): return {'mul': x * 2 + 1, 'same': x * 2 + 1}", "", ["mul", "same"], marks=SLOW),
+        pytest.param("(self, x): return (y := {'once': self.linear(x)}) | {'twice': y['once']}", "", 2, marks=SLOW),
+        pytest.param("(self, x): return {'x': self.linear(x)}", "", 1, marks=SLOW),
+        pytest.param("(self, ids, *, x): return self.linear(x) + self.table(ids).mean(1)", TWO, 1, marks=SLOW),
+        pytest.param("(self, x): return x, x.T * 2", "", 2, marks=SLOW),
+        pytest.param(
+            "(self, cat): return torch.cat([cat, cat * 2], 1)",
+            'INPUTS = [dict(name="cat", min=[1, 8], opt=[4, 8], max=[16, 8])]',
+            1,
+            marks=SLOW,
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None:
+    card, found = checked(tmp_path, forward, more)
+    names = [each.name for each in card.outputs]
+    assert (len(names) if isinstance(outputs, int) else names) == outputs
+    assert all(each.relative < 1e-3 for each in found.info.export_parity)
+    assert [each.below for each in card.inputs] == [None, 10][: len(card.inputs)]
+
+
+@pytest.mark.parametrize(
+    ("forward", "more", "error", "said"),
+    [
+        ("(self, x): return 3.0", "", BadInputError, "forward returns float, not tensors"),
+        ("(self, x): return None", "", BadInputError, "forward returns no tensor"),
+        ("(self, x): raise ValueError('own')", "", BadInputError, r"ValueError: own \(net.py, line 15\)"),
+        (
+            "(self, x): return self.table(x)",
+            "",
+            BadInputError,
+            r"fails on the inputs in its description \(x float32 4x8\): RuntimeError",
+        ),
+        pytest.param(
+            "(self, x): return x.mean()",
+            "",
+            BadInputError,
+            r"output '.*' is a single value for a whole batch",
+            marks=SLOW,
+        ),
+        pytest.param(
+            "(self, x): return x.reshape(4, 8) * 2",
+            "",
+            BadInputError,
+            "accepts only size 4 in dimension 0.*--batch 4",
+            marks=SLOW,
+        ),
+        pytest.param("(self, x, ids): return x * 2", TWO, BadInputError, "not use input 'ids'", marks=SLOW),
+        pytest.param(
+            "(self, x): self.calls += 1; return x * self.calls",
+            "",
+            BadInputError,
+            "modifies its buffer 'calls'",
+            marks=SLOW,
+        ),
+        pytest.param(
+            "(self, x): return x if x.sum() > 0 else -x",
+            "",
+            StageError,
+            r"\(net.py, line 15\)\n.*torch.where",
+            marks=SLOW,
+        ),
+        pytest.param("(self, x): return nn.functional.dropout(x)", "", GateError, "is not deterministic", marks=SLOW),
+        pytest.param("(self, x): return self.linear(x) / 0 * 0", "", GateError, "NaN or Inf in output", marks=SLOW),
+    ],
+)
+def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, capsys, forward, more, error, said) -> None:
+    with pytest.raises(error, match=said):
+        checked(tmp_path, forward, more)
+    assert not capsys.readouterr().err
+
+
+def test_data_that_the_module_fails_on_are_refused() -> None:
+    import torch
+
+    ids = InputSpec("ids", "int64", (1, 2), (4, 2), (8, 2))
+    card = ModelCard("net.make", "net.py:make", Task.OTHER, (ids,), (TensorSpec("y", "float32", ("batch", 2, 4)),))
+    with pytest.raises(BadInputError, match="fails on its inputs: IndexError: index out of range"):
+        run_torch_model(torch.nn.Embedding(10, 4), card, {"ids": np.array([[1, -1]])})
+
+
+@pytest.mark.slow
+def test_outputs_that_ignore_the_input_are_said(tmp_path) -> None:
+    (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x * 0)\n")
+    model, store = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()), Store(tmp_path / ".optpipe")
+    for known in (False, True):
+        listener = SilentListener()
+        _, stored = compute_reference(model, export_model(model, store, listener)[0], None, store, listener)
+        assert stored is known
+        assert "the same outputs for every input" in " ".join(listener.warnings)
+
+
+def test_a_module_whose_weights_no_file_holds_is_refused_before_the_export(tmp_path) -> None:
+    import torch
+
+    module = torch.nn.Linear(1 << 15, 1 << 14, bias=False, device="meta")
+    card = ModelCard("net", "net.py:make", Task.OTHER, (InputSpec("x", "float32", (1, 8), (1, 8), (1, 8)),))
+    with pytest.raises(BadInputError, match=r"net: its weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"):
+        onnx_from_torch(module, card, tmp_path / "net.onnx")
+
+
+@pytest.mark.slow
+def test_inputs_that_are_not_numbers_are_not_blamed_on_the_weights(tmp_path) -> None:
+    (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x)\n")
+    model, store = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()), Store(tmp_path / ".optpipe")
+    entry, _ = export_model(model, store, SilentListener())
+    np.savez(tmp_path / "data.npz", x=np.full((4, 8), np.nan, np.float32))
+    with pytest.raises(BadInputError, match=r"data\.npz: input 'x' contains NaN"):
+        compute_reference(model, entry, tmp_path / "data.npz", store, SilentListener())

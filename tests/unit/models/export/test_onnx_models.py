@@ -1,0 +1,269 @@
+"""ONNX models as others make them, from the file to a verified build: states, single values, half precision, quantized."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from optpipe.backends.onnxruntime import OnnxRuntime
+from optpipe.build.build import BuildPlan, build_model
+from optpipe.core.card import card_from_file
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.core.precision import Precision
+from optpipe.core.weights import WeightsRequest
+from optpipe.models.export.exported import compute_reference, export_model
+from optpipe.models.export.model import Model
+from optpipe.models.export.reference import reference_from_file
+from optpipe.models.sources.onnx_file import OnnxFileSource
+from optpipe.quantize.calibrate import calibrate_model, load_calibration_data
+from optpipe.workspace.file_names import CARD, ONNX, REFERENCE
+from optpipe.workspace.store import Store
+
+RANDOM = np.random.default_rng(0)
+
+
+def saved(folder, nodes, inputs, outputs, opset=17, **constants):
+    """Writes a graph; inputs and outputs by name as (type, dims)."""
+
+    def values(given):
+        return [
+            helper.make_tensor_value_info(name, getattr(TensorProto, kind), dims)
+            for name, (kind, dims) in given.items()
+        ]
+
+    graph = helper.make_graph(
+        [helper.make_node(op, given, made, name=made[0], **attributes) for op, given, made, attributes in nodes],
+        "g", values(inputs), values(outputs), [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )  # fmt: skip
+    path = folder / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
+    return path
+
+
+def normal(*shape, dtype=np.float32):
+    return RANDOM.standard_normal(shape).astype(dtype)
+
+
+def recurrent(folder, batch="batch", out="batch"):
+    """x (batch, 6), the state (2, batch, 4) and a rate: what voice detectors look like."""
+    nodes: list[Any] = [
+        ("Unsqueeze", ["x", "first"], ["steps"], {}),
+        ("Gather", ["state", "zero"], ["h"], {"axis": 0}),
+        ("Gather", ["state", "one"], ["c"], {"axis": 0}),
+        ("Unsqueeze", ["h", "first"], ["h0"], {}),
+        ("Unsqueeze", ["c", "first"], ["c0"], {}),
+        ("LSTM", ["steps", "w", "r", "", "", "h0", "c0"], ["all", "hn", "cn"], {"hidden_size": 4}),
+        ("Concat", ["hn", "cn"], ["next"], {"axis": 0}),
+        ("Squeeze", ["hn", "first"], ["last"], {}),
+        ("Cast", ["rate"], ["speed"], {"to": TensorProto.FLOAT}),
+        ("Mul", ["last", "speed"], ["y"], {}),
+    ]
+    inputs = {"x": ("FLOAT", [batch, 6]), "state": ("FLOAT", [2, batch, 4]), "rate": ("INT64", [])}
+    outputs = {"y": ("FLOAT", [out, 4]), "next": ("FLOAT", [2, out, 4])}
+    constants = {
+        "first": np.array([0]),
+        "zero": np.array(0),
+        "one": np.array(1),
+        "w": normal(1, 16, 6),
+        "r": normal(1, 16, 4),
+    }
+    return saved(folder, nodes, inputs, outputs, **constants)
+
+
+def exported(path, folder, images=None):
+    model, store = Model(OnnxFileSource(path), WeightsRequest()), Store(folder / ".optpipe")
+    entry, _ = export_model(model, store, SilentListener())
+    return entry, compute_reference(model, entry, images, store, SilentListener())[0], store
+
+
+@pytest.mark.parametrize(("batch", "out"), [("batch", "batch"), ("?", "?"), ("N", None), (1, 1)])
+def test_a_state_whose_batch_is_not_the_first_axis(tmp_path, batch, out) -> None:
+    entry, found, _ = exported(recurrent(tmp_path, batch, out), tmp_path)
+    card = card_from_file(entry.file(CARD))
+    assert [each.batch for each in card.inputs] == [0, 1, None]
+    assert [each.batch for each in card.outputs] == [0, 1]
+    tensors = reference_from_file(found.file(REFERENCE))
+    count = len(tensors.inputs["x"])
+    assert {name: value.shape for name, value in tensors.outputs.items()} == {"y": (count, 4), "next": (count, 2, 4)}
+
+
+def plan(*precisions, calibration=None, images=None):
+    return BuildPlan(precisions, (OnnxRuntime(),), named=True, device="cpu", calibration=calibration, images=images)
+
+
+def built(path, folder, *precisions, **more):
+    model = Model(OnnxFileSource(path), WeightsRequest())
+    return build_model(model, plan(*map(Precision, precisions), **more), Store(folder / ".optpipe"), SilentListener())
+
+
+def outcome(found):
+    return [(each.entry.info.precision_proof.proven, each.verification.info.passed) for each in found.artifacts]
+
+
+def test_it_is_built_verified_and_calibrated_on_tensors(tmp_path) -> None:
+    tensors = {"x": normal(40, 6), "state": np.zeros((2, 40, 4), np.float32), "rate": np.array(3)}
+    np.savez(tmp_path / "data.npz", **tensors)
+    found = built(recurrent(tmp_path), tmp_path, "fp32", images=tmp_path / "data.npz")
+    assert outcome(found) == [(True, True)]
+    assert found.artifacts[0].entry.info.precision_proof.share.total_macs == 8 * 16 * (6 + 4)
+    assert found.artifacts[0].verification.info.samples == 40
+
+
+def product(folder, **more):
+    """x (batch, 32) through two products."""
+    nodes: list[Any] = [
+        ("MatMul", ["x", "v"], ["h"], {}),
+        ("Relu", ["h"], ["a"], {}),
+        ("MatMul", ["a", "w"], ["y"], {}),
+    ]
+    dims = {"x": ("FLOAT", ["batch", 32])}
+    return saved(
+        folder, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, **{"v": normal(32, 64), "w": normal(64, 16), **more}
+    )
+
+
+def test_calibration_on_tensors_for_any_model(tmp_path) -> None:
+    np.savez(tmp_path / "data.npz", x=normal(60, 32))
+    found = built(product(tmp_path), tmp_path, "int8", calibration=tmp_path / "data.npz")
+    assert outcome(found) == [(True, True)]
+    assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
+
+
+def beside_constant(folder, axis):
+    """x (axis, 32) to a sum over its first axis where that is no batch, a product, and anchors that no input changes."""
+    nodes: list[Any] = [("MatMul", ["x", "v"], ["y"], {}), ("Mul", ["grid", "two"], ["anchors"], {})]
+    outputs = {"anchors": ("FLOAT", [20, 2]), "y": ("FLOAT", [axis, 64])}
+    if axis == "time":
+        nodes.append(("ReduceSum", ["y", "zero"], ["sum"], {"keepdims": 0}))
+        outputs = {"sum": ("FLOAT", [64]), **outputs}
+    constants = {"v": normal(32, 64), "grid": normal(20, 2), "two": np.array(2, np.float32), "zero": np.array([0])}
+    return saved(folder, nodes, {"x": ("FLOAT", [axis, 32])}, outputs, **constants)
+
+
+@pytest.mark.parametrize("axis", ["batch", 4, "time"])
+def test_outputs_whose_size_no_batch_changes(tmp_path, axis) -> None:
+    shapes = {"x": ((12, 32),) * 3} if axis == "time" else {}
+    np.savez(tmp_path / "data.npz", x=normal(12, 32))
+    model = Model(OnnxFileSource(beside_constant(tmp_path, axis), shapes=shapes), WeightsRequest())
+    found = build_model(
+        model,
+        plan(Precision.FP32, Precision.INT8, calibration=tmp_path / "data.npz", images=tmp_path / "data.npz"),
+        Store(tmp_path / ".optpipe"),
+        SilentListener(),
+    )
+    assert outcome(found) == [(True, True)] * 2
+
+
+def test_int8_around_branches_that_read_weights(tmp_path) -> None:
+    def branch(operator):
+        output = helper.make_tensor_value_info(operator, TensorProto.FLOAT, ["batch", 64])
+        return helper.make_graph([helper.make_node(operator, ["h", "s"], [operator])], operator, [], [output])
+
+    nodes: list[Any] = [
+        ("MatMul", ["x", "v"], ["h"], {}),
+        ("ReduceMax", ["x"], ["most"], {"keepdims": 0}),
+        ("Greater", ["most", "limit"], ["large"], {}),
+        ("If", ["large"], ["a"], {"then_branch": branch("Mul"), "else_branch": branch("Add")}),
+        ("MatMul", ["a", "w"], ["y"], {}),
+    ]
+    constants = {"v": normal(32, 64), "w": normal(64, 16), "s": normal(64), "limit": np.array(-100, np.float32)}
+    dims = {"x": ("FLOAT", ["batch", 32])}
+    path = saved(tmp_path, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, **constants)
+    np.savez(tmp_path / "data.npz", x=normal(60, 32))
+    assert outcome(built(path, tmp_path, "int8", calibration=tmp_path / "data.npz")) == [(True, True)]
+
+
+def test_without_calibration_data_nothing_is_exported(tmp_path) -> None:
+    with pytest.raises(BadInputError, match=r"calibrate net on: give a .npz with an array per input"):
+        built(product(tmp_path), tmp_path, "fp32", "int8")
+    assert not list((tmp_path / ".optpipe").glob("store/model-*"))
+
+
+def test_calibration_data_of_another_model_is_refused_before_the_export(tmp_path) -> None:
+    np.savez(tmp_path / "data.npz", x=normal(60, 31))
+    with pytest.raises(BadInputError, match="'x' is 60x31, and the model takes"):
+        built(product(tmp_path), tmp_path, "int8", calibration=tmp_path / "data.npz")
+    assert not list((tmp_path / ".optpipe").glob("store/model-*"))
+
+
+def quantized(folder, dynamic=False):
+    """`product`, quantized by ONNX Runtime's own tool."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
+
+    class Reader(CalibrationDataReader):
+        left = iter([{"x": normal(16, 32)} for _ in range(4)])
+
+        def get_next(self):
+            return next(self.left, None)
+
+    (folder / "float").mkdir()
+    path, target = product(folder / "float"), folder / "net.onnx"
+    if dynamic:
+        quantize_dynamic(path, target)
+    else:
+        quantize_static(path, target, Reader(), quant_format=QuantFormat.QDQ)
+    return target
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_model_that_is_quantized_already_is_built_as_it_is(tmp_path, dynamic) -> None:
+    found = built(quantized(tmp_path, dynamic), tmp_path, "int8", "fp16" if dynamic else "fp32")
+    assert outcome(found)[0] == (True, True)
+    assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
+
+
+def half(folder):
+    """FP16 throughout, inputs and outputs too."""
+    nodes: list[Any] = [("MatMul", ["x", "v"], ["h"], {}), ("Relu", ["h"], ["y"], {})]
+    return saved(
+        folder,
+        nodes,
+        {"x": ("FLOAT16", ["batch", 32])},
+        {"y": ("FLOAT16", ["batch", 64])},
+        v=normal(32, 64, dtype=np.float16),
+    )
+
+
+def test_half_precision_is_widened_for_fp32_and_kept_for_fp16(tmp_path) -> None:
+    from optpipe.quantize.precision_graph import convert_to_precision
+
+    entry, found, store = exported(half(tmp_path), tmp_path)
+    wide, _ = convert_to_precision(Precision.FP32, "cpu", entry, found, None, store, SilentListener())
+    kept, _ = convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
+    graph = onnx.load(wide.file(ONNX)).graph
+    assert {each.data_type for each in graph.initializer} == {TensorProto.FLOAT}
+    assert graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+    assert outcome(built(half(tmp_path), tmp_path, "fp32")) == [(True, True)]
+    with pytest.raises(BadInputError, match="net has fp16 weights; give the model in fp32"):
+        convert_to_precision(Precision.INT8, "cpu", entry, found, None, store, SilentListener())
+    assert kept is entry
+
+
+def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
+    from optpipe.quantize.precision_graph import convert_to_precision
+
+    entry, found, store = exported(quantized(tmp_path), tmp_path)
+    with pytest.raises(BadInputError, match=r"net is quantized already .*\n--precision int8 builds it as it is"):
+        convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
+    assert found.info.origin == "ONNX Runtime CPU on the INT8 graph"
+    np.savez(tmp_path / "tensors.npz", x=normal(16, 32))
+    data = load_calibration_data(entry, tmp_path / "tensors.npz", None, 0, SilentListener())
+    with pytest.raises(BadInputError, match="net is quantized already; `optpipe build` with --precision int8"):
+        calibrate_model(entry, data, ("max",), ("cpu",), "cpu", store, SilentListener())
+    folded, _ = convert_to_precision(Precision.INT8, "cuda", entry, found, None, store, SilentListener())
+    assert TensorProto.INT32 not in {each.data_type for each in onnx.load(folded.file(ONNX)).graph.initializer}
+
+
+def test_a_product_behind_an_operator_of_the_runtime_counts(tmp_path) -> None:
+    """ONNX Runtime fuses x·sigmoid(x) into an operator of its own, behind which ONNX infers no shapes."""
+    nodes: list[Any] = [
+        ("MatMul", ["x", "v"], ["h"], {}), ("Sigmoid", ["h"], ["s"], {}), ("Mul", ["h", "s"], ["a"], {}),
+        ("MatMul", ["a", "w"], ["y"], {}),
+    ]  # fmt: skip
+    dims = {"x": ("FLOAT", ["batch", 32])}
+    path = saved(tmp_path, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, v=normal(32, 64), w=normal(64, 16))
+    found = built(path, tmp_path, "fp32")
+    assert found.artifacts[0].entry.info.precision_proof.share.total_macs == 8 * 64 * (32 + 16)

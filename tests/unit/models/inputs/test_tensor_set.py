@@ -1,0 +1,127 @@
+"""Tensors as data: every form that people have them in, and what does not fit the model is said before anything runs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from polygraphy.json import save_json
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.tensors import InputSpec
+from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
+
+X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
+STATE = InputSpec("state", "float32", (2, 1, 5), (2, 2, 5), (2, 8, 5), batch=1)
+RATE = InputSpec("rate", "int64", (), (), ())
+VALUES: dict[str, Any] = {
+    "x": np.arange(18, dtype=np.float32).reshape(6, 3),
+    "state": np.zeros((2, 6, 5), np.float32),
+    "rate": np.array(16000),
+}
+
+
+def npz(folder):
+    np.savez(folder / "data.npz", **VALUES)
+    return folder / "data.npz"
+
+
+def npy_by_input(folder):
+    for name, value in VALUES.items():
+        np.save(folder / f"{name}.npy", value)
+    return folder
+
+
+def npz_by_sample(folder):
+    for index in range(6):
+        one = {
+            "x": VALUES["x"][index : index + 1],
+            "state": VALUES["state"][:, index : index + 1],
+            "rate": VALUES["rate"],
+        }
+        np.savez(folder / f"{index}.npz", **one)
+    return folder
+
+
+def polygraphy(folder):
+    half = [
+        {"x": VALUES["x"][part], "state": VALUES["state"][:, part], "rate": VALUES["rate"]}
+        for part in (slice(4), slice(4, 6))
+    ]
+    save_json(half, str(folder / "inputs.json"))
+    return folder / "inputs.json"
+
+
+@pytest.mark.parametrize("form", [npz, npy_by_input, npz_by_sample, polygraphy])
+def test_every_form_is_the_same_samples(tmp_path, form) -> None:
+    source = form(tmp_path)
+    found = read_tensor_set(source, (X, STATE, RATE))
+    assert holds_tensors(source)
+    rows = [{name: value.copy() for name, value in each.items()} for each in found.batches(4)]
+    assert np.array_equal(np.concatenate([each["x"] for each in rows]), VALUES["x"])
+    assert {each["state"].shape[1:] for each in rows} == {(2, 5)}
+    assert {int(value) for each in rows for value in each["rate"]} == {16000}
+    assert {each.sha256 for each in found.files} == {
+        each.sha256 for each in read_tensor_set(source, (X, STATE, RATE), 3).files
+    } | {each.sha256 for each in found.files}
+    assert len(read_tensor_set(source, (X, STATE, RATE), 3).files) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"x": None}, "lacks input 'x'; the model takes x, state, rate"),
+        ({"y": np.zeros(3)}, "has the unknown array 'y'"),
+        (
+            {"x": VALUES["x"].astype(np.float64)},
+            r"'x' is float64, and the model takes float32; save it as .astype\('float32'\)",
+        ),
+        ({"x": VALUES["x"][:, :2].copy()}, "'x' is 6x2, and the model takes 1x3:2x3:8x3"),
+        ({"x": VALUES["x"][:5].copy()}, "different numbers of samples: x 5, state 6"),
+        ({"rate": np.array([16000])}, "'rate' is 1, and the model takes a single value"),
+        ({"x": VALUES["x"][:0].copy(), "state": VALUES["state"][:, :0].copy()}, "'x' is 0x3"),
+        ({"labels": np.zeros(5, np.int64)}, "one integer for each of the 6 samples"),
+    ],
+)
+def test_what_does_not_fit_is_said_by_name(tmp_path, changed, said) -> None:
+    values = {name: value for name, value in {**VALUES, **changed}.items() if value is not None}
+    np.savez(tmp_path / "data.npz", **values)
+    with pytest.raises(BadInputError, match=said):
+        read_tensor_set(tmp_path / "data.npz", (X, STATE, RATE))
+
+
+def test_integers_beyond_the_table_that_they_pick_from_are_refused(tmp_path) -> None:
+    ids = InputSpec("ids", "int64", (1, 3), (2, 3), (8, 3), below=50)
+    for largest in (49, 50):
+        np.savez(tmp_path / f"{largest}.npz", ids=np.array([[0, 1, largest]]))
+    assert len(read_tensor_set(tmp_path / "49.npz", (ids,)).files) == 1
+    with pytest.raises(BadInputError, match="'ids' reaches 50, and the model takes values below 50"):
+        read_tensor_set(tmp_path / "50.npz", (ids,))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'shape': (1,)}"]
+)
+@pytest.mark.parametrize("suffix", ["npz", "npy"])
+def test_files_that_are_none(tmp_path, content, suffix) -> None:
+    (tmp_path / f"data.{suffix}").write_bytes(content)
+    with pytest.raises(BadInputError, match="cannot be read as tensors"):
+        read_tensor_set(tmp_path / f"data.{suffix}", (X,))
+
+
+def test_pickles_are_not_loaded(tmp_path) -> None:
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadInputError, match="allow_pickle=False"):
+        read_tensor_set(tmp_path / "x.npy", (X,))
+
+
+def test_labels_lie_beside_the_inputs(tmp_path) -> None:
+    np.savez(tmp_path / "data.npz", **VALUES, labels=np.array([0, 1, 2, 0, 1, 2]))
+    found = read_tensor_set(tmp_path / "data.npz", (X, STATE, RATE))
+    assert [each.label for each in found.files] == list("012012")
+
+
+def test_generated_batches_are_kept_by_their_content(tmp_path) -> None:
+    batches = [{"x": VALUES["x"][:2]}, {"x": VALUES["x"][2:]}]
+    first, again = (save_batches(batches, tmp_path) for _ in range(2))
+    assert first == again
+    assert len(read_tensor_set(first, (X,)).files) == 6

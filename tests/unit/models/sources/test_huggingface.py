@@ -1,0 +1,75 @@
+"""A checkpoint without the head that its configuration names: what it lacks is drawn, named, and never called trained."""
+
+import json
+
+import pytest
+from tests.fakes.text_models import make_tokenizer
+
+from optpipe.core.card import Task
+from optpipe.core.weights import WeightsRequest
+from optpipe.models.sources.huggingface import HuggingFaceSource
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
+
+
+def save_checkpoint(folder, kind, positions=16):
+    config = transformers.BertConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=positions,
+    )
+    getattr(transformers, kind)(config).save_pretrained(folder)
+    return HuggingFaceSource(str(folder))
+
+
+@pytest.mark.slow
+def test_a_head_that_is_not_in_the_checkpoint_is_random(tmp_path) -> None:
+    source = save_checkpoint(tmp_path, "BertModel")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForSequenceClassification"]}))
+    first, again, other = (source.load(WeightsRequest(seed=seed)).weights for seed in (0, 0, 1))
+    assert (first.source, first.trained) == ("random", False)
+    assert first.drawn == f"2 of {first.drawn.split()[2]} tensors are not in the checkpoint, first classifier.bias"
+    assert first.sha256 == again.sha256 != other.sha256
+
+
+def test_an_encoder_without_a_head_is_an_embedding_with_its_own_weights(tmp_path) -> None:
+    found = save_checkpoint(tmp_path, "BertModel").load(WeightsRequest())
+    assert found.card.task is Task.EMBEDDING
+    assert found.weights.trained
+
+
+@pytest.mark.parametrize(("stated", "allowed"), [(1024, 1024), (4096, 2048), (None, 512)])
+def test_a_wider_shape_admits_texts_as_long_as_the_tokenizer_says(tmp_path, stated, allowed) -> None:
+    source = save_checkpoint(tmp_path, "BertForSequenceClassification", positions=2048)
+    tokenizer = make_tokenizer(["good", "bad"], ends=True)
+    if stated:
+        tokenizer.model_max_length = stated
+    tokenizer.save_pretrained(tmp_path)
+    card = source.load(WeightsRequest()).card
+    assert card.tokenization.max_length == allowed
+    assert card.inputs[0].max == (64, 512)  # the default profile
+
+
+def test_a_whole_checkpoint_is_trained(tmp_path) -> None:
+    found = save_checkpoint(tmp_path, "BertForSequenceClassification").load(WeightsRequest()).weights
+    assert (found.trained, found.drawn) == (True, None)
+
+
+def test_a_local_folder_is_named_without_its_place_and_its_pooling_is_part_of_it(tmp_path, monkeypatch) -> None:
+    (tmp_path / "topics").mkdir()
+    source = save_checkpoint(tmp_path / "topics", "BertModel")
+    plain = source.collect_identity()
+    assert plain["source"] == "hf:topics"
+    assert source.load(WeightsRequest()).weights.source == "default:topics"
+    (tmp_path / "topics" / "1_Pooling").mkdir()
+    (tmp_path / "topics" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    pooled = source.collect_identity()
+    assert pooled != plain
+    monkeypatch.chdir(tmp_path / "topics")
+    assert HuggingFaceSource(".").collect_identity() == pooled
+    assert HuggingFaceSource(".").load(WeightsRequest()).card.name == "topics"
+    assert HuggingFaceSource("google/bert").collect_identity()["source"] == "hf:google/bert"

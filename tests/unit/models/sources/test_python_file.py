@@ -1,0 +1,181 @@
+"""What a Python file says of the model that its factory makes."""
+
+import pytest
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.transform import CenterCrop, Resize
+from optpipe.core.weights import weights_from_text
+from optpipe.models.sources.python_file import PythonFileSource, read_calibration
+from optpipe.models.sources.resolve import source_from_text
+from optpipe.preprocess.preprocess import require_image_transform
+
+FILE = """
+import torch
+from torchvision.transforms import v2
+INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 16, 16], "opt": [2, 3, 16, 16], "max": [4, 3, 16, 16]}]
+TRANSFORM = v2.Compose([v2.Resize(20), STEP, v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
+make = lambda: torch.nn.Flatten()
+"""
+
+
+def card(folder, step):
+    (folder / "net.py").write_text(FILE.replace("STEP", step))
+    return PythonFileSource(folder / "net.py", "make").load(weights_from_text("default", 0)).card
+
+
+def test_its_compose_is_the_preprocessing(tmp_path):
+    transform = require_image_transform(card(tmp_path, "v2.CenterCrop(16)"))
+    assert transform.geometry == (Resize((20,)), CenterCrop(16, 16))
+
+
+def test_a_step_that_cannot_be_translated_is_named(tmp_path):
+    with pytest.raises(BadInputError, match=r"step 2, Pad cannot be translated\n.*preprocessing\.steps"):
+        card(tmp_path, "v2.Pad(2)")
+
+
+def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
+    with pytest.raises(
+        BadInputError, match=r"produces float32 of shape 3×12×12 .CHW., but input x expects float32, 1x3x16x16"
+    ):
+        require_image_transform(card(tmp_path, "v2.CenterCrop(12)"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("def make(): raise RuntimeError('boom')", "net.py:make raised RuntimeError: boom"),
+        ("def make(): return 1", "net.py:make returned int, not a torch.nn.Module"),
+        ("def make(size): return size", "net.py:make raised TypeError: .*size"),
+        ("def make(): return nn.ReLU", "the class ReLU, not an instance"),
+        ("make = nn.ReLU()", "is a module, not a factory"),
+        ("def make(): return nn.Linear(8, 4).half()", r"weight is in float16; .*\.float\(\)"),
+        ("def make(): return nn.Linear(8, 4).double()", "weight is in float64"),
+        ("def make(): return nn.LazyLinear(4)", "weight has no shape yet"),
+        ("def make(): return nn.Linear(8, 4, device='meta')", "weight is on the meta device"),
+        (
+            "def make(): return torch.export.export(nn.ReLU(), (torch.ones(1),)).module()",
+            "returned an exported program",
+        ),
+    ],
+)
+def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
+    imports = "import torch\nfrom torch import nn\n"
+    (tmp_path / "net.py").write_text(f"{imports}INPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n{factory}")
+    with pytest.raises(BadInputError, match=said):
+        PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ("3", "INPUTS must be a list"),
+        ("{'name': 'x'}", "INPUTS must be a list"),
+        ("[('x', 'float32')]", "invalid input description"),
+        ("[{'name': 'x', 'shape': [1, 8]}]", "lists of sizes for min, opt and max"),
+        ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x': unknown field 'dtyp'"),
+        ("[dict(name='x', min=[1, 'a'], opt=[1, 8], max=[1, 8])]", "invalid input description"),
+        ("[dict(name='x', min=[1.5], opt=[2], max=[4])]", "invalid input description"),
+        ("[dict(name='x', min=[1], opt=[1], max=[1], batch=1)]", "batch 1 is not one of its 1 axes"),
+        ("[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]", "unknown dtype float; choose from float32"),
+        ("[dict(name='x', min=[1], opt=[2], max=[4])] * 2", "two inputs have the same name 'x'"),
+    ],
+)
+def test_inputs_that_are_none_are_one_line(tmp_path, inputs, said):
+    (tmp_path / "net.py").write_text(f"import torch\nmake = torch.nn.ReLU\nINPUTS = {inputs}\n")
+    with pytest.raises(BadInputError, match=said):
+        PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))
+
+
+def test_defaults_that_the_file_sets_hold_for_its_own_code_only(tmp_path):
+    import os
+
+    import torch
+
+    (tmp_path / "net.py").write_text(
+        "import os\nimport torch\nos.chdir('/')\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\n"
+        "INPUTS = [dict(name='x', dtype=torch.float32, min=[1, 8], opt=[4, 8], max=[16, 8])]\n"
+        "def make(): return torch.nn.Linear(8, 4).float()\n"
+    )
+    before = (os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype())  # noqa: PTH109
+    source = PythonFileSource(tmp_path / "net.py", "make")
+    first, again = (source.load(weights_from_text("default", 0)) for _ in range(2))
+    assert before == (os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype())  # noqa: PTH109
+    assert first.weights == again.weights
+
+
+def test_the_name_that_tables_give_a_model_is_a_model_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "import torch\nmake = torch.nn.ReLU\nINPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n"
+    )
+    typed = source_from_text("net.py:make")
+    name = typed.load(weights_from_text("default", 0)).card.name
+    assert name == "net.make"
+    assert source_from_text(name) == typed
+
+
+SAID = """
+import numpy as np, torch
+INPUTS = [dict(name="x", min=[1, 8], opt=[2, 8], max=[4, 8])]
+TASK, LABELS = "classification", ["a", "b", "c"]
+def CALIBRATION():
+    for size in (2, 3):
+        yield torch.full((size, 8), float(size))
+make = lambda: torch.nn.Linear(8, 3)
+"""
+
+
+def load(folder, text, card=None):
+    (folder / "net.py").write_text(text)
+    if card is None:
+        return PythonFileSource(folder / "net.py", "make").load(weights_from_text("default", 0))
+    (folder / "card.toml").write_text(f'name = "net"\nsource = "net.py:make"\n{card}')
+    return source_from_text(str(folder / "card.toml")).load(weights_from_text("default", 0))
+
+
+def test_a_file_says_its_task_labels_and_calibration_data(tmp_path):
+    found = load(tmp_path, SAID)
+    assert (found.card.task, found.card.labels) == ("classification", ("a", "b", "c"))
+    assert [each["x"].shape for each in found.calibration()] == [(2, 8), (3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("CALIBRATION = ({'x': [[1.0]]} for _ in range(2))", None),
+        ("make = 1", "does not define CALIBRATION, a generator of mappings with x"),
+        ("CALIBRATION = lambda: 1 / 0", "CALIBRATION raised ZeroDivisionError"),
+        ("1 / 0", "cannot be imported"),
+        (None, "no such file"),
+    ],
+)
+def test_a_file_of_its_own_gives_calibration_data(tmp_path, text, said):
+    path = tmp_path / "data.py"
+    if text is not None:
+        path.write_text(text)
+    if said is None:
+        assert [each["x"].shape for each in read_calibration(path, ("x",))] == [(1, 1), (1, 1)]
+        return
+    with pytest.raises(BadInputError, match=said):
+        read_calibration(path, ("x",))
+
+
+def test_a_card_takes_from_the_file_what_it_leaves_out(tmp_path):
+    found = load(tmp_path, SAID, 'labels = ["x", "y", "z"]').card
+    assert (found.name, found.task, found.labels) == ("net", "classification", ("x", "y", "z"))
+    assert found.inputs[0].max == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SAID.replace('"classification"', '"sorting"'), "TASK is 'sorting'; give one of classification"),
+        (SAID.replace('["a", "b", "c"]', "3"), "LABELS is not a list"),
+        (SAID.replace("torch.full((size, 8), float(size))", "1 / 0"), "CALIBRATION raised ZeroDivisionError"),
+        (SAID.replace("torch.full((size, 8), float(size))", "(1, 2)"), "CALIBRATION raised ValueError"),
+        (SAID.replace("INPUTS", "INPUT"), "define INPUTS in it or write a model card"),
+    ],
+)
+def test_what_it_says_wrongly_is_one_line(tmp_path, text, said):
+    with pytest.raises(BadInputError, match=said):
+        load(tmp_path, text).calibration()

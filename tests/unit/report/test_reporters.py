@@ -1,0 +1,181 @@
+"""Every form of a report says the same verdict; text from outside cannot become markup."""
+
+import hashlib
+import json
+import shutil
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.report.html import render_html
+from optpipe.report.junit import render_junit
+from optpipe.report.markdown import render_markdown
+from optpipe.signoff.collect import SignoffRequest
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.release import sign_off, verify_dossier
+from optpipe.workspace.seal import seal_folder
+
+POLICY = """schema = 1
+name = "<script>alert('x')</script> & co"
+[build]
+precision = "fp16"
+[[latency]]
+p99 = "%s ms"
+batch_size = 1
+[size]
+maximum = "1 KiB"
+"""
+
+
+def signed(workspace, folder=None, waivers=None, **options):
+    policy = policy_from_toml((POLICY % "50").encode())
+    wanted = SignoffRequest("digits", policy, None, waivers or {})
+    return sign_off(wanted, workspace.store, folder, options.pop("key", None), SilentListener(), **options)
+
+
+@pytest.fixture(scope="module")
+def measured_once(make_workspace, tmp_path_factory):
+    workspace = make_workspace(tmp_path_factory.mktemp("reporters") / "workspace")
+    workspace.bench(workspace.artifact("fp16"), batches=(1, 4))
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def failed(measured_once):
+    """Shared, so only to be read."""
+    return signed(measured_once)
+
+
+def test_all_forms_say_the_same(failed):
+    assert failed.verdict.verdict == "FAIL"
+    html = (failed.folder / "report.html").read_text()
+    assert "<title>FAIL: " in html
+    assert "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Engine size: " in html
+    markdown = (failed.folder / "report.md").read_text()
+    assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
+    suite = Xml.fromstring((failed.folder / "junit.xml").read_text())[0]
+    assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "6")
+    assert json.loads((failed.folder / "verdict.json").read_text())["verdict"] == "FAIL"
+    assert verify_dossier(failed.folder).problems == ()
+
+
+def test_names_from_a_policy_cannot_become_markup(failed):
+    html = (failed.folder / "report.html").read_text()
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(" in html
+
+
+def test_a_report_that_was_rewritten_and_resealed_is_found(failed, tmp_path):
+    folder = shutil.copytree(failed.folder, tmp_path / "one")
+    for name in ("report.html", "report.md", "junit.xml"):
+        (folder / name).write_text((folder / name).read_text().replace("FAIL", "PASS"))
+    seal_folder(folder)
+    assert {problem.split(":")[0] for problem in verify_dossier(folder).problems} == {
+        "junit.xml",
+        "report.md",
+        "report.html",
+    }
+
+
+def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(failed):
+    page = render_html(failed.report)
+    assert page == (failed.folder / "report.html").read_text()
+    without_names = page.replace("http://www.w3.org/", "")
+    assert "http://" not in without_names
+    assert "https://" not in without_names
+    assert "<link" in page
+    assert 'href="data:,"' in page
+
+
+def test_a_waiver_is_loud_everywhere(measured_once):
+    found = signed(measured_once, waivers={"size.maximum": "known"}, figures=False)
+    assert found.verdict.verdict == "PASS"
+    assert "1 criterion was waived" in (found.folder / "report.html").read_text()
+    assert "**WAIVED** `size.maximum` is FAIL" in render_markdown(found.report)
+    assert '<skipped message="WAIVED (FAIL): known"' in render_junit(found.verdict)
+
+
+def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
+    monkeypatch.setattr("optpipe.signoff.collect.get_utc_time", lambda: "2001-02-03T04:05:06.000000Z")
+    folders = [signed(measured_once, figures=False).folder for _ in range(3)]
+    name = "digits-onnxruntime-fp16-20010203T040506"
+    assert [folder.name for folder in folders] == [name, f"{name}-2", f"{name}-3"]
+
+
+def test_every_figure_links_to_a_file_that_is_there_with_its_hash(failed):
+    files = [file for curve in failed.report.latencies for file in curve.files]
+    assert files
+    for file in (*files, *failed.report.files):
+        assert hashlib.sha256((failed.folder / file.path).read_bytes()).hexdigest() == file.sha256
+
+
+def test_a_dossier_is_never_written_over(measured_once, tmp_path):
+    signed(measured_once, tmp_path / "dossier", figures=False)
+    with pytest.raises(BadInputError, match="already exists; choose another"):
+        signed(measured_once, tmp_path / "dossier", figures=False)
+    assert not list((measured_once.path / "tmp").iterdir()), "nothing half-made is left"
+
+
+def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tmp_path):
+    import subprocess
+
+    for name in ("ours", "theirs"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        public = (tmp_path / f"{name}.pub").read_text()
+        (tmp_path / f"{name}.allowed").write_text(f"release@example.org {public}")
+    found = signed(measured_once, tmp_path / "dossier", key=tmp_path / "ours", figures=False)
+    assert verify_dossier(found.folder).problems == ()
+    assert verify_dossier(found.folder, tmp_path / "ours.allowed").problems == ()
+    assert "is not in" in verify_dossier(found.folder, tmp_path / "theirs.allowed").problems[0]
+
+
+def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
+    from dataclasses import replace
+    from pathlib import Path
+
+    from optpipe.core.comparison import Comparison, Goal
+    from optpipe.report.charts import draw_figures
+    from optpipe.report.report import Report
+    from optpipe.trace.findings.report import profile_from_trace
+    from optpipe.trace.layers.layer_cost import LayerCost
+    from optpipe.trace.layers.peaks import Peaks
+    from optpipe.trace.layers.roofline import GraphCosts
+    from optpipe.trace.recording.read import trace_from_sqlite
+
+    sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+    costs = tuple(LayerCost(f"conv{at}", "Conv", "fp16", 1_000_000 * at, 50_000) for at in range(1, 21))
+    peaks = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
+    trace = trace_from_sqlite(sample)
+    profile = profile_from_trace(trace, graph=GraphCosts(costs, peaks, 8))
+    nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
+    drawn = {figure.title: figure for figure in draw_figures(Report("profile", nothing, profile=profile))}
+    assert set(drawn) == {"Kernels", "Tensor Core use by kind of work", "Roofline"}
+    assert "Tensor Cores" in drawn["Kernels"].svg
+    assert drawn["Roofline"].svg.count("graphics-symbol") > 10
+    missed = replace(profile.tensor_cores.layers[0], eligible=True, used=False, could_save_ns=2_000_000)
+    cores = replace(profile.tensor_cores, layers=(missed,))
+    with_missed = replace(profile, tensor_cores=cores, roofline=None)
+    titles = [each.title for each in draw_figures(Report("profile", nothing, profile=with_missed))]
+    assert titles == ["Kernels", "Tensor Core use by kind of work", "Missed Tensor Cores"]
+    assert draw_figures(Report("profile", nothing)) == []
+
+
+@pytest.mark.slow
+def test_accuracy_and_energy_are_drawn_against_latency(failed):
+    from dataclasses import replace
+
+    from optpipe.core.estimate import Estimate
+    from optpipe.report.charts import draw_figures
+
+    report = failed.report
+    assert "Accuracy vs. latency" not in [each.title for each in draw_figures(report)], "nothing to draw, nothing drawn"
+    known = {"top1": Estimate(0.99, 0.98, 0.995), "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
+    rows = tuple(replace(row, **known) for row in (*report.comparison.rows, *report.comparison.rows))
+    drawn = {
+        each.title: each for each in draw_figures(replace(report, comparison=replace(report.comparison, rows=rows)))
+    }
+    for title in ("Accuracy vs. latency", "Energy vs. latency"):
+        assert drawn[title].svg.count("graphics-symbol") >= 2
+        assert drawn[title].files

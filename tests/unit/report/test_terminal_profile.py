@@ -1,0 +1,143 @@
+"""A profile as people read it: every golden trace can be shown, the answer comes first, and whole texts are compared."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.fakes.console import text_of
+from tests.fakes.golden import assert_golden
+from tests.golden import phenomena
+from tests.golden.nsys_export import Recording
+
+from optpipe.profile.profile_model import ModelProfileDocument
+from optpipe.report.terminal_profile import render_diff, render_profile, render_profiles
+from optpipe.trace.findings.context import StageFacts
+from optpipe.trace.findings.diff import DiffSide, diff_profiles
+from optpipe.trace.findings.records import FailedStage, StageProfile, StageSubject, TraceProfile
+from optpipe.trace.findings.report import profile_from_trace
+from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.layers.ncu import KernelCounters
+from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import GraphCosts
+from optpipe.trace.recording.frames import Trace
+from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.timeline.analysis import analysis_from_trace
+
+BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
+SAMPLE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+COUNTERS = (
+    KernelCounters("gemm", 3, dram_bytes=2e6, duration_ns=2e3, cycles=3e3, compute_peak_percent=40.0),
+    KernelCounters("relu", 1),
+)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[Recording], Trace]:
+    def read(recording: Recording) -> Trace:
+        path = tmp_path / "trace.sqlite"
+        path.unlink(missing_ok=True)
+        return trace_from_sqlite(recording.write(path))
+
+    return read
+
+
+def _profile_with_graph(trace: Trace) -> TraceProfile:
+    """20 µs of arithmetic in 100; 30 µs of memory where the ReLU is fused, 80 where it is not."""
+    peaks = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
+    conv = LayerCost("conv", "Conv", "fp32", macs=10_000_000, bytes=60_000, fused_bytes=30_000)
+    relu = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)
+    graph = GraphCosts((conv, relu), peaks, 1, edge_bytes=10_000, layer_ns={"conv": 80_000.0})
+    return profile_from_trace(trace, facts=StageFacts(unprofiled_iteration_ns=100_000), graph=graph)
+
+
+@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+def test_the_answer_comes_first(build: Callable[[], Recording], read: Callable[[Recording], Trace]) -> None:
+    text = text_of(render_profile(profile_from_trace(read(build()))))
+    assert text.startswith(("limited by ", "no verdict: "))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        phenomena.overlapping,
+        phenomena.lost_events,
+        phenomena.graph_replay,
+        phenomena.recorded_on_request,
+        phenomena.reading_files,
+        phenomena.setup_ahead_of_numbered_iterations,
+    ],
+    ids=lambda build: build.__name__,
+)
+def test_profiles_of_golden_traces(build: Callable[[], Recording], read: Callable[[Recording], Trace]) -> None:
+    text = text_of(render_profile(profile_from_trace(read(build()))))
+    assert_golden(text, f"profile-{build.__name__.replace('_', '-')}.txt")
+
+
+def test_the_profile_of_a_real_gpu() -> None:
+    assert_golden(text_of(render_profile(profile_from_trace(trace_from_sqlite(SAMPLE)))), "profile-h200.txt")
+
+
+def test_a_roofline_and_what_ncu_counted(read: Callable[[Recording], Trace]) -> None:
+    profile = _profile_with_graph(read(phenomena.gpu_bound()))
+    assert_golden(text_of(render_profile(profile, COUNTERS)), "profile-roofline.txt")
+
+
+@pytest.mark.parametrize(("unprofiled_ns", "name"), [(50_000, "distorted"), (200_000, "contradiction")])
+def test_times_that_cannot_be_trusted_are_not_printed(
+    read: Callable[[Recording], Trace], unprofiled_ns: int, name: str
+) -> None:
+    """Iterations of 100 µs under the profiler, and 50 µs without: shares stay, times of the host go; or 200 µs."""
+    facts = StageFacts(unprofiled_iteration_ns=unprofiled_ns)
+    profile = profile_from_trace(read(phenomena.launch_bound()), facts=facts)
+    assert profile.iterations is not None
+    assert (profile.iterations.period_ns, profile.gaps) == (None, None)
+    assert_golden(text_of(render_profile(profile)), f"profile-{name}.txt")
+
+
+def test_stages_of_one_model(read: Callable[[Recording], Trace]) -> None:
+    subject, facts = StageSubject("onnxruntime fp32 batch 1", "inference"), StageFacts(unprofiled_iteration_ns=50_000)
+    first = StageProfile(subject, "a", None, facts, _profile_with_graph(read(phenomena.gpu_bound())), COUNTERS)
+    slowed = profile_from_trace(read(phenomena.launch_bound()), facts=facts)
+    second = replace(first, subject=replace(subject, name="onnxruntime fp16 batch 1"), profile=slowed)
+    doubtful = profile_from_trace(read(phenomena.launch_bound()), facts=StageFacts(unprofiled_iteration_ns=200_000))
+    third = replace(first, subject=replace(subject, name="onnxruntime int8 batch 1"), profile=doubtful)
+    failed = FailedStage("preprocess dali batch 1", "preprocess", "no space left", 4)
+    record = ModelProfileDocument((first, second, third), (failed,), run_dir=Path("runs/profile-1"))
+    assert_golden(text_of(render_profiles(record)), "profile-stages.txt")
+    assert f"{subject.name} in full" in text_of(render_profiles(replace(record, main=subject.name)))
+
+
+def test_names_with_brackets_are_no_markup(read: Callable[[Recording], Trace]) -> None:
+    recording = Recording()
+    recording.range("[bold]layer[/bold]", 0, 10)
+    assert "[bold]layer[/bold]" in text_of(render_profile(profile_from_trace(read(recording))))
+
+
+def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(read: Callable[[Recording], Trace]) -> None:
+    """12 kernels of 2 µs with ten blocks each, for a GPU of 132: of 290 µs recorded, or 150 µs as it really takes."""
+    recording = phenomena.launch_bound()
+    recording.rows["kernels"] = [(*row[:7], 10, *row[8:]) for row in recording.rows["kernels"]]
+    trace = read(recording)
+    unused_ns = 12 * 2_000 * (1 - 10 / 132)
+    for unprofiled_ns, time_ns in ((None, 290_000), (50_000, 150_000)):
+        found = profile_from_trace(trace, facts=StageFacts(unprofiled_iteration_ns=unprofiled_ns)).findings
+        share = {each.rule: each.gain_share for each in found}
+        assert share["underfilled-gpu"] == pytest.approx(unused_ns / time_ns, rel=1e-3)
+        assert share["launch-gaps"] < 0.9  # host times are a share of what was recorded
+
+
+def test_a_graphs_kernels_have_no_queue_of_their_own(read: Callable[[Recording], Trace]) -> None:
+    profile = profile_from_trace(read(phenomena.graph_replay()))
+    assert {row.queue_ns for row in profile.measured.kernels} == {None}
+
+
+def test_a_diff_of_two_profiles(tmp_path: Path) -> None:
+    before, after = (
+        DiffSide(analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite"))))
+        for name, recording in (("before", phenomena.launch_bound()), ("after", phenomena.gpu_bound()))
+    )
+    assert_golden(text_of(render_diff(diff_profiles(before, after))), "profile-diff.txt")
+    nothing_new = text_of(render_diff(diff_profiles(before, before)))
+    assert "no kernel changed notably" in nothing_new
+    assert "no layers to compare" in nothing_new

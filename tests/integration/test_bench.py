@@ -64,7 +64,7 @@ def workspace(tmp_path_factory, exported):
 
 @pytest.fixture(scope="module")
 def artifact(workspace):
-    entries = optpipe("ls", "--json", workspace=workspace).document["entries"]
+    entries = optpipe("store", "ls", "--json", workspace=workspace).document["entries"]
     return next(each["id"] for each in entries if (each["kind"], each["backend"]) == ("artifact", "onnxruntime"))
 
 
@@ -416,7 +416,7 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     process.kill()
     process.communicate()
     assert list((workspace / "tmp").glob("bench-*"))
-    freed = optpipe("gc", "--json", workspace=workspace).document["scratch_bytes"]
+    freed = optpipe("store", "gc", "--json", workspace=workspace).document["scratch_bytes"]
     assert freed > 1_000_000, "its inputs and their answers"
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     assert cut.name not in {run.run_id for run in list_runs(workspace)}

@@ -47,24 +47,24 @@ def test_another_shape_rebuilds_what_depends_on_it(digits: Path) -> None:
 
 
 def test_ls_show_rm_and_gc(digits: Path, tmp_path: Path) -> None:
-    entries = optpipe("ls", "--json", cwd=digits).document["entries"]
+    entries = optpipe("store", "ls", "--json", cwd=digits).document["entries"]
     artifact = next(each for each in entries if each["kind"] == "artifact")
-    shown = optpipe("show", artifact["id"][:6], "--json", cwd=digits).document
+    shown = optpipe("store", "show", artifact["id"][:6], "--json", cwd=digits).document
     assert shown["manifest"]["command"].startswith("optpipe build digits")
     model = next(each for each in entries if each["kind"] == "model")
-    refused = optpipe("rm", model["id"], cwd=digits)
+    refused = optpipe("store", "rm", model["id"], cwd=digits)
     assert refused.status == 2
     assert "--with-dependents" in refused.stderr
-    assert optpipe("gc", "--dry-run", "--json", cwd=digits).document["dry_run"]
-    assert "optpipe build MODEL" in optpipe("ls", cwd=tmp_path).stdout
+    assert optpipe("store", "gc", "--dry-run", "--json", cwd=digits).document["dry_run"]
+    assert "optpipe build MODEL" in optpipe("store", "ls", cwd=tmp_path).stdout
 
 
 def test_a_corrupted_entry_is_named_by_show_and_rebuilt_by_build(digits: Path) -> None:
-    entries = optpipe("ls", "--json", cwd=digits).document["entries"]
+    entries = optpipe("store", "ls", "--json", cwd=digits).document["entries"]
     artifact = next(each for each in entries if each["backend"] == "onnxruntime")
     graph = digits / artifact["path"] / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"\0\0")
-    shown = optpipe("show", artifact["id"], cwd=digits)
+    shown = optpipe("store", "show", artifact["id"], cwd=digits)
     assert shown.status == 4
     assert "damaged" in shown.stderr
     rebuilt = optpipe("build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--json", cwd=digits)

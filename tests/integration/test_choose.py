@@ -36,9 +36,9 @@ def test_every_candidate_is_judged_raced_and_recorded(chosen: tuple[Path, Ran]) 
             assert (times["ratio"] is None) == won, "two candidates: both are in the final rounds"
             assert len(times["final_ns"]) == 8
     winner = decision["candidates"][0]["artifact"]
-    assert "the fastest within 1 point" in optpipe("show", winner, cwd=folder).stdout
+    assert "the fastest within 1 point" in optpipe("store", "show", winner, cwd=folder).stdout
     run = Path(ran.document["run_dir"]).name
-    assert winner in optpipe("show", run, cwd=folder).stdout
+    assert winner in optpipe("store", "show", run, cwd=folder).stdout
 
 
 def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:

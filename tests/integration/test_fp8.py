@@ -23,7 +23,7 @@ def test_a_transformer_is_built_proven_verified_and_shown(model, tmp_path):
     assert 0.8 < proof["share"]["macs"]["fp8"] < 1
     assert artifact["parity"]["passed"]
     assert artifact["parity"]["snr_db"] > 15
-    shown = optpipe("show", artifact["id"], cwd=tmp_path)
+    shown = optpipe("store", "show", artifact["id"], cwd=tmp_path)
     assert "fp8: proven" in shown.stdout
     assert "on a CPU, FP8 only shows which outputs a GPU gives" in " ".join(shown.stdout.split())
 

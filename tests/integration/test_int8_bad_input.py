@@ -238,5 +238,5 @@ def test_an_interrupted_calibration_leaves_nothing_half_used(
         "calibrate", "digits", "--images", images, "--count", "40", "--method", "max", "--json", cwd=tmp_path
     )
     assert again.status == 0, again.stderr
-    assert optpipe("gc", "--json", cwd=tmp_path).status == 0
+    assert optpipe("store", "gc", "--json", cwd=tmp_path).status == 0
     assert not list(tmp_path.glob(".optpipe/tmp/*"))

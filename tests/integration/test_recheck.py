@@ -14,7 +14,18 @@ def found(signed, tmp_path_factory):
 
 
 def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found):
-    words = ("recheck", found.dossier, "--python", sys.executable, "--rounds", "8", "--min-time", "0.05", "--json")
+    words = (
+        "signoff",
+        "recheck",
+        found.dossier,
+        "--python",
+        sys.executable,
+        "--rounds",
+        "8",
+        "--min-time",
+        "0.05",
+        "--json",
+    )
     ran = optpipe(*words, workspace=found.workspace)
     assert ran.status in (0, 1, 5), ran.stderr  # how a busy machine scatters is not what is tested here
     record = ran.document
@@ -31,13 +42,13 @@ def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found):
 
 def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_command(found, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    ran = optpipe("recheck", found.dossier, "--python", tmp_path / "bare", workspace=found.workspace)
+    ran = optpipe("signoff", "recheck", found.dossier, "--python", tmp_path / "bare", workspace=found.workspace)
     assert ran.status == 3
     assert "lacks numpy, msgspec" in ran.stderr
     assert "uv pip install -p" in ran.stderr
-    nothing = optpipe("recheck", found.dossier, "--python", tmp_path / "nothing", workspace=found.workspace)
+    nothing = optpipe("signoff", "recheck", found.dossier, "--python", tmp_path / "nothing", workspace=found.workspace)
     assert nothing.status == 2
-    share = optpipe("recheck", found.dossier, "--max-slowdown", "5", workspace=found.workspace)
+    share = optpipe("signoff", "recheck", found.dossier, "--max-slowdown", "5", workspace=found.workspace)
     assert (share.status, "--max-slowdown 5: expected a fraction" in share.stderr) == (2, True)
-    few = optpipe("recheck", found.dossier, "--rounds", "5", workspace=found.workspace)
+    few = optpipe("signoff", "recheck", found.dossier, "--rounds", "5", workspace=found.workspace)
     assert (few.status, "--rounds 5: a comparison of processes needs 8 rounds or more" in few.stderr) == (2, True)

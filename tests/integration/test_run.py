@@ -65,9 +65,9 @@ def _a_changed_byte_is_exit_status_2(dossier, tmp_path):
 
 
 def _an_approved_baseline_is_used(folder, verdicts):
-    status, _, _ = finished("approve", verdicts["FAIL"]["dossier"], cwd=folder)
+    status, _, _ = finished("signoff", "approve", verdicts["FAIL"]["dossier"], cwd=folder)
     assert status == 1, "a FAIL is no baseline without a reason"
-    status, document, _ = finished("approve", verdicts["PASS"]["dossier"], cwd=folder)
+    status, document, _ = finished("signoff", "approve", verdicts["PASS"]["dossier"], cwd=folder)
     assert (status, document["model"]) == (0, "digits")
     (folder / "regression.toml").write_text(BUILD + '[[regression]]\np50 = "10000 %"\nbatch_size = 1\n')
     _, document, _ = finished("signoff", "digits", "--policy", "regression.toml", cwd=folder)

@@ -9,17 +9,14 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from optpipe import __version__
 from optpipe.cli import (
-    attest,
     bench,
     bench_e2e,
     build,
@@ -27,25 +24,23 @@ from optpipe.cli import (
     compare,
     deploy,
     doctor,
+    dossier,
     evaluate,
-    merge,
     preprocess,
     profile,
-    recheck,
     run,
     signoff,
-    stored,
+    store,
     sweep,
 )
-from optpipe.cli.groups import flatten_groups
+from optpipe.cli.groups import DefaultGroup, Outcome, SectionedGroup, flatten_groups
 from optpipe.cli.options import DEFAULT_WORKSPACE
-from optpipe.cli.outcome import Outcome
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.interrupts import handle_interrupts
 from optpipe.core.quiet import discard_output, keep_descriptors, redirect_stdout_to_stderr
 
 
-class Commands(TyperGroup):
+class Commands(SectionedGroup):
     """The commands; where `--json` was asked for, wrong use too is a JSON document on stdout."""
 
     def main(self, *given: Any, **options: Any) -> Any:
@@ -141,12 +136,9 @@ def _name_workspace(message: str, workspace: Path | None) -> str:
     if workspace is None:
         return message
     option = "" if workspace == Path(usual) else f" --workspace {shlex.quote(str(workspace))}"
-    takes_it = {
-        each.name for each in app.registered_commands if "workspace" in signature(each.callback or str).parameters
-    }
     quoted = re.findall(r"`optpipe ([a-z-]+)([^`]*)`", message)
     for verb, rest in quoted:
-        if verb in takes_it:
+        if verb not in ("doctor", "verify"):
             without = re.sub(r" --workspace[ =]('[^']*'|\S+)", "", rest)
             message = message.replace(f"`optpipe {verb}{rest}`", f"`optpipe {verb}{without}{option}`")
     return message if quoted or "optpipe " not in message or not option else f"{message} (your workspace:{option})"
@@ -240,31 +232,55 @@ def _optpipe(
     pass
 
 
-COMMANDS: dict[str, Callable[..., Outcome]] = {
-    "run": run.run,
-    "build": build.build,
-    "evaluate": evaluate.evaluate,
-    "calibrate": calibrate.calibrate,
-    "preprocess": preprocess.preprocess,
-    "bench": bench.bench,
-    "bench-e2e": bench_e2e.bench_e2e,
-    "bench-pair": bench.bench_pair,
-    "recover": bench.recover,
-    "profile": profile.profile,
-    "compare": compare.compare,
-    "signoff": signoff.signoff,
-    "verify": signoff.verify,
-    "attest": attest.attest,
-    "deploy": deploy.deploy,
-    "recheck": recheck.recheck,
-    "approve": signoff.approve,
-    "doctor": doctor.doctor,
-    "sweep": sweep.sweep,
-    "merge": merge.merge,
-    "ls": stored.ls,
-    "show": stored.show,
-    "rm": stored.rm,
-    "gc": stored.gc,
+SECTIONS: dict[str, dict[str, Callable[..., Outcome] | dict[str, Callable[..., Outcome]]]] = {
+    "Build": {"build": build.build, "calibrate": calibrate.calibrate, "preprocess": preprocess.preprocess},
+    "Measure": {
+        "bench": bench.bench,
+        "bench-e2e": bench_e2e.bench_e2e,
+        "bench-pair": bench.bench_pair,
+        "recover": bench.recover,
+        "evaluate": evaluate.evaluate,
+        "profile": profile.profile,
+    },
+    "Judge": {
+        "compare": compare.compare,
+        "signoff": {
+            "judge": signoff.signoff,
+            "approve": dossier.approve,
+            "attest": dossier.attest,
+            "recheck": dossier.recheck,
+        },
+        "verify": dossier.verify,
+        "run": run.run,
+    },
+    "Ship": {"deploy": deploy.deploy, "sweep": sweep.sweep},
+    "Keep": {
+        "store": {"ls": store.ls, "show": store.show, "rm": store.rm, "gc": store.gc, "merge": store.merge},
+        "doctor": doctor.doctor,
+    },
 }
-for name, command in COMMANDS.items():
-    app.command(name)(print_outcome(flatten_groups(command)))
+"""The commands in the order of the help."""
+
+signoff_app = typer.Typer(
+    cls=DefaultGroup,
+    help=f"{signoff.signoff.__doc__}",
+    rich_markup_mode=None,
+    subcommand_metavar="[MODEL] | COMMAND [ARGS]...",
+)
+store_app = typer.Typer(help="List, show, remove and merge what is stored.", rich_markup_mode=None)
+GROUPS = {"signoff": signoff_app, "store": store_app}
+
+
+def _add_commands() -> None:
+    Commands.sections = {title: tuple(commands) for title, commands in SECTIONS.items()}
+    for commands in SECTIONS.values():
+        for name, command in commands.items():
+            if isinstance(command, dict):
+                for below, each in command.items():
+                    GROUPS[name].command(below)(print_outcome(flatten_groups(each)))
+                app.add_typer(GROUPS[name], name=name)
+            else:
+                app.command(name)(print_outcome(flatten_groups(command)))
+
+
+_add_commands()

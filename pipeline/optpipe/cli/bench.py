@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from optpipe.cli.bench_options import LoadOptions, TargetOptions
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, LengthOption, WorkspaceOption
-from optpipe.cli.outcome import Outcome
 from optpipe.core.bench_record import BenchSort, PairMetric
 from optpipe.core.defaults import PROCESSES, ROUNDS
 from optpipe.core.errors import ExitStatus

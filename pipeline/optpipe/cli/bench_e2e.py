@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from optpipe.cli.bench_options import TargetOptions
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
-from optpipe.cli.outcome import Outcome
 
 
 def bench_e2e(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     DeviceOption,
@@ -18,7 +19,6 @@ from optpipe.cli.options import (
     define_backend_option,
     define_precision_option,
 )
-from optpipe.cli.outcome import Outcome
 
 if TYPE_CHECKING:
     from optpipe.build.choose.candidates import ChoicePlan

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
-from optpipe.cli.outcome import Outcome
 from optpipe.core.comparison import Goal
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
-from optpipe.cli.outcome import Outcome
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import JsonOption
-from optpipe.cli.outcome import Outcome
 
 
 def doctor(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     BatchOption,
@@ -17,7 +18,6 @@ from optpipe.cli.options import (
     WeightsOption,
     WorkspaceOption,
 )
-from optpipe.cli.outcome import Outcome
 
 
 def evaluate(

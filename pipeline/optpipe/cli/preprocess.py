@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     JsonOption,
@@ -13,7 +14,6 @@ from optpipe.cli.options import (
     WeightsOption,
     WorkspaceOption,
 )
-from optpipe.cli.outcome import Outcome
 
 
 def preprocess(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     BatchOption,
@@ -20,7 +21,6 @@ from optpipe.cli.options import (
     define_backend_option,
     define_precision_option,
 )
-from optpipe.cli.outcome import Outcome
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.capture import Extra
 

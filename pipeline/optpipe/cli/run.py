@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     BatchOption,
@@ -24,7 +25,6 @@ from optpipe.cli.options import (
     define_backend_option,
     define_precision_option,
 )
-from optpipe.cli.outcome import Outcome
 
 
 def run(

@@ -1,10 +1,11 @@
-"""`optpipe signoff`, `optpipe verify` and `optpipe approve`."""
+"""`optpipe signoff MODEL`: judge a build by a policy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     BecauseOption,
@@ -15,12 +16,6 @@ from optpipe.cli.options import (
     WaiveOption,
     WorkspaceOption,
 )
-from optpipe.cli.outcome import Outcome
-
-if TYPE_CHECKING:
-    from optpipe.signoff.dossier import DossierCheck
-
-DossierArgument = Annotated[Path, typer.Argument(metavar="DOSSIER", help="Dossier folder created by signoff.")]
 
 
 def signoff(
@@ -110,93 +105,3 @@ def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
     then = f"optpipe signoff MODEL --policy {quote(str(policy))}"
     text = f"wrote {policy} and {schema}; edit the limits, then run {then}"
     return Outcome({"policy": str(policy), "schema": str(schema)}, lambda: text)
-
-
-def verify(
-    dossier: DossierArgument,
-    allowed_signers: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Require a signature by one of these signers (ssh-keygen format)."),
-    ] = None,
-    attestations: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
-    ] = None,
-    public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
-    json: JsonOption = False,
-) -> Outcome:
-    """Recompute every number and the verdict of a dossier, offline.
-
-    Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
-    """
-    from optpipe.cli.terminal import Terminal
-    from optpipe.core.errors import ExitStatus
-    from optpipe.core.verdict import VerificationRecord
-    from optpipe.report.terminal_signoff import render_verification
-    from optpipe.signoff.release import verify_dossier
-
-    with Terminal() as terminal, terminal.step("verify"):
-        checked = verify_dossier(dossier, allowed_signers)
-        if attestations is not None or public_key is not None:
-            checked = _check_attestations(checked, attestations, public_key)
-    signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
-    if public_key is not None:
-        signature = f"attested with {public_key}" + (f", {signature}" if checked.signed else "")
-    found = checked.verdict if checked.intact else None
-    record = VerificationRecord(
-        dossier=str(dossier),
-        intact=found is not None,
-        as_sealed=checked.as_sealed,
-        problems=checked.problems,
-        unbacked=checked.unbacked,
-        not_compared=checked.not_compared,
-        verdict=found.verdict if found else None,
-        recomputed=found,
-        signature=signature,
-        files=checked.files,
-        size_bytes=checked.size_bytes,
-    )
-    status = ExitStatus.FAIL if checked.verdict and checked.as_sealed else ExitStatus.BAD_INPUT
-    return Outcome(record, lambda: render_verification(record), found.verdict.exit_status if found else status)
-
-
-def _check_attestations(checked: "DossierCheck", attestations: Path | None, public_key: Path | None) -> "DossierCheck":
-    """The check with what is wrong with the attestations; a signature that is not right is a changed byte."""
-    from dataclasses import replace
-
-    from optpipe.core.errors import BadInputError
-    from optpipe.deploy.attest import find_attestation_problems
-
-    if attestations is None or public_key is None:
-        raise BadInputError("--attestations DIR and --public-key FILE belong together")
-    found = tuple(find_attestation_problems(attestations, checked.folder, checked.verdict, public_key))
-    return replace(checked, problems=(*checked.problems, *found), as_sealed=checked.as_sealed and not found)
-
-
-def approve(
-    dossier: DossierArgument,
-    because: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Reason; required unless the verdict is PASS without waivers.")
-    ] = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
-) -> Outcome:
-    """Set a verified dossier as the baseline for later sign-offs."""
-    from optpipe.cli.terminal import Terminal
-    from optpipe.core.errors import BadInputError, GateError
-    from optpipe.core.verdict import Verdict
-    from optpipe.signoff.release import verify_dossier
-    from optpipe.workspace.baselines import store_baseline
-
-    with Terminal() as terminal, terminal.step("verify"):
-        checked = verify_dossier(dossier)
-    if checked.problems or checked.verdict is None:
-        raise BadInputError(f"{dossier} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
-    found = checked.verdict
-    if because is None and (found.verdict is not Verdict.PASS or found.waived):
-        state = f"{len(found.waived)} criteria waived" if found.verdict is Verdict.PASS else found.verdict
-        raise GateError(
-            f"{dossier} is not an unqualified PASS ({state}); pass --because TEXT to set it as baseline anyway"
-        )
-    target = store_baseline(dossier, workspace, because)
-    document = {"model": found.model, "baseline": str(target), "verdict": found.verdict, "because": because}
-    return Outcome(document, lambda: f"{dossier} is now the baseline for {found.model} ({target})")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, TruncateOption, WorkspaceOption
-from optpipe.cli.outcome import Outcome
 from optpipe.core.measurement import Mode, Scenario
 
 if TYPE_CHECKING:

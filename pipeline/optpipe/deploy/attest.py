@@ -28,7 +28,7 @@ NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in k
 
 @dataclass(frozen=True, slots=True)
 class AttestRecord:
-    """The JSON document of `optpipe attest`."""
+    """The JSON document of `optpipe signoff attest`."""
 
     folder: str
     dossier: str
@@ -115,7 +115,7 @@ def find_attestation_problems(folder: Path, dossier: Path, verdict: VerdictRecor
     public = _open_public_key(key)
     found = sorted(folder.glob(f"*{SUFFIX}"))
     if not found:
-        raise BadInputError(f"{folder} has no attestations; optpipe attest writes them")
+        raise BadInputError(f"{folder} has no attestations; optpipe signoff attest writes them")
     for path in found:
         statement = _read_signed(path, public)
         if isinstance(statement, str):

@@ -60,7 +60,7 @@ def find_triton_releases(version: str) -> str:
     series, newest = next(reversed(ONNX_RUNTIME_IN_TRITON.items()))
     return (
         f"no Triton release up to {newest} carries ONNX Runtime {version} ({newest} has {series}): "
-        "take a later one, or check an environment with the release's version by `optpipe recheck --python ENV`"
+        "take a later one, or check an environment with the release's version by `optpipe signoff recheck --python ENV`"
     )
 
 

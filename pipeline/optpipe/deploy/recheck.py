@@ -1,4 +1,4 @@
-"""`optpipe recheck`: a dossier's artifact and requests again, in today's environment or another interpreter's.
+"""`optpipe signoff recheck`: a dossier's artifact and requests again, in today's environment or another interpreter's.
 
 With another interpreter the two take turns in pairs of fresh processes (`laps.py`), and outputs are compared to the last bit.
 Without, the new processes are compared with those in the dossier, which were measured at another time, and the outputs with

@@ -1,4 +1,4 @@
-"""What `optpipe recheck` found."""
+"""What `optpipe signoff recheck` found."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class LatencyChange:
 
 @dataclass(frozen=True, slots=True)
 class RecheckRecord:
-    """The JSON document of `optpipe recheck`."""
+    """The JSON document of `optpipe signoff recheck`."""
 
     dossier: str
     artifact: str

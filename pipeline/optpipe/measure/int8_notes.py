@@ -92,7 +92,7 @@ def list_int8_notes(
     if (found := check_int8_accuracy(runs, build, confidence)) is not None:
         yield found
     if cause:
-        yield Note(f"{build.precision}-causes", cause, f"`optpipe show {build.artifact}` lists them by layer")
+        yield Note(f"{build.precision}-causes", cause, f"`optpipe store show {build.artifact}` lists them by layer")
 
 
 def _speed_notes(

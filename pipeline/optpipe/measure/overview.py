@@ -148,7 +148,7 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
     if model is None:
         raise BadInputError("--baseline approved is of one model: add --model MODEL")
     if (folder := find_approved_baseline(store.workspace, model)) is None:
-        raise BadInputError(f"no approved baseline for {model}; approve one with optpipe approve DOSSIER")
+        raise BadInputError(f"no approved baseline for {model}; approve one with optpipe signoff approve DOSSIER")
     measured = tuple(list_artifact_measurements(load_runs(folder / "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)
 

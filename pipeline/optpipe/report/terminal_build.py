@@ -49,12 +49,12 @@ def render_build(result: "BuildResult") -> RenderableType:
         if each.precision_proof.placement and each.precision_proof.placement.count
     ]
     lines += [
-        Text(f"lint  {each.id}: {_format_lint(each.lint)}; optpipe show {each.id} lists them", style="yellow")
+        Text(f"lint  {each.id}: {_format_lint(each.lint)}; optpipe store show {each.id} lists them", style="yellow")
         for each in result.artifacts
         if each.lint.findings
     ]
     lines += [
-        Text(f"mixed  {each.id}: {format_mixed(each.mixed)}; optpipe show {each.id} lists the layers")
+        Text(f"mixed  {each.id}: {format_mixed(each.mixed)}; optpipe store show {each.id} lists the layers")
         for each in result.artifacts
         if each.mixed is not None
     ]

@@ -39,7 +39,8 @@ def render_stored(listing: StoreListing) -> RenderableType:
         return Text("nothing stored yet; start with `optpipe build MODEL`")
     parts: list[RenderableType] = [_render_entries(listing.entries)] if listing.entries else []
     parts += [
-        Text(f"damaged  {name}; optpipe rm {name}, or optpipe gc, removes it", style="red") for name in listing.damaged
+        Text(f"damaged  {name}; optpipe store rm {name}, or optpipe store gc, removes it", style="red")
+        for name in listing.damaged
     ]
     return Group(*parts, *([_render_runs(listing.runs)] if listing.runs else []))
 

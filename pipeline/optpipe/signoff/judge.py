@@ -155,7 +155,7 @@ def _note_other_network(request: DossierRequest) -> Iterator[Note]:
         message = (
             f"the baseline {request.baseline} is of another network called {request.model}: {theirs}; this one: {mine}"
         )
-        yield Note("other-network", message, "approve a dossier of this network: optpipe approve DOSSIER")
+        yield Note("other-network", message, "approve a dossier of this network: optpipe signoff approve DOSSIER")
 
 
 def _name_dossier(created_utc: str, build: JudgedBuild) -> str:
@@ -214,7 +214,7 @@ def _judge_trust(
             "trust.precision",
             Verdict.FAIL,
             f"not the requested precision: {proof.reason}",
-            remedy=f"`optpipe show {artifact.id}` lists the layers",
+            remedy=f"`optpipe store show {artifact.id}` lists the layers",
         )
     yield replace(weights, source=record)
     yield replace(precision, source=record)
@@ -253,7 +253,7 @@ def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInf
     if not checked.info.passed:
         reason, remedy = (
             f"outputs exceed the {info.precision} tolerance {seen}",
-            f"`optpipe show {checked.id}` names the output",
+            f"`optpipe store show {checked.id}` names the output",
         )
         return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
     return CriterionResult(name, Verdict.PASS, f"outputs match the source model within tolerance {seen}")

@@ -23,7 +23,7 @@ from optpipe.stats.ratio import SMALLEST_ROUNDS
 def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     """The loss of every load that the criterion is about, as a fraction."""
     if not evidence.baseline:
-        return Missing("no approved baseline", "approve one: optpipe approve DOSSIER")
+        return Missing("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         return Missing(
@@ -32,7 +32,7 @@ def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequenc
     return [_observe_loss(criterion, group, evidence) for group in found]
 
 
-_NEWER = "approve a newer baseline: optpipe approve DOSSIER"
+_NEWER = "approve a newer baseline: optpipe signoff approve DOSSIER"
 
 
 def _list_caveats(baseline: ProcessGroup) -> Iterator[Blocker]:

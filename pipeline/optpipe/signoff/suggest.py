@@ -140,7 +140,7 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
         "accuracy": f"`optpipe calibrate {build.argument} --sensitivity` finds the layers to keep out of INT8",
         "preprocessing": f"`optpipe preprocess {build.argument}` shows which step contributes most",
-        "precision": f"`optpipe show {build.artifact}` lists the layers in other precisions",
+        "precision": f"`optpipe store show {build.artifact}` lists the layers in other precisions",
         "memory": "reduce the batch size or use a lower precision",
         "size": "use a lower precision for a smaller engine",
         "energy": "use a lower precision or a larger batch to reduce energy per inference",

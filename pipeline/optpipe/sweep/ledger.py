@@ -53,7 +53,7 @@ def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
 
 
 def keep_backed(workspace: Path, jobs: Mapping[str, Sequence[JobRecord]]) -> dict[str, list[JobRecord]]:
-    """The records without those whose run was removed (`optpipe rm`): their figures can no longer be recomputed."""
+    """The records without those whose run was removed (`optpipe store rm`): their figures can no longer be recomputed."""
     present = {path.parent.name for path in (workspace / "runs").glob(f"*/{MANIFEST}")}
     found = {key: [one for one in records if one.run is None or one.run in present] for key, records in jobs.items()}
     return {key: records for key, records in found.items() if records}

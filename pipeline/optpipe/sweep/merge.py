@@ -1,4 +1,4 @@
-"""`optpipe merge`: the union of workspaces by hash.
+"""`optpipe store merge`: the union of workspaces by hash.
 
 Every entry, run and record of a source that the target lacks is copied, its hashes checked before and after. Where two differ under
 one name, both are kept: the oldest has the name, the others lie under `conflicts/NAME@HASH`, and it is said. Which one is the oldest
@@ -29,7 +29,7 @@ _HASH_LENGTH = 12
 
 @dataclass(frozen=True, slots=True)
 class MergeRecord:
-    """The JSON document of `optpipe merge`."""
+    """The JSON document of `optpipe store merge`."""
 
     sources: tuple[str, ...]
     added: int
@@ -164,7 +164,7 @@ def _list_variants(workspace: Path) -> Iterator[_Variant]:
 def _read_variant(folder: str, path: Path) -> _Variant | None:
     try:
         header = read_record(path / MANIFEST, _Header)
-    except BadInputError:  # `optpipe gc` finds it
+    except BadInputError:  # `optpipe store gc` finds it
         return None
     files = {name: file.sha256 for name, file in header.files.items()}
     manifest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()

@@ -26,7 +26,7 @@ def find_approved_baseline(workspace: Path, model: str) -> Path | None:
     problems = find_seal_problems(folder) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
     if problems:
         raise BadInputError(
-            f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `optpipe approve DOSSIER`"
+            f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `optpipe signoff approve DOSSIER`"
         )
     return folder
 

@@ -69,7 +69,7 @@ def explain_os_errors(workspace: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT):
-            command = "optpipe gc"
+            command = "optpipe store gc"
             raise StageError(
                 f"no space left for workspace {workspace}; free disk space (`{command}`) or pass --workspace DIR"
             ) from error

@@ -195,7 +195,7 @@ def load_run(path: Path) -> Run:
     """The finished run in `path`. Raises BadInputError where it is missing, cut off, or of another schema version."""
     if not (path / MANIFEST).is_file():
         problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
-        raise BadInputError(f"run {path} {problem}; `optpipe ls` lists stored runs")
+        raise BadInputError(f"run {path} {problem}; `optpipe store ls` lists stored runs")
     version = read_record(path / MANIFEST, _Version)
     if version.schema != RUN_SCHEMA:
         raise BadInputError(f"{path / MANIFEST} is not a run manifest")
@@ -216,7 +216,7 @@ def _load_listed_run(path: Path) -> Run:
     try:
         return load_run(path)
     except BadInputError as error:
-        raise BadInputError(f"{error}\ndelete the run with `optpipe rm {path.name}`") from error
+        raise BadInputError(f"{error}\ndelete the run with `optpipe store rm {path.name}`") from error
 
 
 def list_run_folders(workspace: Path, kind: str | None = None) -> list[Path]:
@@ -266,7 +266,7 @@ def require_unchanged(run: Run, *, whole: bool = True) -> None:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BadInputError(
             f"run {run.run_id} was modified: {problems[0]}{more}\n"
-            f"remove it with `optpipe rm {run.run_id}` and measure again"
+            f"remove it with `optpipe store rm {run.run_id}` and measure again"
         )
 
 

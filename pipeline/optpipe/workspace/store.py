@@ -242,7 +242,7 @@ class Store:
         """
         found, damaged = self.scan_entries(kind)
         if damaged:
-            remove, clean = f"optpipe rm {damaged[0].name}", "optpipe gc"
+            remove, clean = f"optpipe store rm {damaged[0].name}", "optpipe store gc"
             raise BadInputError(
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
                 f"remove it with `{remove}`, or all damaged entries with `{clean}`"
@@ -273,7 +273,7 @@ class Store:
             of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]
             known = f"'{prefix}' is a model, not an ID; specify one of its entries: {', '.join(of_model[:-6:-1])}"
             problem = known if of_model else f"no entry matches '{prefix}' in {self.workspace}"
-            raise BadInputError(f"{problem}; `optpipe ls` lists entries")
+            raise BadInputError(f"{problem}; `optpipe store ls` lists entries")
         if len(found) > 1:
             names = ", ".join(entry.path.name for entry in found[:5])
             raise BadInputError(f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix")

@@ -95,7 +95,7 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
     for number, shard in enumerate(shards, start=1):
         ran = sweep(shard, *arguments, "--shard", f"{number}/2")
         assert len(ran.document["rows"]) == 1
-    merged = optpipe("merge", *shards, "--json", workspace=tmp_path / "all")
+    merged = optpipe("store", "merge", *shards, "--json", workspace=tmp_path / "all")
     assert merged.status in (0, 1), merged.stderr
     shown = sweep(tmp_path / "all", *arguments, "--dry-run")
     assert {row["state"] for row in shown.document["rows"]} <= {"done", "to run"}

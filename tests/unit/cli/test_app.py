@@ -14,13 +14,13 @@ import typer
 from rich.table import Table
 
 from optpipe.cli.app import app, print_outcome
-from optpipe.cli.outcome import Outcome
+from optpipe.cli.groups import Outcome
 from optpipe.core.errors import BadInputError
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
 
-@pytest.mark.parametrize("command", [[], ["build"], ["doctor"], ["ls"]])
+@pytest.mark.parametrize("command", [[], ["build"], ["doctor"], ["store", "ls"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     program = (
         "import sys\nfrom optpipe.cli.app import app\n"
@@ -37,7 +37,7 @@ def test_help_cuts_no_sentence_short_at_eighty_columns() -> None:
     environment = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80"}
     command = [sys.executable, "-m", "optpipe", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert "..." not in done.stdout.partition("Commands:")[2]
+    assert "..." not in done.stdout.partition("Build:")[2]
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
@@ -56,11 +56,11 @@ def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["ls", "--json", "--nope"],
-        ["show", "--json"],
+        ["store", "ls", "--json", "--nope"],
+        ["store", "show", "--json"],
         ["nope", "--json"],
         ["run", "digits", "--json"],
-        ["show", "0", "--json"],
+        ["store", "show", "0", "--json"],
     ],
 )
 def test_wrong_use_too_is_one_json_document(arguments: list[str], tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsy
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_an_answer_that_cannot_be_written_is_one_line(form: list[str], tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "optpipe", "ls", *form]
+        command = [sys.executable, "-m", "optpipe", "store", "ls", *form]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 4
     assert "no space left" in done.stderr
@@ -128,8 +128,15 @@ CLOSED = "standard output is closed"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status"),
-    [("ls", 4), ("ls --json", 4), ("--help", 4), ("--version", 4), ("show nope --json", 2), ("ls --nope --json", 2)],
-)
+    [
+        ("store ls", 4),
+        ("store ls --json", 4),
+        ("--help", 4),
+        ("--version", 4),
+        ("store show nope --json", 2),
+        ("store ls --nope --json", 2),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(("closing", "reads"), [("", True), (">&-", False)])
 def test_a_closed_output_is_one_line_and_the_commands_own_status(
     words: str, status: int, closing: str, reads: bool, tmp_path: Path
@@ -147,7 +154,7 @@ def test_a_closed_output_is_one_line_and_the_commands_own_status(
 @pytest.mark.slow
 @pytest.mark.parametrize("closing", ["2>&-", "<&-", "<&- 2>&-"])
 def test_a_result_is_written_where_other_streams_are_closed(closing: str, tmp_path: Path) -> None:
-    shell = f"{sys.executable} -m optpipe ls --json {closing}"
+    shell = f"{sys.executable} -m optpipe store ls --json {closing}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0
     assert json.loads(done.stdout)["entries"] == []

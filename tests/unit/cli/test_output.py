@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.cli.attest import attest
 from optpipe.cli.calibrate import calibrate
 from optpipe.cli.compare import compare
 from optpipe.cli.deploy import deploy
+from optpipe.cli.dossier import attest
 from optpipe.cli.profile import RecordingOptions, profile
 from optpipe.cli.run import run
 from optpipe.cli.signoff import signoff

@@ -137,7 +137,7 @@ def test_a_regression_against_the_approved_baseline(workspace, tmp_path):
     assert without.verdict is Verdict.INCONCLUSIVE
     assert {one.name: one.remedy for one in without.criteria}[
         "regression.p50.b1"
-    ] == "approve one: optpipe approve DOSSIER"
+    ] == "approve one: optpipe signoff approve DOSSIER"
     store_baseline(folder, workspace.path)
     same, _ = dossier(workspace, policy, tmp_path, "second")
     assert same.verdict is Verdict.PASS, [one.reason for one in same.criteria]
@@ -282,7 +282,7 @@ def test_a_damaged_baseline_is_refused_and_not_taken_for_none(workspace, tmp_pat
     target = store_baseline(folder, tmp_path / "w")
     assert find_approved_baseline(tmp_path / "w", "digits") == target
     (target / "policy.toml").write_text("changed")
-    with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe approve DOSSIER`"):
+    with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe signoff approve DOSSIER`"):
         find_approved_baseline(tmp_path / "w", "digits")
     for path in target.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

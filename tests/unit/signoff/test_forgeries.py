@@ -150,7 +150,7 @@ def verify_dossier_of(folder):
 
 
 def test_an_unsigned_dossier_says_what_it_proves(dossier):
-    from optpipe.cli.signoff import verify
+    from optpipe.cli.dossier import verify
 
     outcome = verify(dossier, None)
     assert outcome.status == 0

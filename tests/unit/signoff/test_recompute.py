@@ -177,7 +177,7 @@ def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tm
 
 
 def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(workspace, tmp_path):
-    from optpipe.cli.signoff import verify
+    from optpipe.cli.dossier import verify
 
     workspace.bench(workspace.artifact("fp16"))
     policy = policy_from_toml(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n')

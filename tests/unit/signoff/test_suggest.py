@@ -1,14 +1,11 @@
 """Every command that a verdict suggests is taken by the command line as it is printed, and measures what is missing."""
 
 import re
-import shlex
 from dataclasses import fields
 
 import pytest
-from typer.core import TyperGroup
-from typer.main import get_command
+from tests.command_line import parse_command
 
-from optpipe.cli.app import app
 from optpipe.cli.bench_options import LoadOptions, TargetOptions
 from optpipe.cli.bench_request import bench_plan_from_options
 from optpipe.core.measurement import Mode, Reason, Scenario
@@ -23,7 +20,6 @@ from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
 
-COMMANDS = get_command(app)
 EVERYTHING = """schema = 1
 [build]
 precision = "fp16"
@@ -84,17 +80,9 @@ def list_commands(text):
     return [*quoted, *(each.strip() for each in re.findall(r"optpipe [^;]*", re.sub(r"`[^`]*`", "", text)))]
 
 
-def parse(command):
-    """The name and the options of a command, as the command line reads it. Raises UsageError where it does not."""
-    _, name, *words = shlex.split(command)
-    assert isinstance(COMMANDS, TyperGroup)
-    found = COMMANDS.commands[name]
-    return name, found.make_context(name, words, parent=COMMANDS.make_context("optpipe", [name, *words])).params
-
-
 def load_of(command):
     """What `bench` or `bench-pair` would put on the artifacts, by the code that reads their options."""
-    name, given = parse(command)
+    name, given = parse_command(command)
     assert name in ("bench", "bench-pair")
     load = LoadOptions(**{each.name: given[each.name] for each in fields(LoadOptions)})
     targets = TargetOptions(**{each.name: given[each.name] for each in fields(TargetOptions)})
@@ -121,14 +109,14 @@ def require_readable(found):
         command for remedy in (*remedies, *(note.remedy for note in found.notes)) for command in list_commands(remedy)
     ]
     for command in commands:
-        parse(command)
+        parse_command(command)
     return commands
 
 
 def test_what_is_suggested_of_a_build_that_was_never_measured(workspace, tmp_path):
     workspace.artifact("fp16", trained=False, passed=False, proven=False)
     commands = require_readable(judge(workspace, tmp_path, "one", EVERYTHING % LIMITS["loose"]))
-    assert {each.split()[1] for each in commands} >= {"bench", "approve", "evaluate", "preprocess", "profile", "build"}
+    assert {each.split()[1] for each in commands} >= {"bench", "signoff", "evaluate", "preprocess", "profile", "build"}
 
 
 @pytest.mark.parametrize(("limits", "state"), STATES, ids=str)
@@ -230,4 +218,4 @@ def test_a_model_whose_name_has_spaces_is_quoted(section):
     build = JudgedBuild("a model.onnx", "90d93930c3c6", "onnxruntime", "fp16")
     for remedy in (suggest_narrowing(section, build), suggest_fix(section, build)):
         for command in list_commands(remedy):
-            parse(command)
+            parse_command(command)

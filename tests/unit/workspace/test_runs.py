@@ -100,7 +100,7 @@ def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tm
     manifest = plain_from_record(run.manifest)
     del manifest[missing]
     (run.path / runs.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(BadInputError, match=f"optpipe rm {run.run_id}"):
+    with pytest.raises(BadInputError, match=f"optpipe store rm {run.run_id}"):
         runs.list_runs(tmp_path)
 
 

@@ -185,7 +185,7 @@ def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path
         (entry.path / MANIFEST).write_text(text)
     found, damaged = store.scan_entries()
     assert ([each.id for each in found], damaged) == ([other.id], [entry.path])
-    with pytest.raises(BadInputError, match=f"optpipe rm {entry.path.name}"):
+    with pytest.raises(BadInputError, match=f"optpipe store rm {entry.path.name}"):
         store.list_entries()
     again, cached = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
     assert (again.id, cached, len(store.list_entries())) == (entry.id, False, 2)
@@ -246,7 +246,7 @@ def test_find_needs_one_entry(tmp_path: Path) -> None:
     entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
     store.produce(Thing, {"a": 2}, write_payload, listener=SilentListener())
     assert store.find(entry.id[:8]).id == entry.id
-    with pytest.raises(BadInputError, match="optpipe ls"):
+    with pytest.raises(BadInputError, match="optpipe store ls"):
         store.find("zzz")
     with pytest.raises(BadInputError, match="use a longer prefix"):
         store.find("thing-")
@@ -257,8 +257,8 @@ def test_a_model_name_leads_to_its_entries(tmp_path: Path) -> None:
     entry, _ = store.produce(ArtifactInfo, {}, lambda _: artifact_info(model="net"), listener=SilentListener())
     with pytest.raises(
         BadInputError,
-        match=f"^'net' is a model, not an ID; specify one of its entries: artifact-{entry.id}; `optpipe ls`",
+        match=f"^'net' is a model, not an ID; specify one of its entries: artifact-{entry.id}; `optpipe store ls`",
     ):
         store.find("net")
-    with pytest.raises(BadInputError, match=r"no entry matches 'other' in [^;]*; `optpipe ls` lists entries"):
+    with pytest.raises(BadInputError, match=r"no entry matches 'other' in [^;]*; `optpipe store ls` lists entries"):
         store.find("other")

@@ -26,7 +26,7 @@ _COMPANIONS = ("reference", "verification")
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
-    """One entry in `optpipe ls`."""
+    """One entry in `optpipe store ls`."""
 
     id: str
     kind: str
@@ -42,7 +42,7 @@ class EntrySummary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run in `optpipe ls`."""
+    """One run in `optpipe store ls`."""
 
     run_id: str
     kind: str
@@ -54,7 +54,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoreListing:
-    """What `optpipe ls` tells."""
+    """What `optpipe store ls` tells."""
 
     workspace: str
     entries: tuple[EntrySummary, ...]
@@ -65,7 +65,7 @@ class StoreListing:
 
 @dataclass(frozen=True, slots=True)
 class EntryDetails:
-    """What `optpipe show` tells of an entry."""
+    """What `optpipe store show` tells of an entry."""
 
     entry: EntrySummary
     manifest: Manifest
@@ -79,7 +79,7 @@ class EntryDetails:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """What `optpipe show` tells of a run."""
+    """What `optpipe store show` tells of a run."""
 
     run: RunSummary
     manifest: RunManifest
@@ -89,7 +89,7 @@ class RunDetails:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What `optpipe rm` or `optpipe gc` removed, or would remove."""
+    """What `optpipe store rm` or `optpipe store gc` removed, or would remove."""
 
     removed: tuple[str, ...]
     """The names of entries and runs."""
@@ -100,7 +100,7 @@ class Removal:
 
 
 def summarize_entry(entry: Entry[Any]) -> EntrySummary:
-    """One line of `optpipe ls`."""
+    """One line of `optpipe store ls`."""
     info = entry.manifest.info
     return EntrySummary(
         id=entry.id,
@@ -148,7 +148,7 @@ def _summarize_run(folder: Path) -> RunSummary:
 
 
 def describe_run(folder: Path) -> RunDetails:
-    """All that `optpipe show` says of a run. Raises BadInputError where it is not as it was written."""
+    """All that `optpipe store show` says of a run. Raises BadInputError where it is not as it was written."""
     run = load_run(folder)
     require_unchanged(run)
     decided = read_decision(run) if run.kind == "choose" else None

@@ -1,4 +1,4 @@
-"""`optpipe ls`, `show`, `rm` and `gc` over whole, unfinished and damaged entries and runs."""
+"""`optpipe store ls`, `show`, `rm` and `gc` over whole, unfinished and damaged entries and runs."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def test_runs_and_what_is_damaged_are_listed(store):
     said = {each.run_id: each.status for each in listing.runs}
     assert said == {whole.name: "complete", unfinished.name: "unfinished", broken.name: "damaged"}
     text = text_of(render_stored(listing))
-    assert f"optpipe rm {damaged.path.name}" in text
+    assert f"optpipe store rm {damaged.path.name}" in text
     assert "optpipe bench digits" in text
     assert text_of(render_stored(StoreListing("w", (), (), ()))).startswith("nothing stored yet")
 
@@ -63,14 +63,14 @@ def test_a_run_is_shown_and_removed_by_its_name(store):
     assert "made" in text_of(render_run(describe_run(run)))
     assert remove_stored(store, run.name, with_dependents=False).removed == (run.name,)
     assert not run.exists()
-    with pytest.raises(BadInputError, match="optpipe ls"):
+    with pytest.raises(BadInputError, match="optpipe store ls"):
         remove_stored(store, run.name, with_dependents=False)
 
 
 def test_a_changed_run_is_not_shown_as_if_it_were_whole(store):
     run = run_in(store)
     (run / "samples").write_text("abd")
-    with pytest.raises(BadInputError, match=f"optpipe rm {run.name}"):
+    with pytest.raises(BadInputError, match=f"optpipe store rm {run.name}"):
         describe_run(run)
 
 

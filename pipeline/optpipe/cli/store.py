@@ -1,15 +1,17 @@
-"""`optpipe ls`, `show`, `rm` and `gc`: what is stored."""
+"""`optpipe store`: what a workspace holds."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
-from optpipe.cli.outcome import Outcome
 
 IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="ID or name from `optpipe ls`, or a unique prefix.", show_default=False)
+    str,
+    typer.Argument(metavar="ID", help="ID or name from `optpipe store ls`, or a unique prefix.", show_default=False),
 ]
 
 
@@ -94,3 +96,25 @@ def gc(
         dry_run = not typer.confirm(f"Remove these {len(planned.removed)} entries?", err=True)
     removal = planned if dry_run else collect_garbage(store, dry_run=False)
     return Outcome(removal, lambda: render_removed(removal))
+
+
+def merge(
+    sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Workspaces to merge into --workspace.")],
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
+) -> Outcome:
+    """Merge workspaces: the union by hash.
+
+    Nothing is overwritten: what differs under one name is kept in both versions and reported. The order does not matter.
+    """
+    from dataclasses import replace
+
+    from optpipe.cli.terminal import Terminal
+    from optpipe.report.terminal_sweep import render_merge
+    from optpipe.sweep.merge import merge_workspaces
+    from optpipe.workspace.store import Store
+
+    with Terminal() as terminal:
+        record = merge_workspaces(sources, Store(workspace), terminal)
+    record = replace(record, warnings=tuple(terminal.warnings))
+    return Outcome(record, lambda: render_merge(record), record.status)

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from statistics import mean, stdev
 
+from optpipe.core.files import Files
 from optpipe.core.measurement import Measurement, read_measurements
 from optpipe.core.records import plain_from_record
 from optpipe.measure.groups import ProcessGroup, describe_tries, group_processes, summarize_group
@@ -57,7 +58,7 @@ def main() -> int:
         tries = [
             RecordedMeasurement(one, run.run_id, run.manifest.environment)
             for run in runs
-            for one in read_measurements(run.path)
+            for one in read_measurements(Files(run.path))
         ]
     (group,) = group_processes(tries)
     document = describe(group) | {"seconds": time.perf_counter() - begun}

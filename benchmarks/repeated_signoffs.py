@@ -30,6 +30,7 @@ from statistics import mean
 
 from signoff_time import PLACE, POLICY
 
+from optpipe.core.files import Files
 from optpipe.core.measurement import Measurement, read_measurements
 
 PROCESSES = 5
@@ -107,7 +108,7 @@ def repeat(folder: Path, given: argparse.Namespace) -> dict:
 def measure(workspace: Path, load: tuple[object, ...]) -> Measurement:
     """One process."""
     run = optpipe("bench", "digits", *PLACE, *load, "--workspace", workspace)
-    return read_measurements(Path(run["run_dir"]))[0]
+    return read_measurements(Files(Path(run["run_dir"])))[0]
 
 
 def sign_off(stored: Path, load: tuple[object, ...], given: argparse.Namespace) -> "Trial":

@@ -77,7 +77,7 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
     run = load_run(Path(document["run_dir"]))
     assert run.find_problems() == []
     assert "bench digits --backend onnxruntime" in run.manifest.command
-    stored = read_measurements(run.path)
+    stored = read_measurements(run.files)
     for row, measurement in zip(rows, stored, strict=True):
         samples = pl.read_parquet(run.path / row["samples_file"])
         assert dict(SAMPLE_COLUMNS) == {name: str(kind) for name, kind in samples.schema.items()}
@@ -332,7 +332,7 @@ def test_ctrl_c_keeps_what_was_measured(workspace):
     assert "Traceback" not in errors
     run = next(run for run in list_runs(workspace, "bench") if run.run_id not in known)
     assert run.interrupted
-    row = read_measurements(run.path)[0]
+    row = read_measurements(run.files)[0]
     assert row.interrupted
     assert row.samples > 0
     assert "interrupted" in {reason.code for reason in row.reasons}
@@ -372,7 +372,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     run = load_run(Path(outcome.document.run_dir))
     assert run.interrupted
     assert run.find_problems() == []
-    first, second = read_measurements(run.path)
+    first, second = read_measurements(run.files)
     assert (first.interrupted, second.interrupted) == (False, True)
     assert first.samples > 0
     assert (second.samples > 0) is after

@@ -18,6 +18,7 @@ from optpipe.core.bench_record import PairMetric
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.events import SilentListener
+from optpipe.core.files import Files
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     SAMPLE_COLUMNS,
@@ -281,7 +282,7 @@ def write_drawn(run, found, drawn):
         (run.path / path).write_bytes(content)
     key = drawn, json_from_record(found)
     if key not in RECOMPUTED:
-        RECOMPUTED[key] = recompute_measurement(found, run.path)
+        RECOMPUTED[key] = recompute_measurement(found, Files(run.path))
     return RECOMPUTED[key]
 
 

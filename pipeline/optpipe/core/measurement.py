@@ -17,11 +17,11 @@ of one run lie on one axis. Every statistic of a `Measurement` can be recomputed
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
-from optpipe.core.records import read_record
+from optpipe.core.files import Files
+from optpipe.core.records import record_from_files
 
 MEASUREMENTS_FILE = "measurements.json"
 MEASUREMENTS_SCHEMA = "optpipe.measurements"
@@ -332,16 +332,15 @@ class _Header:
     schema_version: int = 0
 
 
-def read_measurements(folder: Path) -> tuple[Measurement, ...]:
-    """The measurements of the run in `folder`. Raises BadInputError where they are missing or of another form or version."""
-    path = folder / MEASUREMENTS_FILE
-    found = read_record(path, _Header)
+def read_measurements(files: Files) -> tuple[Measurement, ...]:
+    """The measurements of a run. Raises BadInputError where they are missing or of another form or version."""
+    path, found = files.folder / MEASUREMENTS_FILE, record_from_files(files, MEASUREMENTS_FILE, _Header)
     if (found.schema, found.schema_version) != (MEASUREMENTS_SCHEMA, MEASUREMENTS_SCHEMA_VERSION):
         raise BadInputError(
             f"{path}: measurements of schema {found.schema!r} version {found.schema_version}; this version of optpipe reads "
             f"{MEASUREMENTS_SCHEMA!r} version {MEASUREMENTS_SCHEMA_VERSION}: measure again with optpipe bench"
         )
-    return read_record(path, MeasurementsRecord).measurements
+    return record_from_files(files, MEASUREMENTS_FILE, MeasurementsRecord).measurements
 
 
 def list_load_options(load: LoadSpec) -> Iterator[str]:

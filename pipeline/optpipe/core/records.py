@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 
 T = TypeVar("T")
 
@@ -37,6 +38,11 @@ def read_record(path: Path, kind: type[T]) -> T:
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from error
     return record_from_json(content, kind, path)
+
+
+def record_from_files(files: Files, name: str, kind: type[T]) -> T:
+    """The record of type `kind` in the JSON file `name`. Raises BadInputError likewise."""
+    return record_from_json(files.read(name), kind, files.folder / name)
 
 
 def json_from_record(record: object) -> bytes:

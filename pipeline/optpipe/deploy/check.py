@@ -7,6 +7,7 @@ from pathlib import Path
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.files import Files
 from optpipe.core.records import read_record
 from optpipe.core.transform import Transform
 from optpipe.deploy.passport import find_passport_differences
@@ -45,7 +46,7 @@ def check_deployment(folder: Path) -> CheckedDeployment:
     if not (folder / DEPLOYMENT).is_file():
         problem = f"is not a deployment: {DEPLOYMENT} is missing" if folder.exists() else "does not exist"
         raise BadInputError(f"{folder} {problem}; write one with optpipe deploy DOSSIER --to triton --output DIR")
-    if problems := find_seal_problems(folder):
+    if problems := find_seal_problems(Files(folder)):
         _refuse(folder, problems)
     record = read_record(folder / DEPLOYMENT, DeploymentRecord)
     passport = read_record(folder / PASSPORT, Passport)

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.core.card import Task
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.errors import BadInputError, escape, first_line
 from optpipe.core.observation import RANDOM_WEIGHTS, Observation
-from optpipe.core.records import plain_from_record, read_record
+from optpipe.core.records import plain_from_record, record_from_files
 from optpipe.evaluate.result import Accuracy, Agreement, Evaluation, TaskScores
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
@@ -74,15 +73,15 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
 
 def read_evaluation(run: Run) -> Evaluation:
     """The record of an evaluation run. Raises BadInputError where it is missing or of another form."""
-    return read_record(run.path / EVALUATION, Evaluation)
+    return record_from_files(run.files, EVALUATION, Evaluation)
 
 
 def find_evaluation_disagreements(run: Run) -> Iterator[str]:
     """Where `evaluate.json` differs from what the predictions give, one line each."""
-    if not (run.path / PREDICTIONS).is_file():
+    if not run.files.has(PREDICTIONS):
         return
     stored = read_evaluation(run)
-    task, frame, dataset = _find_task(stored), _table(run.path / PREDICTIONS), stored.dataset
+    task, frame, dataset = _find_task(stored), _read_table(run), stored.dataset
     truths, source = _read_truths(frame, task), _read_predictions(frame, task, "source")
     assert source is not None
     for row in stored.results:
@@ -107,7 +106,7 @@ def find_evaluation_disagreements(run: Run) -> Iterator[str]:
 
 def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dict[str, Observation]:
     """The figures of one artifact's predictions in an evaluation run; none where it has none there."""
-    evaluated, frame = read_evaluation(run), _table(run.path / PREDICTIONS)
+    evaluated, frame = read_evaluation(run), _read_table(run)
     task = _find_task(evaluated)
     found, source = (_read_predictions(frame, task, str(name)) for name in (artifact, "source"))
     if found is None or source is None:
@@ -136,10 +135,10 @@ def _read_predictions(frame: "pl.DataFrame", task: TaskContract, name: str) -> V
     return frame[column].to_list() if column in frame.columns else None
 
 
-def _table(path: Path) -> "pl.DataFrame":
+def _read_table(run: Run) -> "pl.DataFrame":
     import polars as pl
 
     try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise BadInputError(f"cannot read {path}: {first_line(error)}") from error
+        return pl.read_parquet(run.files.read(PREDICTIONS))
+    except pl.exceptions.PolarsError as error:
+        raise BadInputError(f"cannot read {run.path / PREDICTIONS}: {first_line(error)}") from error

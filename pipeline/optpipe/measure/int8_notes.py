@@ -99,7 +99,7 @@ def _speed_notes(
     build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str
 ) -> Iterator[Note]:
     """Against the wider types that the same runs measured, the newest of equal ones; that none did is a note too."""
-    found = (one for run in runs if run.kind == "bench" for one in read_measurements(run.path))
+    found = (one for run in runs if run.kind == "bench" for one in read_measurements(run.files))
     wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS[build.precision]]
     newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc)}
     beside = list(newest.values())

@@ -55,7 +55,7 @@ def _find_measured_model(text: str, store: Store) -> str | None:
     runs = list_runs(store.workspace, "bench")
     if (Path(text) / MANIFEST).is_file() or any(run.run_id.startswith(text) for run in runs):
         return None
-    measured = {one.subject.model for run in runs for one in read_measurements(run.path)}
+    measured = {one.subject.model for run in runs for one in read_measurements(run.files)}
     named = {each.info.model for each in find_builds(text, store, any_content=True)} | {text}
     return next(iter(named & measured), None)
 

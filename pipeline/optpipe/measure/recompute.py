@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.files import Files
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
@@ -39,36 +39,35 @@ def measurements_from_run(
     """
     require_unchanged(run, whole=whole)
     wanted = None if only is None else set(only)
-    found = [one for one in read_measurements(run.path) if wanted is None or one.subject.artifact in wanted]
+    found = [one for one in read_measurements(run.files) if wanted is None or one.subject.artifact in wanted]
     return tuple(
         RecordedMeasurement(
-            (recompute_measurement if judged else recompute_latency)(one, run.path, confidence),
+            (recompute_measurement if judged else recompute_latency)(one, run.files, confidence),
             run.run_id,
             run.manifest.environment,
-            _read_clock(one, run.path),
+            _read_clock(one, run.files),
         )
         for one in found
-        if whole or one.samples_file is None or (run.path / one.samples_file).is_file()
+        if whole or one.samples_file is None or run.files.has(one.samples_file)
     )
 
 
-def _read_clock(found: Measurement, folder: Path) -> float | None:
+def _read_clock(found: Measurement, files: Files) -> float | None:
     """Median clock of the GPU during a measurement, in MHz; None without a GPU."""
     import polars as pl
 
-    path = None if found.machine_file is None else folder / found.machine_file
-    if path is None or not path.is_file():
+    if found.machine_file is None or not files.has(found.machine_file):
         return None
-    clock = pl.read_parquet(path, columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
+    clock = pl.read_parquet(files.read(found.machine_file), columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
     return None if clock is None else float(clock)  # type: ignore[arg-type]
 
 
-def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.95) -> Measurement:
+def recompute_latency(stored: Measurement, files: Files, confidence: float = 0.95) -> Measurement:
     """`stored` with its latency and throughput computed from its Parquet file."""
     from optpipe.measure.figures import compute_tokens_per_s, estimate_throughput
     from optpipe.stats.percentiles import PERCENTS, summary_from_ns
 
-    frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file)
+    frame = None if stored.samples_file is None else read_samples(files, stored.samples_file)
     if frame is None or frame.height == 0:
         return _clear_figures(stored)
     throughput = estimate_throughput(frame, stored.load.scenario, confidence)
@@ -83,15 +82,15 @@ def recompute_latency(stored: Measurement, folder: Path, confidence: float = 0.9
 
 
 def recompute_measurement(
-    stored: Measurement, folder: Path, confidence: float = 0.95, highest: float = 99.9
+    stored: Measurement, files: Files, confidence: float = 0.95, highest: float = 99.9
 ) -> Measurement:
     """`stored` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
     from optpipe.measure.figures import recompute_from_samples
 
-    frame = None if stored.samples_file is None else read_samples(folder / stored.samples_file, tuple(SAMPLE_COLUMNS))
+    frame = None if stored.samples_file is None else read_samples(files, stored.samples_file, tuple(SAMPLE_COLUMNS))
     if frame is None or frame.height == 0:
         return _clear_figures(stored)
-    machine = _read_machine_rows(None if stored.machine_file is None else folder / stored.machine_file)
+    machine = _read_machine_rows(files, stored.machine_file)
     return recompute_from_samples(stored, frame, machine, highest=highest, confidence=confidence)
 
 
@@ -99,47 +98,47 @@ def _clear_figures(stored: Measurement) -> Measurement:
     return replace(stored, latency_ns=None, throughput_images_per_s=None, throughput_tokens_per_s=None, samples=0)
 
 
-def _read_machine_rows(path: Path | None) -> "pl.DataFrame":
+def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":
     import polars as pl
 
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
-    if path is None:
+    if name is None:
         return pl.DataFrame(schema=schema)
     try:
-        return pl.read_parquet(path, columns=list(schema)).cast(schema)  # type: ignore[arg-type]
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInputError(f"cannot read machine data in {path}: {first_line(error)}") from error
+        return pl.read_parquet(files.read(name), columns=list(schema)).cast(schema)  # type: ignore[arg-type]
+    except pl.exceptions.PolarsError as error:
+        raise BadInputError(f"cannot read machine data in {files.folder / name}: {first_line(error)}") from error
 
 
-def read_samples(path: Path, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
-    """The measured queries of one Parquet file, in the order of their end; `columns` of them."""
+def read_samples(files: Files, name: str, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
+    """The measured queries in the Parquet file `name`, in the order of their end; `columns` of them."""
     import polars as pl
 
     try:
-        lazy = pl.scan_parquet(path)
+        lazy = pl.scan_parquet(files.read(name))
         present = lazy.collect_schema()
         absent = [name for name in columns if name not in present]
         if absent:
-            raise BadInputError(f"{path} is not a raw sample file: missing columns {', '.join(absent)}")
+            raise BadInputError(f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}")
         measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)
         return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInputError(f"cannot read raw samples in {path}: {first_line(error)}") from error
+    except pl.exceptions.PolarsError as error:
+        raise BadInputError(f"cannot read raw samples in {files.folder / name}: {first_line(error)}") from error
 
 
 def find_bench_disagreements(run: Run) -> Iterator[str]:
     """Where `measurements.json` differs from what the raw samples give, one line each."""
-    for stored in read_measurements(run.path):
-        if stored.samples_file is not None and (run.path / stored.samples_file).is_file():
-            again = recompute_requested(stored, run.path)
+    for stored in read_measurements(run.files):
+        if stored.samples_file is not None and run.files.has(stored.samples_file):
+            again = recompute_requested(stored, run.files)
             same_rules = stored.limits.get(RULES_REVISION) == LIMITS[RULES_REVISION]
             said, found = (_plain(each, same_rules=same_rules) for each in (stored, again))
             yield from find_disagreements(said, found, f"{MEASUREMENTS_FILE}: {stored.id}")
 
 
-def recompute_requested(stored: Measurement, folder: Path) -> Measurement:
+def recompute_requested(stored: Measurement, files: Files) -> Measurement:
     """`stored` computed anew with the confidence and the percentiles that were asked for."""
-    return recompute_measurement(stored, folder, *_read_requested_summary(stored))
+    return recompute_measurement(stored, files, *_read_requested_summary(stored))
 
 
 def _plain(found: Measurement, *, same_rules: bool) -> Any:
@@ -159,7 +158,7 @@ def _read_requested_summary(one: Measurement) -> tuple[float, float]:
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
     """Whether a bench run is of another file than the build's under the same id: its figures are not the build's."""
-    subjects = (one.subject for one in read_measurements(run.path))
+    subjects = (one.subject for one in read_measurements(run.files))
     return any(build.has_other_file(each.artifact, each.sha256) for each in subjects)
 
 

@@ -8,7 +8,7 @@ from optpipe.core.bench_record import PairedComparison
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.environment import Environment
 from optpipe.core.measurement import COMPARISON_FILE, read_measurements
-from optpipe.core.records import plain_from_record, read_record
+from optpipe.core.records import plain_from_record, record_from_files
 from optpipe.measure.interleave import comparison_from_measurements, decide_rounds, draw_names
 from optpipe.measure.measured import RecordedMeasurement
 from optpipe.measure.recompute import measurements_from_run, recompute_requested
@@ -34,7 +34,7 @@ def pairs_from_runs(
     for run in runs:
         if run.kind != "bench" or baseline is None or COMPARISON_FILE not in run.manifest.files:
             continue
-        record = read_record(run.path / COMPARISON_FILE, PairedComparison)
+        record = record_from_files(run.files, COMPARISON_FILE, PairedComparison)
         sides = {(baseline, contender): "ab", (contender, baseline): "ba"}
         order = sides.get((record.baseline_artifact, record.contender_artifact))
         if order is None:
@@ -49,17 +49,17 @@ def pairs_from_runs(
 
 def find_pair_disagreements(run: Run) -> Iterator[str]:
     """Where `comparison.json` differs from what the raw samples give, one line each."""
-    if COMPARISON_FILE not in run.manifest.files or not (run.path / COMPARISON_FILE).is_file():
+    if COMPARISON_FILE not in run.manifest.files or not run.files.has(COMPARISON_FILE):
         return
-    stored = read_record(run.path / COMPARISON_FILE, PairedComparison)
-    by_id = {one.id: one for one in read_measurements(run.path)}
+    stored = record_from_files(run.files, COMPARISON_FILE, PairedComparison)
+    by_id = {one.id: one for one in read_measurements(run.files)}
     names = list(islice(draw_names(stored.seed), 2 * len(stored.baseline_ns)))
     if not all(name in by_id for name in names):
         yield f"{COMPARISON_FILE}: measurements says {', '.join(stored.measurements)}, but its seed gives {', '.join(names)}"
         return
-    if not all((run.path / str(by_id[name].samples_file)).is_file() for name in names):
+    if not all(run.files.has(str(by_id[name].samples_file)) for name in names):
         return
-    measured = [recompute_requested(by_id[name], run.path) for name in names]
+    measured = [recompute_requested(by_id[name], run.files) for name in names]
     again = comparison_from_measurements(measured, stored.first_rounds, stored.metric, stored.seed)
     yield from find_disagreements(plain_from_record(stored), plain_from_record(again), COMPARISON_FILE)
     rounds = decide_rounds(measured, stored.first_rounds, stored.metric)

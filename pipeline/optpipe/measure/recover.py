@@ -4,6 +4,7 @@ from pathlib import Path
 
 from optpipe.core.bench_record import BenchRecord
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.measure.bench import record_from_run
 from optpipe.measure.measure import recover_unfinished, write_measurements
@@ -18,7 +19,7 @@ def recover_run(directory: Path) -> BenchRecord:
     if (directory / MANIFEST).exists() or not (directory / "samples").is_dir():
         what = "is already finished" if (directory / MANIFEST).exists() else "is not an interrupted bench run"
         raise BadInputError(f"{directory} {what}; specify a run folder without {MANIFEST}")
-    done = list(read_measurements(directory)) if (directory / MEASUREMENTS_FILE).exists() else []
+    done = list(read_measurements(Files(directory))) if (directory / MEASUREMENTS_FILE).exists() else []
     done += recover_unfinished(directory, done)
     if not done:
         raise BadInputError(f"{directory} was interrupted before anything was measured; delete it")

@@ -51,7 +51,7 @@ def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> 
         RawFile(_make_relative(run.path / path, root), file.sha256, file.size_bytes)
         for run in runs
         for path, file in run.manifest.files.items()
-        if name in (None, path) and (run.path / path).is_file()
+        if name in (None, path) and run.files.has(path)
     )
 
 
@@ -77,7 +77,7 @@ def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root
     import numpy as np
 
     name = str(one.measurement.samples_file)
-    frame = read_samples(run.path / name)
+    frame = read_samples(run.files, name)
     ordered = np.sort((frame["end_ns"] - frame["scheduled_ns"]).to_numpy()) / 1e6
     count = len(ordered)
     at = np.unique(
@@ -95,9 +95,9 @@ def _read_machine_traces(
     frames = []
     for label, one in chosen.items():
         name = one.measurement.machine_file
-        if name and (folders[one.run].path / name).is_file():
+        if name and folders[one.run].files.has(name):
             files = list_raw_files((folders[one.run],), root, name)
-            frames.append((label, pl.read_parquet(folders[one.run].path / name), files))
+            frames.append((label, pl.read_parquet(folders[one.run].files.read(name)), files))
     traces = []
     for column, title in QUANTITIES:
         curves = []

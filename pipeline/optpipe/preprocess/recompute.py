@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
-from optpipe.core.records import plain_from_record, read_record
+from optpipe.core.records import plain_from_record, record_from_files
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.parity.predictions import find_stored_task, observe_prediction_agreement
-from optpipe.preprocess.parity.proof import proof_from_rows, row_errors_from_table, rows_from_file
+from optpipe.preprocess.parity.proof import proof_from_rows, read_rows, row_errors_from_table
 from optpipe.preprocess.parity.records import Proof
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
     """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in newest_runs(runs, "preprocess"):
-        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
         if is_proof_for(record, build):
             return _observe_parity(run, record, confidence)
     return {}
@@ -37,7 +37,7 @@ def is_proof_for(record: PreprocessRecord, build: JudgedBuild) -> bool:
 
 
 def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> dict[str, Observation]:
-    rows = rows_from_file(run.path / ROWS)
+    rows = read_rows(run.files)
     proof, refused = recompute_proof(rows, record), len(record.parity.refused)
     remedy = "convert or remove them, then verify parity again"
     blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
@@ -72,9 +72,9 @@ def _explain_few(model: str) -> Blocker:
 
 def find_preprocessing_disagreements(run: Run) -> Iterator[str]:
     """Where `preprocess.json` differs from what the rows of the images give, one line each."""
-    if (run.path / ROWS).is_file():
-        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
-        rows = rows_from_file(run.path / ROWS)
+    if run.files.has(ROWS):
+        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
+        rows = read_rows(run.files)
         stored, again = plain_from_record(record.parity.proof), plain_from_record(recompute_proof(rows, record))
         yield from find_disagreements(stored, again, f"{PREPROCESSING}: parity")
         yield from find_disagreements(record.parity.images, rows.height, f"{PREPROCESSING}: parity: images")

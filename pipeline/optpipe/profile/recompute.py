@@ -6,7 +6,7 @@ from math import nan
 
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import Blocker, Observation
-from optpipe.core.records import plain_from_record, read_record
+from optpipe.core.records import plain_from_record, record_from_files
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
@@ -25,7 +25,7 @@ def suggest_profile(build: JudgedBuild) -> str:
 
 def read_profile(run: Run) -> ProfileRecord:
     """The stages of a profile run. Raises BadInputError where they cannot be read."""
-    return read_record(run.path / PROFILE, ProfileRecord)
+    return record_from_files(run.files, PROFILE, ProfileRecord)
 
 
 def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Observation | None:
@@ -92,11 +92,11 @@ def recompute_stage(run: Run, stage: StageProfile) -> TraceProfile | None:
     """A stage of `profile.json` from the tables of its trace; None where not all of them are there."""
     from optpipe.trace.findings.report import profile_from_trace
     from optpipe.trace.layers.roofline import graph_costs_from_roofline
-    from optpipe.trace.recording.files import trace_from_folder
+    from optpipe.trace.recording.files import trace_from_files
 
     mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
-    if not mine or not all((run.path / path).is_file() for path in mine):
+    if not mine or not all(run.files.has(path) for path in mine):
         return None
     roofline = stage.profile.roofline
     graph = graph_costs_from_roofline(roofline) if roofline else None
-    return profile_from_trace(trace_from_folder(run.path / stage.folder), stage.range, stage.facts, graph)
+    return profile_from_trace(trace_from_files(run.files.below(stage.folder)), stage.range, stage.facts, graph)

@@ -16,6 +16,7 @@ from optpipe import __version__
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
@@ -226,7 +227,7 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             shutil.copyfile(run.path / path, target / path)
-    if problems := find_changed_files(target, {path: run.manifest.files[path].sha256 for path in sorted(kept)}):
+    if problems := find_changed_files(Files(target), {path: run.manifest.files[path].sha256 for path in sorted(kept)}):
         raise BadInputError(f"run {run.run_id} changed while it was copied ({problems[0]}); sign off again")
     command = drop_folders(run.manifest.command)
     write_bytes(target / MANIFEST, json_from_record(replace(run.manifest, command=command)))
@@ -240,7 +241,7 @@ def _too_large(run: Run, path: str, size: int) -> bool:
 
 def _list_files_of_others(run: Run, judged: Set[str | None]) -> Iterator[list[str]]:
     """The raw files of each measurement of a build that is not in `judged`."""
-    for one in read_measurements(run.path):
+    for one in read_measurements(run.files):
         if one.subject.artifact not in judged:
             yield [name for name in (one.samples_file, one.machine_file) if name]
 
@@ -253,7 +254,7 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
     entries = {entry.id: entry for entry in store.list_entries()}
     files = {each.id: hash_engine(each) for each in store.list_entries(ArtifactInfo)}
     paths = folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
-    measured = [one.subject for path in paths for one in read_measurements(path.parent)]
+    measured = [one.subject for path in paths for one in read_measurements(Files(path.parent))]
     wanted |= {each.artifact for each in measured}
     wanted -= {each.artifact for each in measured if each.sha256 not in (None, files.get(each.artifact))}
     found: dict[str, Entry[Any]] = {}

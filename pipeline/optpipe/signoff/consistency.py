@@ -110,7 +110,7 @@ def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
     if run.run_id != run.path.name or not run.run_id.startswith(f"{run.kind}-"):
         yield f"{place}/{MANIFEST}: describes {run.kind} run {run.run_id}"
     if run.kind == "bench":
-        for one in read_measurements(run.path):
+        for one in read_measurements(run.files):
             yield from _check_subject(one.subject, builds, f"{place}/{MEASUREMENTS_FILE}: {one.id}")
     if run.kind == "evaluate":
         found = read_evaluation(run)
@@ -138,7 +138,7 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
 def describe_looser_limits(folder: Path, artifact: str) -> str:
     """By how much more than usual a VALID measurement of the artifact may have scattered or drifted; empty where by no more."""
     runs = (run for run in load_runs(folder / "runs") if run.kind == "bench")
-    limits = [one.limits for run in runs for one in read_measurements(run.path) if one.subject.artifact == artifact]
+    limits = [one.limits for run in runs for one in read_measurements(run.files) if one.subject.artifact == artifact]
     largest = {name: max((each.get(name, usual) for each in limits), default=usual) for name, usual in LIMITS.items()}
     looser = [name for name, usual in LIMITS.items() if name.startswith("max_") and largest[name] > usual]
     said = ", ".join(f"{name} {largest[name]:g} instead of {LIMITS[name]:g}" for name in looser)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from optpipe.core.disagreements import find_disagreements, list_read_errors
 from optpipe.core.errors import first_line
+from optpipe.core.files import Files
 from optpipe.core.records import plain_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.signoff.consistency import find_contradictions, list_unbacked
@@ -45,8 +46,8 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierC
 
     Raises BadInputError where `folder` is not a dossier.
     """
-    problems = find_seal_problems(folder)
-    signature = find_signature_problem(folder, allowed_signers)
+    problems = find_seal_problems(Files(folder))
+    signature = find_signature_problem(Files(folder), allowed_signers)
     problems += [signature] if signature else []
     as_sealed, verdict = not problems, None
     if as_sealed:

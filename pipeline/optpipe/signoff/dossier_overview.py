@@ -34,7 +34,7 @@ def overview_from_dossier(folder: Path) -> Overview:
     runs, earlier = split_runs(every, request.since)
     bench = [run for run in runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
-    stated = sum(len(read_measurements(run.path)) for run in bench)
+    stated = sum(len(read_measurements(run.files)) for run in bench)
     mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
     place = (
         max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else Environment()
@@ -52,7 +52,7 @@ def overview_from_dossier(folder: Path) -> Overview:
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(near), "excluded: from another machine"),
         (len(near) - len(here), "excluded: of another build or model that is called the same"),
-        (sum(len(read_measurements(run.path)) for run in earlier), "excluded: earlier than --since"),
+        (sum(len(read_measurements(run.files)) for run in earlier), "excluded: earlier than --since"),
     )
     said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
     return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, every)

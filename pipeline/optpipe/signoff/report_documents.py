@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.records import read_record
+from optpipe.core.records import record_from_files
 from optpipe.measure.report_data import list_raw_files
 from optpipe.preprocess.parity.records import WorstImage
 from optpipe.preprocess.records import PreprocessRecord
@@ -35,7 +35,7 @@ def collect_report_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
             )
             break
     for run in newest_runs(runs, "preprocess"):
-        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
         fields["pictures"] = tuple(_embed_images(run, record.parity.worst, root))
         break
     return fields
@@ -43,9 +43,8 @@ def collect_report_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
 
 def _embed_images(run: Run, worst: Sequence[WorstImage], root: Path) -> Iterator[ReportImage]:
     for each in worst[:MAX_IMAGES]:
-        path = run.path / each.file
-        if path.is_file():
-            data = base64.b64encode(path.read_bytes()).decode()
+        if run.files.has(each.file):
+            data = base64.b64encode(run.files.read(each.file)).decode()
             name = Path(each.image).name
             caption = f"{name}: the model's own, DALI's, and their difference (×{each.difference_times:.3g})"
             files = (*list_raw_files((run,), root, each.file), *list_raw_files((run,), root, ROWS))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
+from optpipe.core.files import Files
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import read_record
 from optpipe.sweep.ledger import JOBS, find_conflicts, is_as_written, read_jobs
@@ -71,7 +72,7 @@ class _Variant:
 
     def find_problem(self, path: Path | None = None) -> str | None:
         """The first file that is not as the manifest says."""
-        return next(iter(find_problems(path or self.path, self.files, "the manifest", (MANIFEST,))), None)
+        return next(iter(find_problems(Files(path or self.path), self.files, "the manifest", (MANIFEST,))), None)
 
 
 def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:

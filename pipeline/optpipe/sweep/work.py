@@ -130,7 +130,7 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
     """What was measured, by load; the length is the same in all of a run, and a cell need not name it."""
-    measured = [RecordedMeasurement(one, run.run_id, run.manifest.environment) for one in read_measurements(run.path)]
+    measured = [RecordedMeasurement(one, run.run_id, run.manifest.environment) for one in read_measurements(run.files)]
     return {
         replace(group.load, length=None).key: (summarize_group(group), group.newest.measurement.reasons)
         for group in group_processes(measured)

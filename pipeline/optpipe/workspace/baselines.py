@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.workspace.file_names import REQUEST
 from optpipe.workspace.runs import read_json, write_json
 from optpipe.workspace.seal import SUMS, find_seal_problems
@@ -23,7 +24,7 @@ def find_approved_baseline(workspace: Path, model: str) -> Path | None:
     folder = workspace / BASELINES / Path(model).name
     if not folder.is_dir():
         return None
-    problems = find_seal_problems(folder) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
+    problems = find_seal_problems(Files(folder)) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
     if problems:
         raise BadInputError(
             f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `optpipe signoff approve DOSSIER`"

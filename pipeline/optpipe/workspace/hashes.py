@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from optpipe.core.files import Files
 from optpipe.core.hashing import hash_file
 
 
@@ -28,19 +29,18 @@ def hash_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, FileH
     }
 
 
-def find_changed_files(folder: Path, hashes: Mapping[str, str]) -> list[str]:
+def find_changed_files(files: Files, hashes: Mapping[str, str]) -> list[str]:
     """`NAME: missing` or `NAME: changed` for every file whose SHA-256 is not as `hashes` has it."""
     found = []
     for name, sha256 in hashes.items():
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
+        if not files.has(name):
             found.append(f"{name}: missing")
-        elif hash_file(path) != sha256:
+        elif files.hash(name) != sha256:
             found.append(f"{name}: changed")
     return found
 
 
-def find_problems(folder: Path, hashes: Mapping[str, str], list_name: str, leave_out: Collection[str]) -> list[str]:
+def find_problems(files: Files, hashes: Mapping[str, str], list_name: str, leave_out: Collection[str]) -> list[str]:
     """What `find_changed_files` finds, and `NAME: not in LIST` for every file that is not listed; sorted."""
-    unlisted = [f"{name}: not in {list_name}" for name in list_files(folder, leave_out) if name not in hashes]
-    return sorted(find_changed_files(folder, hashes) + unlisted)
+    unlisted = [f"{name}: not in {list_name}" for name in list_files(files.folder, leave_out) if name not in hashes]
+    return sorted(find_changed_files(files, hashes) + unlisted)

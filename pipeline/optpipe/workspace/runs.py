@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.core.records import json_from_record, read_record
+from optpipe.core.files import Files
+from optpipe.core.records import json_from_record, read_record, record_from_files
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.hashes import FileHash, find_problems, hash_files
 from optpipe.workspace.manifest import get_command_line
@@ -111,8 +112,13 @@ class OpenRun:
 class Run:
     """A finished run."""
 
-    path: Path
+    files: Files
     manifest: RunManifest
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.files.folder
 
     @property
     def run_id(self) -> str:
@@ -132,7 +138,7 @@ class Run:
     def find_problems(self) -> list[str]:
         """What is no longer as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
         hashes = {name: file.sha256 for name, file in self.manifest.files.items()}
-        return find_problems(self.path, hashes, "the manifest", (MANIFEST,))
+        return find_problems(self.files, hashes, "the manifest", (MANIFEST,))
 
 
 def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
@@ -182,7 +188,7 @@ def finish_run(
         trained=trained,
     )
     write_bytes(run.path / MANIFEST, json_from_record(manifest))
-    return Run(run.path, manifest)
+    return Run(Files(run.path), manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,18 +198,24 @@ class _Version:
 
 
 def load_run(path: Path) -> Run:
-    """The finished run in `path`. Raises BadInputError where it is missing, cut off, or of another schema version."""
-    if not (path / MANIFEST).is_file():
+    """The finished run in `path`. Raises BadInputError as `run_from_files`."""
+    return run_from_files(Files(path))
+
+
+def run_from_files(files: Files) -> Run:
+    """The finished run in a folder. Raises BadInputError where it is missing, cut off, or of another schema version."""
+    path = files.folder
+    if not files.has(MANIFEST):
         problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
         raise BadInputError(f"run {path} {problem}; `optpipe store ls` lists stored runs")
-    version = read_record(path / MANIFEST, _Version)
+    version = record_from_files(files, MANIFEST, _Version)
     if version.schema != RUN_SCHEMA:
         raise BadInputError(f"{path / MANIFEST} is not a run manifest")
     if version.schema_version != RUN_SCHEMA_VERSION:
         raise BadInputError(
             f"{path} has schema version {version.schema_version}; this version of optpipe reads version {RUN_SCHEMA_VERSION}"
         )
-    return Run(path, read_record(path / MANIFEST, RunManifest))
+    return Run(files, record_from_files(files, MANIFEST, RunManifest))
 
 
 def list_runs(workspace: Path, kind: str | None = None) -> tuple[Run, ...]:

@@ -12,8 +12,10 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.files import Files
 from optpipe.workspace.hashes import find_problems, hash_files
 
 SUMS = "SHA256SUMS"
@@ -33,24 +35,25 @@ def seal_folder(folder: Path) -> str:
     return digest
 
 
-def find_seal_problems(folder: Path) -> list[str]:
-    """Everything in `folder` that is not as it was sealed, one line each; empty when it is intact.
+def find_seal_problems(files: Files) -> list[str]:
+    """Everything in a folder that is not as it was sealed, one line each; empty when it is intact.
 
-    Raises BadInputError where `folder` is not sealed at all.
+    Raises BadInputError where the folder is not sealed at all.
     """
-    if not (folder / SUMS).is_file():
+    folder = files.folder
+    if not files.has(SUMS):
         problem = f"is not a dossier: {SUMS} is missing" if folder.exists() else "does not exist"
         raise BadInputError(f"{folder} {problem}; create a dossier with optpipe signoff")
-    listed_bytes = (folder / SUMS).read_bytes()
+    listed_bytes = files.read(SUMS)
     listed = _parse_sums(listed_bytes)
     problems = _find_unsealable(folder)
-    if not (folder / SEAL).is_file():
+    if not files.has(SEAL):
         problems.append(f"{SEAL}: missing")
-    elif (folder / SEAL).read_bytes() != _format_seal(hashlib.sha256(listed_bytes).hexdigest()).encode():
+    elif files.read(SEAL) != _format_seal(hashlib.sha256(listed_bytes).hexdigest()).encode():
         problems.append(f"{SEAL}: does not match {SUMS}")
     if listed is None:
         return [f"{SUMS}: not a valid list of hashes", *problems]
-    problems += find_problems(folder, listed, SUMS, _OWN)
+    problems += find_problems(files, listed, SUMS, _OWN)
     if not problems and listed_bytes != _format_sums(dict(sorted(listed.items()))).encode():
         problems.append(f"{SUMS}: not in canonical form")
     return sorted(problems)
@@ -72,32 +75,32 @@ def sign_folder(folder: Path, key: Path) -> None:
         raise StageError(f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}")
 
 
-def find_signature_problem(folder: Path, allowed_signers: Path | None = None) -> str | None:
-    """What is wrong with the signature of `folder`, or None.
+def find_signature_problem(files: Files, allowed_signers: Path | None = None) -> str | None:
+    """What is wrong with the signature of a folder, or None.
 
     With `allowed_signers` (ssh-keygen's file of that name) the signer must be one of them; without, only the signature
     itself is checked. A folder without a signature has a problem only if `allowed_signers` asks for one.
     """
-    file = folder / SIGNATURE
-    if not file.is_file():
+    if not files.has(SIGNATURE):
         return f"{SIGNATURE}: missing, but a signature is required" if allowed_signers else None
-    armored = file.read_bytes()
+    armored = files.read(SIGNATURE)
     if _canonicalize_signature(armored) != armored:
         return f"{SIGNATURE}: not in the format that ssh-keygen writes"
-    listed = (folder / SUMS).read_bytes()
-    if allowed_signers is None:
-        result = _run_ssh_keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(file)], listed)
-        return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
-    if not allowed_signers.is_file():
+    if allowed_signers is not None and not allowed_signers.is_file():
         raise BadInputError(
             f"allowed-signers file {allowed_signers} does not exist; see the ssh-keygen manual page for its format"
         )
-    signers = ["-f", str(allowed_signers)]
-    who = _run_ssh_keygen(["-Y", "find-principals", "-s", str(file), *signers], b"")
-    if who.returncode != 0:
-        return f"{SIGNATURE}: signed with a key that is not in {allowed_signers.name}"
-    principal = _first_line(who.stdout)
-    result = _run_ssh_keygen(["-Y", "verify", "-n", NAMESPACE, "-s", str(file), "-I", principal, *signers], listed)
+    with NamedTemporaryFile() as copy:  # of what was read, which nobody can change in the meantime
+        copy.write(armored)
+        copy.flush()
+        check = ["-Y", "check-novalidate"]
+        if allowed_signers is not None:
+            signers = ["-f", str(allowed_signers)]
+            who = _run_ssh_keygen(["-Y", "find-principals", "-s", copy.name, *signers], b"")
+            if who.returncode != 0:
+                return f"{SIGNATURE}: signed with a key that is not in {allowed_signers.name}"
+            check = ["-Y", "verify", "-I", _first_line(who.stdout), *signers]
+        result = _run_ssh_keygen([*check, "-n", NAMESPACE, "-s", copy.name], files.read(SUMS))
     return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
 
 

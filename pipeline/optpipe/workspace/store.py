@@ -23,6 +23,7 @@ from typing_extensions import TypeVar
 
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
+from optpipe.core.files import Files
 from optpipe.core.hashing import hash_value
 from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
 from optpipe.workspace.environment import describe_environment
@@ -81,7 +82,7 @@ class Entry(Generic[Info]):
     def find_damage(self, only: str | None = None) -> str | None:
         """What is wrong with its files, or with `only` one; None where every byte is as it was stored."""
         hashes = {name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)}
-        return next(iter(find_changed_files(self.path, hashes)), None)
+        return next(iter(find_changed_files(Files(self.path), hashes)), None)
 
 
 @overload

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from optpipe.core import measurement as m
 from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
+from optpipe.core.files import Files
 from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
 
 SUMMARY = m.LatencySummary(
@@ -51,14 +52,14 @@ def write(folder, *measurements, **header):
 
 def test_json_keeps_everything(tmp_path):
     write(tmp_path, WHOLE, NOTHING)
-    assert m.read_measurements(tmp_path) == (WHOLE, NOTHING)
+    assert m.read_measurements(Files(tmp_path)) == (WHOLE, NOTHING)
     assert WHOLE.memory_bytes == 7
 
 
 def test_another_version_is_refused_by_number(tmp_path):
     write(tmp_path, schema_version=1)
     with pytest.raises(BadInputError, match=r"version 1; .* version 2: measure again"):
-        m.read_measurements(tmp_path)
+        m.read_measurements(Files(tmp_path))
 
 
 def test_a_maimed_measurement_is_refused():

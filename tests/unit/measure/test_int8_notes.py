@@ -63,7 +63,7 @@ def test_bench_marks_both(built) -> None:
     found = [
         one
         for entry, mean in ((slow, 20.0), (fast, 10.0))
-        for one in read_measurements(workspace.bench(entry, mean_ms=mean, processes=1).path)
+        for one in read_measurements(workspace.bench(entry, mean_ms=mean, processes=1).files)
     ]
     mine, other = add_int8_notes(found, [slow, fast], workspace.store)
     assert {"int8-not-faster", "int8-accuracy"} <= {reason.code for reason in mine.reasons}

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record
 from optpipe.measure.recompute import find_bench_disagreements
@@ -12,7 +13,7 @@ from optpipe.workspace.runs import MANIFEST, load_run
 def test_what_is_recovered_follows_from_its_raw_files(workspace):
     """A dossier that holds it could never be verified."""
     folder = workspace.bench(workspace.artifact("fp16"), processes=1, max_cv=0.01).path
-    (found,) = read_measurements(folder)
+    (found,) = read_measurements(Files(folder))
     for name in (MANIFEST, MEASUREMENTS_FILE):
         (folder / name).unlink()
     begun = replace(found, samples_file=None, machine_file=None, reasons=(), energy_why_not=None)

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.workspace.seal import (
     SEAL,
     SIGNATURE,
@@ -45,7 +46,9 @@ def sealed_and_signed(tmp_path_factory, key):
 
 
 def problems(folder):
-    return find_seal_problems(folder) or ([problem] if (problem := find_signature_problem(folder)) else [])
+    return find_seal_problems(Files(folder)) or (
+        [problem] if (problem := find_signature_problem(Files(folder))) else []
+    )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -85,7 +88,7 @@ def test_a_truncated_longer_missing_or_added_file_is_found(sealed_and_signed, tm
             (folder / "nothing").mkdir()
         else:
             continue
-        assert find_seal_problems(folder), change
+        assert find_seal_problems(Files(folder)), change
 
 
 def test_files_moved_about_or_lists_in_another_order_are_found(sealed_and_signed, tmp_path):
@@ -93,7 +96,7 @@ def test_files_moved_about_or_lists_in_another_order_are_found(sealed_and_signed
     shutil.copytree(sealed_and_signed, folder)
     lines = (folder / SUMS).read_text().splitlines(keepends=True)
     (folder / SUMS).write_text("".join(reversed(lines)))
-    assert find_seal_problems(folder)
+    assert find_seal_problems(Files(folder))
 
 
 def test_resealing_a_changed_folder_breaks_its_signature(sealed_and_signed, tmp_path, key):
@@ -101,22 +104,22 @@ def test_resealing_a_changed_folder_breaks_its_signature(sealed_and_signed, tmp_
     shutil.copytree(sealed_and_signed, folder)
     (folder / "verdict.json").write_text("{}")
     seal_folder(folder)
-    assert find_seal_problems(folder) == []
-    assert "ignature" in (find_signature_problem(folder) or "")
+    assert find_seal_problems(Files(folder)) == []
+    assert "ignature" in (find_signature_problem(Files(folder)) or "")
 
 
 def test_only_allowed_signers_are_accepted(sealed_and_signed, tmp_path, key):
     allowed = tmp_path / "allowed"
     allowed.write_text(f"release@example.org {key.with_suffix('.pub').read_text()}")
-    assert find_signature_problem(sealed_and_signed, allowed) is None
+    assert find_signature_problem(Files(sealed_and_signed), allowed) is None
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     allowed.write_text(f"release@example.org {(tmp_path / 'other.pub').read_text()}")
-    assert "is not in" in (find_signature_problem(sealed_and_signed, allowed) or "")
+    assert "is not in" in (find_signature_problem(Files(sealed_and_signed), allowed) or "")
     unsigned = tmp_path / "unsigned"
     shutil.copytree(sealed_and_signed, unsigned)
     (unsigned / SIGNATURE).unlink()
-    assert find_signature_problem(unsigned) is None
-    assert "missing" in (find_signature_problem(unsigned, allowed) or "")
+    assert find_signature_problem(Files(unsigned)) is None
+    assert "missing" in (find_signature_problem(Files(unsigned), allowed) or "")
 
 
 def test_coreutils_can_check_it_too(sealed_and_signed):
@@ -126,8 +129,8 @@ def test_coreutils_can_check_it_too(sealed_and_signed):
 
 def test_what_is_no_dossier_says_what_to_do(tmp_path):
     with pytest.raises(BadInputError, match="optpipe signoff"):
-        find_seal_problems(tmp_path)
+        find_seal_problems(Files(tmp_path))
     with pytest.raises(BadInputError, match="does not exist"):
-        find_seal_problems(tmp_path / "none")
+        find_seal_problems(Files(tmp_path / "none"))
     with pytest.raises(BadInputError, match="ssh-keygen -t ed25519"):
         sign_folder(tmp_path, tmp_path / "no-key")

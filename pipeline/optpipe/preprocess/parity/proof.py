@@ -4,14 +4,15 @@
 for a classifier `reference_class`, `dali_class` and, where labels are known, `class`; for other tasks those of `predictions`.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.files import Files
 from optpipe.preprocess.parity.judge import compute_agreement, judge_parity
 from optpipe.preprocess.parity.predictions import compare_predictions
 from optpipe.preprocess.parity.records import Accuracy, Proof
 from optpipe.stats.agreement import compute_row_errors, find_best_classes, pool_errors
+from optpipe.workspace.file_names import ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,16 +72,16 @@ def _list_sums(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
     return {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
 
 
-def rows_from_file(path: Path) -> "pl.DataFrame":
+def read_rows(files: Files) -> "pl.DataFrame":
     """The rows of a proof. Raises BadInputError where they are not there or are those of an earlier version."""
     import polars as pl
 
     try:
-        rows = pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise BadInputError(f"cannot read the parity results in {path}: {first_line(error)}") from error
+        rows = pl.read_parquet(files.read(ROWS))
+    except pl.exceptions.PolarsError as error:
+        raise BadInputError(f"cannot read the parity results in {files.folder / ROWS}: {first_line(error)}") from error
     if "difference_square" not in rows.columns:
         raise BadInputError(
-            f"{path} was written by an earlier version and has no per-image output errors; run optpipe preprocess again"
+            f"{files.folder / ROWS} was written by an earlier version and has no per-image output errors; run optpipe preprocess again"
         )
     return rows

@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 import polars as pl
 
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.core.records import json_from_record, read_record
+from optpipe.core.files import Files
+from optpipe.core.records import json_from_record, record_from_files
 from optpipe.trace.recording.frames import SCHEMAS, Trace, TraceHeader, trace_from_frames
 from optpipe.trace.recording.importer import sqlite_from_recording
 from optpipe.trace.recording.read import trace_from_sqlite
@@ -80,13 +81,20 @@ def trace_from_folder(directory: Path) -> Trace:
         inner = sorted(path.parent.name for path in directory.glob(f"*/{TRACE_JSON}"))
         hint = f"; pass one of its stages: {', '.join(inner)}" if inner else ""
         raise BadInputError(f"{directory}: no trace found{hint or ' (no trace.json)'}")
-    header = read_record(directory / TRACE_JSON, TraceHeader)
+    return trace_from_files(Files(directory))
+
+
+def trace_from_files(files: Files) -> Trace:
+    """Reads what `write_trace` wrote. Raises BadInputError as `trace_from_folder`."""
+    header = record_from_files(files, TRACE_JSON, TraceHeader)
     try:
         frames = {
-            table: pl.read_parquet(path).select(pl.col(column).cast(dtype) for column, dtype in schema.items())
+            table: pl.read_parquet(files.read(name)).select(
+                pl.col(column).cast(dtype) for column, dtype in schema.items()
+            )
             for table, schema in SCHEMAS.items()
-            if (path := directory / TABLES / f"{table}.parquet").is_file()
+            if files.has(name := f"{TABLES}/{table}.parquet")
         }
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise BadInputError(f"{directory}: the trace is damaged ({type(error).__name__}: {error})") from error
+    except pl.exceptions.PolarsError as error:
+        raise BadInputError(f"{files.folder}: the trace is damaged ({type(error).__name__}: {error})") from error
     return trace_from_frames(header, frames)

@@ -1,0 +1,77 @@
+"""The files of a folder that somebody else may have written: opened inside it or not at all."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+
+from optpipe.core.errors import BadInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files below `root` whose paths begin with `prefix`."""
+
+    root: Path
+    prefix: str = ""
+    kept: dict[str, bytes] | None = None
+    """Contents by path below `root`, where each file is opened once; None where they are not kept."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder, for messages."""
+        return self.root / self.prefix
+
+    def below(self, name: str) -> "Files":
+        """The files of the folder `name`, with the same kept contents."""
+        return Files(self.root, f"{self.prefix}{name}/", self.kept)
+
+    def has(self, name: str) -> bool:
+        """Whether `name` is a regular file."""
+        path = self.folder / name
+        return f"{self.prefix}{name}" in (self.kept or ()) or (path.is_file() and not path.is_symlink())
+
+    def read(self, name: str) -> bytes:
+        """The content of the file `name`. Raises BadInputError where it is not a regular file inside the folder."""
+        path = f"{self.prefix}{name}"
+        if self.kept is not None and path in self.kept:
+            return self.kept[path]
+        with _open_inside(self.root, path) as file:
+            content = file.read()
+        if self.kept is not None:
+            self.kept[path] = content
+        return content
+
+    def hash(self, name: str) -> str:
+        """The SHA-256 of the file `name`, in hexadecimal. Raises BadInputError as `read`."""
+        if self.kept is not None:
+            return hashlib.sha256(self.read(name)).hexdigest()
+        with _open_inside(self.root, f"{self.prefix}{name}") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
+    """Opens each part of `name` from the folder before it, and follows no link."""
+    steps = PurePosixPath(name).parts
+    if not steps or PurePosixPath(name).is_absolute() or ".." in steps:
+        raise BadInputError(f"{root}: {name!r} is not the name of a file in it")
+    at = None
+    try:
+        at = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        for step in steps[:-1]:
+            outer, at = at, os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(outer)
+        with os.fdopen(os.open(steps[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadInputError(f"{root / name} is not a regular file")
+            yield file
+    except OSError as error:
+        raise BadInputError(f"cannot read {root / name}: {error.strerror}") from error
+    finally:
+        if at is not None:
+            os.close(at)

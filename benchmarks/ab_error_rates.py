@@ -16,10 +16,9 @@ from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.bench_record import PairMetric
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
-from optpipe.measure.interleave import run_interleaved
 from optpipe.measure.measure import measure_load
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.process import WorkerProcess
+from optpipe.measure.pair import run_interleaved
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.paired import compute_share_interval

@@ -21,8 +21,7 @@ import numpy as np
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.measurement import LoadSpec, Subject
 from optpipe.measure.measure import RunContext, measure_load
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.process import WorkerProcess
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import find_artifacts

@@ -35,11 +35,10 @@ from optpipe.core.measurement import (
 from optpipe.core.observation import Missing
 from optpipe.core.quantity import Dimension
 from optpipe.measure.figures import estimate_throughput
-from optpipe.measure.interleave import run_interleaved
-from optpipe.measure.measured import RecordedMeasurement
-from optpipe.measure.rate import find_highest_rate
-from optpipe.measure.slo import Slo
-from optpipe.measure.tune import tune_options
+from optpipe.measure.groups import RecordedMeasurement
+from optpipe.measure.pair import run_interleaved
+from optpipe.measure.race import tune_options
+from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
 from optpipe.measure.worker.plan import CacheProbe
@@ -50,17 +49,28 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.agreement import compute_snr_interval
-from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
-from optpipe.stats.means import count_processes_needed, mean_from_runs, mean_from_values, predict_next_upper_bound
-from optpipe.stats.multiple import reject_by_holm
+from optpipe.stats.means import (
+    count_processes_needed,
+    mean_from_runs,
+    mean_from_values,
+    predict_next_upper_bound,
+    reject_by_holm,
+)
 from optpipe.stats.paired import (
     compute_difference_interval,
     compute_difference_p_value,
+    compute_macro_f1,
+    compute_macro_f1_difference,
     compute_share_interval,
     compute_share_p_value,
 )
-from optpipe.stats.percentiles import count_samples_needed, plan_sample_count, summary_from_ns
-from optpipe.stats.queue import count_queries_needed, count_transient_queries
+from optpipe.stats.percentiles import (
+    count_queries_needed,
+    count_samples_needed,
+    count_transient_queries,
+    plan_sample_count,
+    summary_from_ns,
+)
 from optpipe.stats.stability import compute_variation_interval
 
 SUBJECT = Subject("a", "simulated", "fp32", "cpu")

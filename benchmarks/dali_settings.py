@@ -26,8 +26,10 @@ from optpipe.core.transform import (
 from optpipe.models.inputs.images import decode_image
 from optpipe.models.inputs.reference import iterate_steps
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, make_steps_pipeline
-from optpipe.preprocess.throughput.records import LoaderPlan, Throughput, ThroughputJob
-from optpipe.preprocess.throughput.throughput import (
+from optpipe.preprocess.throughput import (
+    LoaderPlan,
+    Throughput,
+    ThroughputJob,
     make_dali_job,
     make_loader_job,
     measure_throughputs,

@@ -19,8 +19,7 @@ from statistics import mean, stdev
 from optpipe.core.files import Files
 from optpipe.core.measurement import Measurement, read_measurements
 from optpipe.core.records import plain_from_record
-from optpipe.measure.groups import ProcessGroup, describe_tries, group_processes, summarize_group
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes, summarize_group
 from optpipe.report.markdown import render_table_lines
 from optpipe.workspace.runs import load_run
 

@@ -11,8 +11,7 @@ from time import perf_counter
 
 from optpipe.core.measurement import LoadSpec
 from optpipe.measure.measure import measure_load
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.process import WorkerProcess
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store

@@ -15,8 +15,8 @@ from optpipe.preprocess.parity.records import (
     WorstImage,
 )
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
-from optpipe.preprocess.throughput.records import BatchTimes, LoaderPlan, Throughput, ThroughputJob
-from optpipe.preprocess.throughput.tuning import TunedPreprocessing
+from optpipe.preprocess.throughput import BatchTimes, LoaderPlan, Throughput, ThroughputJob
+from optpipe.preprocess.tuning import TunedPreprocessing
 
 CPU = DaliPlan()
 

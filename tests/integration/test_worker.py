@@ -14,8 +14,7 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.measure.measure import RunContext, measure_load
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.process import WorkerProcess
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.measure.worker.rotation import MAX_ROTATED_BATCHES
 

@@ -9,8 +9,7 @@ import pytest
 
 from optpipe.core.measurement import LoadSpec, Subject
 from optpipe.measure.measure import RunContext, measure_load
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.process import WorkerProcess
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.plan import SessionPlan
 
 pytestmark = pytest.mark.slow
@@ -39,7 +38,7 @@ def is_running(pid):
 
 
 def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("optpipe.measure.pool.count_cores", lambda: 3)
+    monkeypatch.setattr("optpipe.measure.process.count_cores", lambda: 3)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 4)
         found = [measure(plan, pool, tmp_path, "m0")]
@@ -57,7 +56,7 @@ def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(pl
 
 
 def test_none_outlives_the_pool(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("optpipe.measure.pool.count_cores", lambda: 3)
+    monkeypatch.setattr("optpipe.measure.process.count_cores", lambda: 3)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 9)
         measure(plan, pool, tmp_path, "m0")
@@ -68,7 +67,7 @@ def test_none_outlives_the_pool(plan, tmp_path, monkeypatch):
 
 
 def test_one_that_dies_while_it_stands_by_is_a_failure_with_its_reason(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr("optpipe.measure.pool.count_cores", lambda: 2)
+    monkeypatch.setattr("optpipe.measure.process.count_cores", lambda: 2)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 3)
         measure(plan, pool, tmp_path, "m0")

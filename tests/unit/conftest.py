@@ -35,8 +35,8 @@ from optpipe.core.records import json_from_record
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
-from optpipe.measure.interleave import comparison_from_measurements, draw_names
 from optpipe.measure.measure import write_measurements
+from optpipe.measure.pair import comparison_from_measurements, draw_names
 from optpipe.measure.recompute import recompute_measurement
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.facts import hash_model

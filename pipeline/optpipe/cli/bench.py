@@ -115,7 +115,7 @@ def recover(
     json: JsonOption = False,
 ) -> Outcome:
     """Finish a killed bench run from the samples that it left."""
-    from optpipe.measure.recover import recover_run
+    from optpipe.measure.bench import recover_run
     from optpipe.report.terminal_bench import render_bench
 
     record = replace(recover_run(run_dir), exit_status=int(ExitStatus.DONE))

@@ -33,7 +33,7 @@ def bench_e2e(
     from optpipe.cli.parsing import options_from_text
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import require_existing
-    from optpipe.preprocess.end_to_end.end_to_end import EndToEndRequest, bench_end_to_end, choose_exit_status
+    from optpipe.preprocess.end_to_end import EndToEndRequest, bench_end_to_end, choose_exit_status
     from optpipe.report.terminal_end_to_end import render_end_to_end
     from optpipe.workspace.store import Store
 

@@ -13,10 +13,9 @@ from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import precisions_from_text
-from optpipe.measure.energy import ENERGY_SECONDS
+from optpipe.measure.figures import ENERGY_SECONDS
+from optpipe.measure.search import Slo, batch_sizes_from_text, slo_from_text
 from optpipe.measure.session_plan import BenchPlan
-from optpipe.measure.slo import Slo, slo_from_text
-from optpipe.measure.sweep import batch_sizes_from_text
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import StoredArtifact, explain_different_weights, find_artifacts, select_runnable

@@ -10,7 +10,7 @@ from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.comparison import Goal
 
 if TYPE_CHECKING:
-    from optpipe.measure.slo import Slo
+    from optpipe.measure.search import Slo
 
 
 def compare(
@@ -58,9 +58,9 @@ def compare(
 
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
-    from optpipe.measure.best import sort_by_goal
+    from optpipe.measure.compare import sort_by_goal
     from optpipe.measure.overview import compare_workspace
-    from optpipe.measure.slo import slo_from_text
+    from optpipe.measure.search import slo_from_text
     from optpipe.report.files import frame_from_comparison
     from optpipe.report.terminal_compare import render_comparison
     from optpipe.signoff.release import report_from_overview, write_reports

@@ -12,7 +12,7 @@ from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text
 from optpipe.core.weights import weights_from_text
-from optpipe.measure.sweep import batch_sizes_from_text
+from optpipe.measure.search import batch_sizes_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text

@@ -170,7 +170,7 @@ def _profile_model(
     from optpipe.cli.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.core.errors import ExitStatus
-    from optpipe.measure.sweep import batch_sizes_from_text
+    from optpipe.measure.search import batch_sizes_from_text
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.images import find_images

@@ -253,7 +253,7 @@ def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOpt
     from optpipe.cli.parsing import share_from_text
     from optpipe.core.choices import choices_from_text
     from optpipe.core.errors import BadInputError
-    from optpipe.measure.sweep import batch_sizes_from_text
+    from optpipe.measure.search import batch_sizes_from_text
     from optpipe.sweep.matrix import Matrix, matrix_from_file
 
     def words(text: str | None) -> list[str] | None:

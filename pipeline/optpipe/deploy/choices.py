@@ -13,7 +13,7 @@ from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.deploy.records import Choice
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import ProcessGroup, group_processes
-from optpipe.measure.sweep import MIN_SWEEP_GAIN
+from optpipe.measure.search import MIN_SWEEP_GAIN
 from optpipe.signoff.policy import Criterion
 
 NOT_MEASURED = "no VALID single-stream measurement"

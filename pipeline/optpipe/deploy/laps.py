@@ -15,10 +15,9 @@ from statistics import median
 from optpipe.core.bench_record import PairMetric, Ratio
 from optpipe.core.errors import StageError
 from optpipe.core.measurement import LoadSpec, Measurement, Subject
-from optpipe.measure.interleave import decide_round_count, judge_rounds, read_pair_figure
 from optpipe.measure.measure import RunContext, measure_load
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.process import WorkerProcess
+from optpipe.measure.pair import decide_round_count, judge_rounds, read_pair_figure
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.plan import SessionPlan
 
 LAPS = 12

@@ -27,9 +27,9 @@ from optpipe.deploy.outputs import list_output_changes, outputs_of_interpreter
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import ProcessGroup, group_processes
-from optpipe.measure.interleave import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read_pair_figure, require_enough_rounds
 from optpipe.measure.measure import RunContext
-from optpipe.measure.pool import WorkerPool
+from optpipe.measure.pair import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read_pair_figure, require_enough_rounds
+from optpipe.measure.process import WorkerPool
 from optpipe.measure.session_plan import BenchPlan, prepare_session
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact

@@ -17,7 +17,7 @@ from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.deploy.records import DossierReference
 from optpipe.evaluate.tasks.registry import find_task
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.recompute import list_artifact_measurements
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.facts import judged_build_from_entry

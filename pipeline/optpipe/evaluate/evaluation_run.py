@@ -26,7 +26,7 @@ from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.models.inputs.text_set import TextSet
 from optpipe.models.sources.resolve import format_source
-from optpipe.stats.bootstrap import FEWEST_SAMPLES
+from optpipe.stats.paired import FEWEST_SAMPLES
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
 from optpipe.workspace.manifest import drop_folder, get_command_line
 from optpipe.workspace.runs import finish_run, open_run, write_bytes

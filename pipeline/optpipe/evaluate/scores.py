@@ -5,8 +5,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optpipe.evaluate.result import Accuracy, Agreement, MovedPredictions
-from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
-from optpipe.stats.paired import compute_difference_interval, compute_mcnemar_p_value, compute_share_interval
+from optpipe.stats.paired import (
+    compute_difference_interval,
+    compute_macro_f1,
+    compute_macro_f1_difference,
+    compute_mcnemar_p_value,
+    compute_share_interval,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

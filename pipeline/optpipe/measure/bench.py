@@ -1,27 +1,273 @@
-"""Measures stored artifacts: batch sizes, scenarios, options, limits; writes one run folder."""
+"""Measures stored artifacts: batch sizes, scenarios, options, limits; writes one run folder, or finishes one that was cut off."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from secrets import randbits
+from typing import TYPE_CHECKING
 
 from optpipe.core.bench_record import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
 from optpipe.core.defaults import MAX_PROCESS_FACTOR
-from optpipe.core.errors import ExitStatus
+from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.events import Listener
+from optpipe.core.files import Files
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.measurement import Measurement
+from optpipe.core.measurement import MEASUREMENTS_FILE, LoadSpec, Measurement, Options, Scenario, read_measurements
 from optpipe.core.records import json_from_record
-from optpipe.measure.groups import count_more_processes, group_processes, summarize_group
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    count_more_processes,
+    group_processes,
+    merge_group,
+    summarize_group,
+)
 from optpipe.measure.int8_notes import add_int8_notes
-from optpipe.measure.limit import combine_limits
-from optpipe.measure.measure import recover_unfinished, write_measurements
-from optpipe.measure.measured import RecordedMeasurement
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.session_plan import BenchPlan, offer_recovery
-from optpipe.measure.slo import has_figures
-from optpipe.measure.subject import BenchState, BenchSubject
+from optpipe.measure.measure import RunContext, measure_load, recover_unfinished, write_measurements
+from optpipe.measure.process import PointResult, WorkerPool, WorkerProcess
+from optpipe.measure.race import (
+    FINAL_ROUNDS,
+    Tuning,
+    choose_tuning_sizes,
+    find_nearest_options,
+    record_from_tuning,
+    tune_options,
+)
+from optpipe.measure.search import (
+    Slo,
+    combine_limits,
+    find_highest_rate,
+    find_largest_inside,
+    has_figures,
+    judge_limit,
+    sweep_batch_sizes,
+)
+from optpipe.measure.session_plan import (
+    BenchPlan,
+    offer_recovery,
+    prepare_session,
+    subject_from_artifact,
+    warn_about_threads,
+)
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
-from optpipe.workspace.runs import Run, begin_run, finish_run, write_bytes
+from optpipe.stats.percentiles import count_samples_needed
+from optpipe.workspace.environment import count_cores
+from optpipe.workspace.runs import MANIFEST, OpenRun, Run, begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    from optpipe.measure.worker.plan import SessionPlan
+
+
+@dataclass
+class BenchState:
+    """The run being written."""
+
+    run: OpenRun
+    plan: BenchPlan
+    store: Store
+    listener: Listener
+    scratch: Path
+    """For inputs on disk."""
+    pool: WorkerPool
+    measurements: list[Measurement] = field(default_factory=list)
+    refusals: list[OptpipeError] = field(default_factory=list)
+    interrupted: bool = False
+    trials: int = 0
+    processes: int = 0
+    """Workers that were started."""
+
+
+class BenchSubject:
+    """One artifact, its inputs on disk, and the worker that holds it loaded for as long as options stay the same."""
+
+    def __init__(self, artifact: StoredArtifact, running: BenchState) -> None:
+        self.artifact, self.running = artifact, running
+        self.searched: list[Measurement] = []
+        self.best_rate: Measurement | None = None
+        self.points: list[tuple[LoadSpec, Options]] = []
+        """What every process measures."""
+        self.given = artifact.given(running.plan.options)
+        self.defaults = artifact.resolve_effective_options(running.plan.options)
+        if not running.plan.tune:  # which tries numbers of threads
+            warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
+        self.sessions: dict[int | None, tuple[SessionPlan, RunContext]] = {}
+        """By the length of their inputs."""
+        for length in running.plan.lengths or (None,):
+            scratch = running.scratch / artifact.entry.id / str(length)
+            session, frame = prepare_session(artifact, running.plan, running.store, scratch, running.run.path, length)
+            self.sessions[frame.length] = session, frame
+
+    def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
+        """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
+        running, plan = self.running, self.running.plan
+        options = dict.fromkeys(sizes, self.defaults)
+        first = next(iter(self.sessions))
+        if plan.tune:
+            tuning = self._tuned(choose_tuning_sizes(sizes), first)
+            tunings.append(record_from_tuning(self.artifact.entry.id, self.artifact.label, tuning))
+            if running.interrupted:  # what was not tried cannot lose
+                return
+            options = {size: dict(each) for size, each in tuning.chosen.items()}
+        with _Workers(self) as workers:
+            if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
+                self._search_rate(
+                    workers, replace(plan.load, batch_size=sizes[0], length=first), options[sizes[0]], plan.slo
+                )
+                return
+            for length in self.sessions:
+                self.searched += self._sweep(workers, sizes, options, length)
+        self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
+
+    def _sweep(
+        self, workers: "_Workers", sizes: Sequence[int], options: Mapping[int, Options], length: int | None
+    ) -> list[Measurement]:
+        plan = self.running.plan
+        if self.running.interrupted:
+            return []
+        return sweep_batch_sizes(
+            lambda size: self._one(
+                workers, replace(plan.load, batch_size=size, length=length), find_nearest_options(options, size)
+            ),
+            sizes,
+            plan.slo,
+            to_the_end=plan.to_the_end,
+        )
+
+    def expect(self, times: int) -> None:
+        """Lets workers stand by for that many repetitions; each takes one for every set of options and every length."""
+        changes = sum((a.length, one) != (b.length, other) for (a, one), (b, other) in pairwise(self.points))
+        self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
+
+    def repeat(self, *, second_stage: bool = False) -> None:
+        """Measures every point in a fresh process."""
+        with _Workers(self) as workers:
+            for load, options in self.points:
+                if not self.running.interrupted:
+                    self._one(workers, load, options, second_stage=second_stage)
+
+    def list_groups(self) -> list[ProcessGroup]:
+        """What all processes measured so far, by point."""
+        found = [
+            RecordedMeasurement(each, self.running.run.run_id)
+            for each in self.running.measurements
+            if each.subject.artifact == self.artifact.entry.id
+        ]
+        return group_processes(found)
+
+    def judge_limit(self, slo: Slo) -> ArtifactLimit:
+        """What all processes together say of the limit; of a rate, those at the one that was found."""
+        merged = {group.load.key: merge_group(group) for group in self.list_groups()}
+        found = [merged.get(each.load.key, each) for each in self.searched]
+        best = find_largest_inside(found, slo)
+        if self.best_rate is not None:
+            best = merged[self.best_rate.load.key]
+            best = best if slo.is_met_by(best) else None
+        elif self.running.plan.load.scenario is Scenario.SERVER:
+            best = None
+        return judge_limit(self.artifact.entry.id, self.artifact.label, slo, found, best)
+
+    def _search_rate(self, workers: "_Workers", load: LoadSpec, options: Options, slo: Slo) -> None:
+        quick = replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
+        first = self._one(workers, quick, options)
+        if first.latency_ns is None or first.interrupted:
+            return
+        self.searched, self.best_rate = find_highest_rate(
+            lambda rate: self._one(workers, replace(load, rate_per_s=rate), options), first.latency_ns.mean / 1e9, slo
+        )
+        self.points = [(self.best_rate.load, options)] if self.best_rate else []
+
+    def _tuned(self, sizes: Sequence[int], length: int | None) -> Tuning:
+        quick = replace(
+            self.running.plan.load, length=length,
+            scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=0.5, max_seconds=5.0,
+            warm_up_seconds=0.3, max_warm_up_seconds=3.0, cache_probes=2, output_checks=4,
+        )  # fmt: skip
+
+        def measured(options: Options) -> tuple[Measurement, ...]:
+            with _Workers(self) as workers:
+                return tuple(
+                    self._one(workers, replace(quick, batch_size=size), options, trial=True)
+                    for size in sizes
+                    if not self.running.interrupted
+                )
+
+        cpus = len(self.running.plan.affinity or ()) or count_cores()
+        self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # of a race's length nobody knows
+        return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
+
+    def _one(
+        self, workers: "_Workers", load: LoadSpec, options: Options, *, trial: bool = False, second_stage: bool = False
+    ) -> Measurement:
+        running = self.running
+        if trial:
+            running.trials += 1
+            name = f"t{running.trials:03}"
+        else:
+            name = f"m{len(running.measurements):03}"
+        subject = subject_from_artifact(self.artifact, options)
+        worker = workers.with_options(options, load.length)
+        kind = "tune " if trial else ""
+        text = f"{kind}{self.artifact.label} {load.size}" + (f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else "")
+        wanted, shown = count_samples_needed(load.percentile), 0
+        with running.listener.step(text, total=wanted) as step:
+
+            def progress(_point: object, count: int) -> None:
+                nonlocal shown
+                step.advance(max(0, min(count, wanted) - shown))
+                shown = max(shown, min(count, wanted))
+
+            worker.on_progress = progress
+            found, answer = measure_load(worker, subject, load, name, self.sessions[load.length][1])
+        found = replace(found, process=running.processes, second_stage=second_stage)
+        if not trial:
+            running.measurements.append(found)
+            write_measurements(running.run.path, running.measurements)
+        running.interrupted = running.interrupted or answer.interrupted
+        _keep_refusal(running, answer)
+        return found
+
+
+class _Workers:
+    """At most one worker at a time; another set of options, another length, or a dead one, means a fresh process."""
+
+    def __init__(self, subject: BenchSubject) -> None:
+        self._subject = subject
+        self._worker: WorkerProcess | None = None
+        self._loaded: tuple[Options, int | None] | None = None
+
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def with_options(self, options: Options, length: int | None) -> WorkerProcess:
+        """A worker that holds the artifact with these options, and inputs of this length."""
+        if self._worker is None or not self._worker.alive or (dict(options), length) != self._loaded:
+            self._close()
+            base, _ = self._subject.sessions[length]
+            plan = replace(base, arguments={**base.arguments, "options": dict(options)})
+            self._worker = WorkerProcess(plan, self._subject.running.pool, self._subject.artifact.label)
+            self._worker.__enter__()
+            self._subject.running.processes += 1
+            self._loaded = dict(options), length
+        return self._worker
+
+    def _close(self) -> None:
+        if self._worker is not None:
+            self._worker.__exit__(None, None, None)
+            self._worker = None
+
+
+def _keep_refusal(running: BenchState, answer: PointResult) -> None:
+    if answer.failure == "refused":
+        error = OptpipeError(answer.message)
+        error.exit_status = answer.status
+        running.refusals.append(error)
+
 
 TUNING_FILE = "tuning.json"
 
@@ -142,3 +388,22 @@ def record_from_run(
         tuning=tuning,
         interrupted=interrupted,
     )
+
+
+def recover_run(directory: Path) -> BenchRecord:
+    """Summarizes what the cut-off run in `directory` measured and finishes it, marked as interrupted.
+
+    Raises BadInputError for anything but the folder of a bench run that was cut off.
+    """
+    if (directory / MANIFEST).exists() or not (directory / "samples").is_dir():
+        what = "is already finished" if (directory / MANIFEST).exists() else "is not an interrupted bench run"
+        raise BadInputError(f"{directory} {what}; specify a run folder without {MANIFEST}")
+    done = list(read_measurements(Files(directory))) if (directory / MEASUREMENTS_FILE).exists() else []
+    done += recover_unfinished(directory, done)
+    if not done:
+        raise BadInputError(f"{directory} was interrupted before anything was measured; delete it")
+    write_measurements(directory, done)
+    started = done[0].started_utc
+    parents = list(dict.fromkeys(each.subject.artifact for each in done))
+    run = finish_run(OpenRun(directory, "bench", started), parents=parents, status="interrupted")
+    return record_from_run(run, tuple(done), interrupted=True)

@@ -7,15 +7,45 @@ figure of a build is the mean over processes with Student's t, processes nested 
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import log, sqrt
 
+from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Measurement, percent_from_name
 from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
-from optpipe.measure.energy import SENSOR_SHARE
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.figures import SENSOR_SHARE
 from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, scatter_from_processes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMeasurement:
+    """A measurement with the run it is from and the environment it was made in."""
+
+    measurement: Measurement
+    run: str
+    environment: Environment = field(default_factory=Environment)
+    clock_mhz: float | None = None
+    """Median clock of the GPU's multiprocessors while it was measured; None without one."""
+
+
+def find_environment_differences(one: Environment, other: Environment) -> list[str]:
+    """How two environments differ in what a timing depends on: GPU, driver, CPU; empty when they are the same."""
+    pairs = {name: (one.get_fact(name), other.get_fact(name)) for name in ("gpu", "driver", "cpu")}
+    return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
+
+
+CLOCK_TOLERANCE = 0.05
+"""Median clocks further apart than this make two timings incomparable."""
+
+
+def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasurement) -> str | None:
+    """Why the clocks of two measurements forbid comparing them, or None."""
+    first, second = one.clock_mhz, other.clock_mhz
+    if not first or not second or max(first, second) / min(first, second) <= 1 + CLOCK_TOLERANCE:
+        return None
+    return f"GPU clocks differ: {first:.0f} MHz and {second:.0f} MHz"
+
 
 OWN_SAMPLES = frozenset({"drift", "bimodal", "not-steady", "dispersion"})
 """Codes of what a process's own latencies alone show; all others have a cause outside them."""

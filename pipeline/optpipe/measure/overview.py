@@ -11,10 +11,10 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import read_measurements
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.int8_notes import check_int8_accuracy, find_int8_causes
-from optpipe.measure.measured import RecordedMeasurement
 from optpipe.measure.recompute import list_artifact_measurements, measurements_from_run
-from optpipe.measure.slo import Slo
+from optpipe.measure.search import Slo
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.workspace.baselines import find_approved_baseline

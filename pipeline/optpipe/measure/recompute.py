@@ -17,7 +17,7 @@ from optpipe.core.measurement import (
     read_measurements,
 )
 from optpipe.core.records import plain_from_record
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.validity import LIMITS, RULES_REVISION
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.workspace.runs import Run, require_unchanged

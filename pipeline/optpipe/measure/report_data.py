@@ -7,7 +7,7 @@ from typing import Any
 
 from optpipe import __version__
 from optpipe.core.comparison import Comparison
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.recompute import read_samples
 from optpipe.report.report import Curve, MachineTrace, RawFile, Report
 from optpipe.workspace.runs import Run

@@ -15,7 +15,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Options, Subject
 from optpipe.core.precision import Precision
 from optpipe.measure.measure import RunContext
-from optpipe.measure.slo import Slo
+from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.engine import hash_engine
@@ -84,7 +84,7 @@ def prepare_session(
     pool = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
     caveats = () if info.weights.trained else ("random-weights",)
     session = SessionPlan(
-        loader="optpipe.measure.worker.loading:session_from_store",
+        loader="optpipe.measure.worker.plan:session_from_store",
         arguments={"workspace": str(store.workspace), "entry": artifact.entry.path.name, "options": {}},
         inputs=save_pool(scratch, "input", pool),
         reference=save_pool(scratch, "reference", expected),

@@ -27,8 +27,8 @@ from optpipe.preprocess.parity.predictions import PredictionDecoder, open_predic
 from optpipe.preprocess.parity.records import RefusedImage
 from optpipe.preprocess.parity.side_by_side import save_side_by_side
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
-from optpipe.preprocess.throughput.throughput import warm_page_cache, warn_about_other_load
-from optpipe.preprocess.throughput.tuning import TunedPreprocessing, TuningSearch, tune_preprocessing
+from optpipe.preprocess.throughput import warm_page_cache, warn_about_other_load
+from optpipe.preprocess.tuning import TunedPreprocessing, TuningSearch, tune_preprocessing
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.runs import finish_run, open_run, write_bytes, write_parquet

@@ -8,7 +8,7 @@ from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity.records import ParityRecord, RefusedImage
-from optpipe.preprocess.throughput.records import TuningRecord
+from optpipe.preprocess.throughput import TuningRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from optpipe.report.records import VERDICT_STYLES, format_rate_interval
 from optpipe.report.tables import make_table
 
 if TYPE_CHECKING:
-    from optpipe.preprocess.end_to_end.records import EndToEndFigures, EndToEndRecord, EndToEndResult
+    from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
 
 _COLUMNS = (
     "batch",

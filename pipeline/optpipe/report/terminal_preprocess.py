@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from optpipe.preprocess.parity.records import EdgeCaseFile, ParityRecord, Proof
     from optpipe.preprocess.records import PreprocessRecord
-    from optpipe.preprocess.throughput.records import ThroughputRecord, TuningRecord
+    from optpipe.preprocess.throughput import ThroughputRecord, TuningRecord
 
 
 def render_preprocess(record: "PreprocessRecord") -> RenderableType:

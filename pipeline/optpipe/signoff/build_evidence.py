@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from optpipe.core.observation import Observation
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
-from optpipe.measure.groups import ProcessGroup, group_processes
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, group_processes
+from optpipe.measure.pair import RecordedPair
 from optpipe.measure.recompute import has_measured_other_file
-from optpipe.measure.recompute_pair import RecordedPair
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import has_profiled_other_file, observe_tensor_cores

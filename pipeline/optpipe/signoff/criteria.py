@@ -19,9 +19,8 @@ from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
 from optpipe.report.records import format_observed
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
-from optpipe.stats.multiple import reject_by_holm
+from optpipe.stats.means import SPEED_GAP, compute_unseen_p_value, reject_by_holm
 from optpipe.stats.paired import compute_normal_quantile
-from optpipe.stats.two_speeds import SPEED_GAP, compute_unseen_p_value
 
 
 def judge_criteria(

@@ -11,7 +11,7 @@ from optpipe.core.environment import Environment
 from optpipe.core.hashing import hash_file
 from optpipe.core.measurement import read_measurements
 from optpipe.measure.compare import compare_measurements
-from optpipe.measure.measured import find_environment_differences
+from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.overview import Overview, collect_build_facts
 from optpipe.measure.recompute import measurements_from_run
 from optpipe.models.artifacts.facts import judged_build_from_entry

@@ -14,7 +14,7 @@ from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
-from optpipe.stats.two_speeds import SPEED_GAP, compute_unseen_reach
+from optpipe.stats.means import SPEED_GAP, compute_unseen_reach
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:

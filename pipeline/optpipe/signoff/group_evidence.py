@@ -6,8 +6,7 @@ from dataclasses import replace
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import format_quantity
-from optpipe.measure.groups import ProcessGroup, describe_tries
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
 from optpipe.signoff.policy import Criterion

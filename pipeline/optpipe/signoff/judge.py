@@ -22,11 +22,10 @@ from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.records import read_record
 from optpipe.core.units import format_snr
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, Note, PolicyReference, Verdict, VerdictRecord
-from optpipe.measure.groups import summarize_group
+from optpipe.measure.groups import RecordedMeasurement, find_environment_differences, summarize_group
 from optpipe.measure.int8_notes import list_int8_notes
-from optpipe.measure.measured import RecordedMeasurement, find_environment_differences
+from optpipe.measure.pair import pairs_from_runs
 from optpipe.measure.recompute import list_artifact_measurements
-from optpipe.measure.recompute_pair import pairs_from_runs
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups

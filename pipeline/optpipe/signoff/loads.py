@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
-from optpipe.measure.energy import ENERGY_SECONDS
+from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 

@@ -6,8 +6,8 @@ accuracy, drop and agreement, from every prediction. A run whose raw files were 
 """
 
 from optpipe.evaluate.recompute import find_evaluation_disagreements
+from optpipe.measure.pair import find_pair_disagreements
 from optpipe.measure.recompute import find_bench_disagreements
-from optpipe.measure.recompute_pair import find_pair_disagreements
 from optpipe.preprocess.recompute import find_preprocessing_disagreements
 from optpipe.profile.recompute import find_profile_disagreements
 from optpipe.workspace.runs import Run

@@ -8,9 +8,17 @@ from math import expm1, log, log1p
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.measurement import Measurement, find_differing_settings, format_settings
 from optpipe.core.observation import Blocker, Missing, Observation
-from optpipe.measure.groups import ProcessGroup, describe_tries, explain_no_scatter, is_asked, read_value
-from optpipe.measure.measured import RecordedMeasurement, explain_clock_difference, find_environment_differences
-from optpipe.measure.recompute_pair import RecordedPair
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    describe_tries,
+    explain_clock_difference,
+    explain_no_scatter,
+    find_environment_differences,
+    is_asked,
+    read_value,
+)
+from optpipe.measure.pair import RecordedPair
 from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
 from optpipe.signoff.group_evidence import CAVEATS, describe_group, explain_withheld, find_blockers, list_withheld
 from optpipe.signoff.policy import Criterion

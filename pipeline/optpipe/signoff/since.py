@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.verdict import Note
-from optpipe.measure.groups import describe_tries, group_processes
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement, describe_tries, group_processes
 from optpipe.workspace.runs import Run
 
 

@@ -14,8 +14,7 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.stats.means import FEWEST, MOST_RUNS, count_runs_needed
-from optpipe.stats.two_speeds import SPEED_GAP, count_processes_for_reach
+from optpipe.stats.means import FEWEST, MOST_RUNS, SPEED_GAP, count_processes_for_reach, count_runs_needed
 
 MORE = 2
 """How many times the usual processes are suggested where an interval has to be narrower."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, sqrt
+from functools import cache
+from math import ceil, exp, inf, log, log1p, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
+
 
 POOLING_RISK = 0.25
 """Runs count as one where an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
@@ -213,3 +215,51 @@ def compute_ratio_of_sums_interval(
     residuals = numerators - ratio * denominators
     error = sqrt(count / (count - 1) * float(np.sum(residuals**2))) / total
     return Mean(ratio, error, count - 1).interval(confidence)
+
+
+def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which hypotheses are rejected so that none of the true ones is, but for a probability of `level`.
+
+    Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979): the smallest p-value has to be at most
+    level / k, the next level / (k − 1), and so on until one is not. It needs no independence.
+    """
+    found, left = [False] * len(p_values), len(p_values)
+    for at in sorted(range(len(p_values)), key=lambda index: p_values[index]):
+        if not p_values[at] <= level / left:
+            break
+        found[at], left = True, left - 1
+    return found
+
+
+@cache
+def compute_pairwise_confidence(means: int, freedom: float, confidence: float) -> float:
+    """The confidence of Student's t interval of a difference of two of `means`, for those of all pairs to hold together.
+
+    Tukey's honestly significant difference: `freedom` is that of the one scatter that all intervals are made of.
+    """
+    from scipy.stats import studentized_range
+
+    return 1 - 2 * compute_t_tail(float(studentized_range.ppf(confidence, means, freedom)) / sqrt(2), freedom)
+
+
+# What a few processes that agree cannot exclude is that the build has two speeds, and all of them ran at one: memory layout and core
+# placement are drawn anew for each process. With a share p of the processes at the other speed, the long run lies p · gap from the one
+# that was drawn, and n processes all drew it with probability (1 - p)ⁿ. Distances and gaps are logarithms of ratios.
+SPEED_GAP = log1p(0.05)
+"""How far apart two speeds of one build are taken to be at least: processes of one host were seen 5 % apart (`benchmarks/README.md`)."""
+
+
+def compute_unseen_reach(processes: int, level: float, gap: float = SPEED_GAP) -> float:
+    """How far the long run may lie from `processes` that agree; farther with a probability of at most `level`."""
+    return gap * (1 - exp(log(level) / processes))
+
+
+def compute_unseen_p_value(distance: float, processes: int, gap: float = SPEED_GAP) -> float:
+    """The largest probability of drawing `processes` at one speed where the long run lies `distance` from it."""
+    return max(0.0, 1 - distance / gap) ** processes
+
+
+def count_processes_for_reach(distance: float, level: float, gap: float = SPEED_GAP) -> float:
+    """How many processes bring the reach down to `distance`; infinite for none."""
+    other = 1 - distance / gap
+    return inf if distance <= 0 else 1 if other <= 0 else ceil(log(level) / log(other) - 1e-9)

@@ -10,8 +10,7 @@ from math import exp, log, log1p
 
 from optpipe.core.estimate import Estimate
 from optpipe.core.verdict import Verdict
-from optpipe.stats.means import Mean, mean_from_values, subtract_means
-from optpipe.stats.multiple import reject_by_holm
+from optpipe.stats.means import Mean, mean_from_values, reject_by_holm, subtract_means
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.rows import CellVerdict, Regression, SweepRow
 

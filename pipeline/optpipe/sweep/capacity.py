@@ -14,7 +14,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from optpipe.core.errors import BadInputError
-from optpipe.stats.queue import count_queries_needed, count_transient_queries
+from optpipe.stats.percentiles import count_queries_needed, count_transient_queries
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ import msgspec
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Mode, Scenario, format_percentile_name
-from optpipe.measure.slo import Slo
+from optpipe.measure.search import Slo
 from optpipe.sweep.capacity import ServiceTimes, count_gpus_needed
 from optpipe.sweep.command import command_from_cell
 from optpipe.sweep.job import Cell, JobRecord, JobState

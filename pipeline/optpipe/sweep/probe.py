@@ -9,7 +9,7 @@ from typing import Any
 
 from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import read_record
-from optpipe.measure.worker.loading import session_from_store
+from optpipe.measure.worker.plan import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.inputs.pool import vary_inputs
 from optpipe.sweep.neighbors import Probe

@@ -14,8 +14,7 @@ from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
 from optpipe.core.weights import weights_from_text
 from optpipe.measure.bench import bench_artifacts
-from optpipe.measure.groups import group_processes, summarize_group
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.session_plan import BenchPlan
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.lookup import (

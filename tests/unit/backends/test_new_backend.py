@@ -19,7 +19,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import TensorSpec
 from optpipe.core.weights import WeightsRequest
-from optpipe.measure.worker.loading import session_from_store
+from optpipe.measure.worker.plan import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource

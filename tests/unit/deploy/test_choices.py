@@ -15,7 +15,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.measurement import Scenario, Subject
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.deploy.choices import choose_settings
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.signoff.policy import policy_from_toml
 
 SUBJECT = Subject("abc", "onnxruntime", "fp32", "cpu", options={"threads": 2})

@@ -17,7 +17,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Subject
 from optpipe.deploy.choices import Settings
 from optpipe.deploy.kserve import CONTAINERFILE, MANIFEST, ServicePlan, plan_service, write_service
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "fakes" / "kserve_v1beta1.schema.json").read_text())
 

@@ -20,7 +20,7 @@ from optpipe.core.verdict import Verdict
 from optpipe.deploy.outputs import list_output_changes
 from optpipe.deploy.recheck import RecheckPlan, judge_recheck, recheck
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.stats.ratio import count_rounds_to_settle
 from optpipe.workspace.store import Store
 

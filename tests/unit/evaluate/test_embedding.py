@@ -11,7 +11,7 @@ from optpipe.core.tensors import TensorSpec
 from optpipe.evaluate.tasks.embedding import ALONE, ROUNDING, Embedding
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.text_set import text_set_from_path
-from optpipe.stats.bootstrap import draw_sample_weights
+from optpipe.stats.paired import draw_sample_weights
 
 TASK = Embedding()
 

@@ -7,12 +7,9 @@ import pytest
 from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import Reason, Subject
-from optpipe.measure.limit import combine_limits, judge_limit
-from optpipe.measure.slo import Slo
-from optpipe.measure.sweep import find_largest_inside
+from optpipe.measure.search import Slo, combine_limits, find_largest_inside, judge_limit
 
 SLO = Slo(99.0, 5e6)
-ARTIFACT: Any = SimpleNamespace(entry=SimpleNamespace(id="a"), label="ort")
 
 
 def found(batch, latency_ms, *codes):
@@ -34,7 +31,7 @@ def found(batch, latency_ms, *codes):
     ],
 )
 def test_only_a_valid_measurement_says_whether_a_limit_is_met(measurements, inside, met, batch):
-    limit = judge_limit(ARTIFACT, SLO, measurements, find_largest_inside(measurements, SLO))
+    limit = judge_limit("a", "ort", SLO, measurements, find_largest_inside(measurements, SLO))
     assert (limit.inside, limit.met, limit.batch_size) == (inside, met, batch)
 
 

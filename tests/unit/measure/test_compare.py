@@ -20,12 +20,11 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.measure.best import sort_by_goal
-from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements, sort_by_goal
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.overview import compare_workspace, find_bench_runs
 from optpipe.measure.report_data import report_from_comparison
-from optpipe.measure.slo import Slo
+from optpipe.measure.search import Slo
 from optpipe.report.files import frame_from_comparison
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_markdown

@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 
 from optpipe.core.estimate import Estimate
-from optpipe.measure.energy import estimate_energy_per_image
+from optpipe.measure.figures import estimate_energy_per_image
 
 
 def counter(watts, seconds, step_s=0.2):

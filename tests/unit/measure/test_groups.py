@@ -7,8 +7,7 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import Subject
 from optpipe.core.quantity import Dimension
-from optpipe.measure.groups import ProcessGroup, summarize_group
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.group_evidence import observe_group

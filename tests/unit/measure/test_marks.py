@@ -7,7 +7,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
-from optpipe.measure.marks import add_int8_speed_notes
+from optpipe.measure.int8_notes import add_int8_speed_notes
 
 
 def at(precision, rate, ci=None, batch=8):

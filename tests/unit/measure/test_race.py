@@ -59,7 +59,7 @@ def test_noise_rarely_takes_the_win_from_the_first_of_equals():
         race_builds(list("abc"), [1], SimulatedMachine(planted, 0.03, seed).measure, seed)[1].winner
         for seed in range(100)
     )
-    assert won["a"] >= 85  # dropped in the race (LAG) or beaten in the final rounds
+    assert won["a"] >= 85  # dropped in the race (BUILD_LAG) or beaten in the final rounds
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.11])

@@ -5,8 +5,8 @@ from dataclasses import replace
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record
+from optpipe.measure.bench import recover_run
 from optpipe.measure.recompute import find_bench_disagreements
-from optpipe.measure.recover import recover_run
 from optpipe.workspace.runs import MANIFEST, load_run
 
 

@@ -13,14 +13,15 @@ from tests.fakes.measurements import planted
 from optpipe.core.bench_record import Change, PairedComparison, PairMetric
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.measurement import Reason, Subject, Validity
-from optpipe.measure.interleave import run_interleaved
-from optpipe.measure.rate import find_highest_rate
-from optpipe.measure.slo import Slo, slo_from_text
-from optpipe.measure.sweep import (
+from optpipe.measure.pair import run_interleaved
+from optpipe.measure.search import (
+    Slo,
     batch_sizes_from_text,
+    find_highest_rate,
     find_largest_inside,
     find_nearest_to_limit,
     is_saturated,
+    slo_from_text,
     sweep_batch_sizes,
 )
 

@@ -9,7 +9,7 @@ from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.measurement import Reason, Subject
-from optpipe.measure.tune import list_alternatives, list_choices, tune_options
+from optpipe.measure.race import list_alternatives, list_choices, tune_options
 
 DEFAULTS: dict[str, bool | int | str] = {
     "nhwc": True,

@@ -13,7 +13,7 @@ from optpipe.core.measurement import (
     OutputCheck,
     Scenario,
 )
-from optpipe.measure.interleave import PAIR_LIMITS
+from optpipe.measure.pair import PAIR_LIMITS
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe
 

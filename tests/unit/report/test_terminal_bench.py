@@ -22,9 +22,8 @@ from optpipe.core.bench_record import (
 from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import InputPool, LoadSpec, Reason, Subject, Validity
-from optpipe.measure.groups import group_processes, summarize_group
-from optpipe.measure.measured import RecordedMeasurement
-from optpipe.measure.tune import Trial, Tuning, record_from_tuning
+from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
+from optpipe.measure.race import Trial, Tuning, record_from_tuning
 from optpipe.report.terminal_bench import render_bench, render_pair
 
 SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)

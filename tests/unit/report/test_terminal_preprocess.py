@@ -8,14 +8,14 @@ from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.end_to_end.judge import compute_figures
-from optpipe.preprocess.end_to_end.records import (
+from optpipe.preprocess.end_to_end import (
     EndToEndMeasurement,
     EndToEndRecord,
     EndToEndResult,
     OverlappedBatches,
     PartRates,
     PredictionCheck,
+    compute_figures,
 )
 from optpipe.preprocess.parity.records import PredictionAgreement, RefusedImage, TaskScore
 from optpipe.report.terminal_end_to_end import render_end_to_end

@@ -13,7 +13,7 @@ from optpipe.core.measurement import Reason, Subject
 from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import Verdict
-from optpipe.measure.measured import RecordedMeasurement
+from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria

@@ -11,7 +11,7 @@ from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
-from optpipe.measure.energy import ENERGY_SECONDS
+from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import policy_from_toml

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from optpipe.stats.correlation import compute_effective_count
+from optpipe.stats.stability import compute_effective_count
 
 
 def autoregressive(generator, phi, count):

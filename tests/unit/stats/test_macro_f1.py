@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.macro_f1 import compute_macro_f1, compute_macro_f1_difference
+from optpipe.stats.paired import compute_macro_f1, compute_macro_f1_difference
 
 
 def test_macro_f1_against_scikit_learn() -> None:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.means import compute_t_quantile
-from optpipe.stats.multiple import compute_pairwise_confidence, reject_by_holm
+from optpipe.stats.means import compute_pairwise_confidence, compute_t_quantile, reject_by_holm
 
 p_values = st.lists(st.floats(0, 1), max_size=12)
 

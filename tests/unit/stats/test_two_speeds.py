@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.two_speeds import (
+from optpipe.stats.means import (
     SPEED_GAP,
     compute_unseen_p_value,
     compute_unseen_reach,

@@ -17,7 +17,7 @@ from optpipe.cli.app import app
 from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
-from optpipe.measure.slo import slo_from_text
+from optpipe.measure.search import slo_from_text
 from optpipe.report.terminal_fleet import render_fleet
 from optpipe.sweep.command import command_from_cell
 from optpipe.sweep.fleet import Price, PriceList, compare_fleet, prices_from_file

@@ -25,7 +25,7 @@ from optpipe.core.records import json_from_record
 from optpipe.core.units import format_duration
 from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.measure.measure import write_measurements
-from optpipe.measure.pool import WorkerPool
+from optpipe.measure.process import WorkerPool
 from optpipe.measure.race import RaceResult, count_processes, race_builds
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import export_model, prepare_model, read_card

@@ -7,8 +7,7 @@ from pathlib import Path
 from optpipe.core.events import ProgressStep
 from optpipe.core.measurement import LoadSpec, Measurement
 from optpipe.measure.measure import measure_load
-from optpipe.measure.pool import WorkerPool
-from optpipe.measure.process import WorkerProcess
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact

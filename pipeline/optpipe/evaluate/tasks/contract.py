@@ -15,8 +15,7 @@ from optpipe.core.observation import Observation
 from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, EvaluatedModel, Score, TaskScores
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
-from optpipe.stats.bootstrap import FEWEST_SAMPLES, compute_bootstrap_interval, draw_sample_weights
-from optpipe.stats.paired import CONFIDENCE, Interval
+from optpipe.stats.paired import CONFIDENCE, FEWEST_SAMPLES, Interval, compute_bootstrap_interval, draw_sample_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

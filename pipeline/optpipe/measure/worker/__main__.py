@@ -23,9 +23,8 @@ from optpipe.measure.worker.checks import (
     probe_cache,
 )
 from optpipe.measure.worker.lanes import CpuLane, CudaLane, Lane
-from optpipe.measure.worker.loading import session_from_loader
 from optpipe.measure.worker.loops import PointRun, run_load
-from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart
+from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart, session_from_loader
 from optpipe.measure.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.measure.worker.spool import Spool
 

@@ -18,8 +18,12 @@ from optpipe.core.measurement import LoadSpec, Phase, Scenario
 from optpipe.measure.worker.checks import Reservoir
 from optpipe.measure.worker.lanes import CudaLane, Lane
 from optpipe.measure.worker.spool import Spool
-from optpipe.stats.percentiles import count_samples_needed, plan_sample_count
-from optpipe.stats.queue import count_queries_needed, count_transient_queries
+from optpipe.stats.percentiles import (
+    count_queries_needed,
+    count_samples_needed,
+    count_transient_queries,
+    plan_sample_count,
+)
 from optpipe.stats.stability import is_steady
 
 WINDOWS_PER_WARM_UP = 6

@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from optpipe.core.measurement import LoadSpec, OutputCheck
+
+if TYPE_CHECKING:
+    from optpipe.backends.base import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +95,21 @@ class WorkerEvent:
     """Of `done`: every module that it has imported by now, in order; what the next of its kind imports while it stands by."""
     status: int = 0
     message: str = ""
+
+
+def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
+    """Calls `module:function` with `arguments`."""
+    module, _, function = loader.partition(":")
+    session: Session = getattr(import_module(module), function)(**arguments)
+    return session
+
+
+def session_from_store(workspace: str, entry: str, options: Mapping[str, Any]) -> "Session":
+    """An artifact of the store, after every byte was checked against its manifest: deserializing runs code."""
+    from optpipe.backends.registry import BACKENDS
+    from optpipe.core.entries import ArtifactInfo
+    from optpipe.workspace.store import Store
+
+    store = Store(Path(workspace))
+    found = store.verify_entry(store.find(entry, ArtifactInfo))
+    return BACKENDS[found.info.backend].load(found.path, found.info, options)

@@ -14,8 +14,12 @@ from optpipe.measure.worker import loops
 from optpipe.measure.worker.checks import Reservoir
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR, PointRun, run_load
 from optpipe.measure.worker.spool import Spool, frame_from_spool
-from optpipe.stats.percentiles import count_samples_needed, summary_from_ns
-from optpipe.stats.queue import count_queries_needed, count_transient_queries
+from optpipe.stats.percentiles import (
+    count_queries_needed,
+    count_samples_needed,
+    count_transient_queries,
+    summary_from_ns,
+)
 
 MS = 1_000_000
 

@@ -4,8 +4,15 @@ import pytest
 
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.end_to_end.judge import compute_figures, find_bottleneck, judge_predictions
-from optpipe.preprocess.end_to_end.records import EndToEndMeasurement, OverlappedBatches, PartRates, PredictionCheck
+from optpipe.preprocess.end_to_end import (
+    EndToEndMeasurement,
+    OverlappedBatches,
+    PartRates,
+    PredictionCheck,
+    compute_figures,
+    find_bottleneck,
+    judge_predictions,
+)
 
 GPU = DaliPlan(decode="mixed", device="gpu", batch_size=100)
 CPU = DaliPlan(batch_size=100)

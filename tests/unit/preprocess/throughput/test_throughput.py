@@ -16,16 +16,20 @@ from optpipe.core.transform import (
     Transform,
 )
 from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.preprocess import tuning
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.throughput import tuning
-from optpipe.preprocess.throughput.records import BatchTimes, LoaderPlan, Throughput, ThroughputJob, TuningRecord
-from optpipe.preprocess.throughput.throughput import (
+from optpipe.preprocess.throughput import (
+    BatchTimes,
+    LoaderPlan,
+    Throughput,
+    ThroughputJob,
+    TuningRecord,
     make_dali_job,
     make_loader_job,
     measure_throughputs,
     warn_about_other_load,
 )
-from optpipe.preprocess.throughput.tuning import TuningSearch, merge_repeats, tune_preprocessing
+from optpipe.preprocess.tuning import TuningSearch, merge_repeats, tune_preprocessing
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 

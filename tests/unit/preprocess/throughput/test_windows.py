@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from optpipe.preprocess.throughput import throughput_worker as measured
-from optpipe.preprocess.throughput.throughput_worker import has_enough_batches, time_batches
-from optpipe.preprocess.throughput.windows import (
+from optpipe.preprocess import throughput_worker as measured
+from optpipe.preprocess.throughput import (
     FEWEST_WINDOWS,
     compute_images_per_s,
     compute_rate_interval,
     compute_ratio_interval,
 )
+from optpipe.preprocess.throughput_worker import has_enough_batches, time_batches
 
 
 class Loader:
@@ -82,7 +82,7 @@ def test_what_other_processes_take_of_the_processors_is_seen():
 def test_the_statistics_are_imported_before_batches_are_timed():
     code = """
 import sys, time
-from optpipe.preprocess.throughput.throughput_worker import time_batches
+from optpipe.preprocess.throughput_worker import time_batches
 loaded = []
 def batch():
     loaded.append("scipy.special" in sys.modules)

@@ -8,9 +8,17 @@ from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.throughput.records import PATIENCE, LoaderPlan, Throughput, ThroughputJob, TuningRecord
-from optpipe.preprocess.throughput.throughput import make_dali_job, make_loader_job, measure_throughputs
-from optpipe.preprocess.throughput.windows import compute_ratio_interval
+from optpipe.preprocess.throughput import (
+    PATIENCE,
+    LoaderPlan,
+    Throughput,
+    ThroughputJob,
+    TuningRecord,
+    compute_ratio_interval,
+    make_dali_job,
+    make_loader_job,
+    measure_throughputs,
+)
 
 LOADER_BATCH = 64
 """Larger batches make the DataLoader no faster and its rounds longer: each worker makes whole batches."""

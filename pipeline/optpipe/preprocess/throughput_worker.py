@@ -1,4 +1,4 @@
-"""Throughput measurements, run as a process of their own: `python -m optpipe.preprocess.throughput.throughput_worker FOLDER`.
+"""Throughput measurements, run as a process of their own: `python -m optpipe.preprocess.throughput_worker FOLDER`.
 
 What is not DALI's or the DataLoader's steady state must not be counted. Nothing pauses between warm-up and measurement,
 so no queue fills up unobserved. The DataLoader hands batches out in the order of its workers, which work in step: a
@@ -20,8 +20,7 @@ from optpipe.measure.machine import read_busy_ticks, read_process_ticks
 from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.preprocess.dali.pipeline import make_reading_pipeline
-from optpipe.preprocess.throughput.records import PATIENCE, BatchTimes, ThroughputJob
-from optpipe.preprocess.throughput.windows import WINDOWS, compute_rate_interval
+from optpipe.preprocess.throughput import PATIENCE, WINDOWS, BatchTimes, ThroughputJob, compute_rate_interval
 
 WARM_UP_S = 0.5
 """Beside the batches that were prefetched before the clock ran, twice over."""

@@ -1,0 +1,263 @@
+"""Latency limits (`p99=15ms`), and the batch size or the rate of arrivals that is the largest inside one.
+
+Decisions over a function that measures one point. A rate is found by the percentile's value, then confirmed on fresh arrivals by
+its upper bound, stepping down until that holds: the search picks the rate whose arrivals were kindest, and its own measurement
+cannot say so.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from optpipe.core.bench_record import ArtifactLimit, LimitRecord, UnjudgedPoint
+from optpipe.core.errors import BadInputError
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import Measurement, format_percentile_name
+from optpipe.core.quantity import Dimension, format_quantity, quantity_from_text
+from optpipe.stats.percentiles import PERCENTS
+
+_FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A percentile of latency and its limit."""
+
+    percent: float
+    limit_ns: float
+
+    def __str__(self) -> str:
+        return f"{format_percentile_name(self.percent)} ≤ {format_quantity(self.limit_ns, Dimension.TIME)}"
+
+    def is_met_by(self, measurement: Measurement) -> bool:
+        """Whether the percentile's upper bound is inside the limit: what the interval cannot show is not met."""
+        found = self.read(measurement)
+        return found is not None and found.bounds[1] <= self.limit_ns
+
+    def explain_not_judged(self, measurement: Measurement) -> str | None:
+        """Why nothing is known of the limit: the percentile was withheld, and no lower one is beyond; None where it is."""
+        latency = measurement.latency_ns
+        if latency is None or latency.percentile(self.percent) is not None:
+            return None
+        lower = (latency.percentile(each) for each in PERCENTS if each < self.percent)
+        if any(each.bounds[0] > self.limit_ns for each in lower if each is not None):
+            return None
+        name = format_percentile_name(self.percent)
+        return f"{name} is not reported: {latency.withheld.get(name, 'not computed')}"
+
+    def read(self, measurement: Measurement) -> Estimate | None:
+        """The percentile in ns; None where it could not be measured."""
+        return None if measurement.latency_ns is None else measurement.latency_ns.percentile(self.percent)
+
+
+def slo_from_text(text: str) -> Slo:
+    """Reads `--slo`. Raises BadInputError for anything but pNN=TIME with a unit, of a percentile that summaries have."""
+    form = _FORM.fullmatch(text)
+    percent = float(form[1]) if form else 0.0
+    if form is None or (percent not in PERCENTS and not 99 < percent < 100):
+        raise BadInputError(f"--slo {text}: expected pNN=TIME, such as --slo p99=15ms (p50, p90, p95, p99 or higher)")
+    try:
+        limit_ns = quantity_from_text(form[2], Dimension.TIME)
+    except ValueError as error:
+        raise BadInputError(f"--slo {text}: {error}") from error
+    if limit_ns == 0:
+        raise BadInputError(f"--slo {text}: the limit must be greater than zero, such as --slo p99=15ms")
+    return Slo(percent, limit_ns)
+
+
+def has_figures(measurement: Measurement) -> bool:
+    """Whether there are figures at all, valid or not: a batch that ran out of memory has none."""
+    return measurement.latency_ns is not None
+
+
+def is_credible_violation(measurement: Measurement) -> bool:
+    """Whether it may be believed that a limit was not kept: a queue that only grows is INVALID, and shows just that."""
+    return {each.code for each in measurement.reasons if each.invalidates} <= {"falling-behind"}
+
+
+MIN_SWEEP_GAIN = 1.05
+"""Two steps in a row with less than 5 % more throughput: saturated."""
+
+
+def batch_sizes_from_text(text: str, flag: str = "--batch") -> tuple[int, ...]:
+    """Reads the batch sizes of an option: `8`, a list `1,8,32`, or powers of two `1:256`."""
+    try:
+        if ":" in text:
+            low, high = (int(part) for part in text.split(":"))
+            sizes = [low]
+            while sizes[-1] * 2 <= high:
+                sizes.append(sizes[-1] * 2)
+            if low < 1 or high < low:
+                raise ValueError  # noqa: TRY301
+            return tuple(sizes) if sizes[-1] == high else (*sizes, high)
+        sizes = sorted({int(part) for part in text.split(",")})
+        if sizes[0] < 1:
+            raise ValueError  # noqa: TRY301
+        return tuple(sizes)
+    except ValueError as error:
+        raise BadInputError(
+            f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two"
+        ) from error
+
+
+def sweep_batch_sizes(
+    measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None, *, to_the_end: bool = False
+) -> list[Measurement]:
+    """Measures `sizes` upwards until memory, saturation or the limit ends it; then closes in on the limit.
+
+    A size that ran out of memory is in the result, without figures. With a limit, saturation does not end the sweep, and
+    neither does a size of which the limit's percentile was withheld: it is not known to be beyond.
+    """
+    found: list[Measurement] = []
+    for size in sorted(set(sizes)):
+        found.append(measure(size))
+        if found[-1].interrupted or not has_figures(found[-1]):
+            break
+        if slo is not None and not slo.is_met_by(found[-1]) and slo.explain_not_judged(found[-1]) is None:
+            break
+        if slo is None and not to_the_end and is_saturated(found):
+            break
+    if slo is not None and not found[-1].interrupted:
+        found += bisect_batch_size(measure, found, slo)
+    return sorted(found, key=lambda each: each.load.batch_size)
+
+
+def is_saturated(found: Sequence[Measurement]) -> bool:
+    """Whether the last two sizes each gave less than 5 % more throughput than the best before them."""
+    rates = [each.throughput_images_per_s.value for each in found if each.throughput_images_per_s]
+    if len(rates) < 3:
+        return False
+    return all(rates[at] < MIN_SWEEP_GAIN * max(rates[:at]) for at in (len(rates) - 2, len(rates) - 1))
+
+
+def bisect_batch_size(
+    measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo
+) -> list[Measurement]:
+    """Halves between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
+    inside = max((each.load.batch_size for each in found if slo.is_met_by(each)), default=0)
+    beyond = min(
+        (each.load.batch_size for each in found if not slo.is_met_by(each) and each.load.batch_size > inside), default=0
+    )
+    more: list[Measurement] = []
+    while inside and beyond - inside > max(1, inside // 8):
+        more.append(measure((inside + beyond) // 2))
+        if more[-1].interrupted:
+            break
+        if slo.is_met_by(more[-1]):
+            inside = more[-1].load.batch_size
+        else:
+            beyond = more[-1].load.batch_size
+    return more
+
+
+def find_largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
+    """The largest batch that meets the limit; an INVALID measurement only where no valid one does."""
+    met = (each for each in found if slo.is_met_by(each))
+    return max(met, key=lambda each: (each.is_valid, each.load.batch_size), default=None)
+
+
+def find_nearest_to_limit(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
+    """What comes closest to a limit that nothing meets."""
+    measured = [each for each in found if slo.read(each) is not None]
+    return min(measured, key=lambda each: seen.value if (seen := slo.read(each)) else 0.0, default=None)
+
+
+BISECTION_STEPS = 6
+"""Halvings on a log scale after the bracket; from a factor of two they leave about 1 %."""
+STEP_DOWN = 0.97
+"""From a rate that fresh arrivals do not confirm to the next one."""
+MOST_CONFIRMATIONS = 12
+
+
+def find_highest_rate(
+    measure: Callable[[float], Measurement], service_s: float, slo: Slo
+) -> tuple[list[Measurement], Measurement | None]:
+    """Measures rates between a twentieth of and all that the service time allows; returns all, and the confirmed one.
+
+    The confirmed measurement is the last; its percentile's upper bound is inside the limit. None where no rate is.
+    """
+    found: list[Measurement] = []
+    rate = _searched(measure, service_s, slo, found)
+    for _ in range(MOST_CONFIRMATIONS):
+        if rate is None or found[-1].interrupted:
+            break
+        found.append(measure(rate))
+        if slo.is_met_by(found[-1]) and not _behind(found[-1]):
+            return found, found[-1]
+        rate *= STEP_DOWN
+    return found, None
+
+
+def _searched(
+    measure: Callable[[float], Measurement], service_s: float, slo: Slo, found: list[Measurement]
+) -> float | None:
+    """The highest rate tried whose percentile is inside the limit by its value; None where none is."""
+
+    def inside(rate: float) -> bool:
+        found.append(measure(rate))
+        return is_sustained(found[-1], slo)
+
+    beyond, rate = 1.0 / service_s, 0.5 / service_s
+    while not inside(rate):
+        beyond, rate = rate, rate / 2
+        if found[-1].interrupted or not has_figures(found[-1]) or rate * service_s < 0.05:
+            return None
+    low = rate
+    for _ in range(BISECTION_STEPS):
+        if found[-1].interrupted:
+            return None
+        rate = (low * beyond) ** 0.5
+        if inside(rate):
+            low = rate
+        else:
+            beyond = rate
+    return low
+
+
+def is_sustained(measurement: Measurement, slo: Slo) -> bool:
+    """Whether the rate was kept up with and the percentile's value is inside the limit: where the search goes on upwards."""
+    found = slo.read(measurement)
+    return found is not None and found.value <= slo.limit_ns and not _behind(measurement)
+
+
+def _behind(measurement: Measurement) -> bool:
+    return any(reason.code == "falling-behind" for reason in measurement.reasons)
+
+
+def judge_limit(
+    artifact: str, label: str, slo: Slo, found: Sequence[Measurement], best: Measurement | None
+) -> ArtifactLimit:
+    """What the measurements of one artifact say of the limit; `met` is None where no valid one decides it."""
+    shown = best or find_nearest_to_limit(found, slo)
+    value = None if shown is None else slo.read(shown)
+    not_judged = tuple(
+        UnjudgedPoint(each.load.batch_size, each.load.rate_per_s, why)
+        for each in found
+        if (why := slo.explain_not_judged(each)) is not None
+    )
+    met: bool | None = None
+    if best is not None and best.is_valid:
+        met = True
+    elif best is None and shown is not None and is_credible_violation(shown) and not not_judged:
+        met = False
+    return ArtifactLimit(
+        artifact=artifact,
+        label=label,
+        slo=str(slo),
+        met=met,
+        inside=best is not None,
+        measurement=None if shown is None else shown.id,
+        batch_size=None if shown is None else shown.load.batch_size,
+        rate_per_s=None if shown is None else shown.load.rate_per_s,
+        value_ns=None if value is None else value.value,
+        upper_bound_ns=None if value is None else value.high,
+        verdict=None if shown is None else shown.verdict,
+        not_judged=not_judged,
+    )
+
+
+def combine_limits(slo: Slo, limits: Sequence[ArtifactLimit]) -> LimitRecord:
+    """The answers of all artifacts: met where one meets it, and not met only where none may."""
+    answers = [each.met for each in limits]
+    met = True if True in answers else None if None in answers or not answers else False
+    return LimitRecord(str(slo), met, tuple(limits))

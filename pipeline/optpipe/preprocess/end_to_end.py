@@ -1,0 +1,392 @@
+"""`optpipe bench-e2e`, as plain calls: every artifact fed from a folder of images, overlapped, with its bottleneck named."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.errors import BadInputError, ExitStatus
+from optpipe.core.events import Listener
+from optpipe.core.records import json_from_record, read_record
+from optpipe.core.verdict import Verdict, combine_verdicts
+from optpipe.models.artifacts.lookup import StoredArtifact, format_model_argument
+from optpipe.models.inputs.images import find_readable_images, format_unreadable
+from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
+from optpipe.preprocess.dali.processes import run_dali_jobs
+from optpipe.preprocess.preprocess import MAX_SECONDS, choose_dali_plan, require_image_transform
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.throughput import (
+    LIMIT_S,
+    PATIENCE,
+    compute_images_per_s,
+    compute_rate_interval,
+    warm_page_cache,
+    warn_about_other_load,
+)
+from optpipe.workspace.environment import count_cores
+from optpipe.workspace.file_names import END_TO_END, PREPROCESSING
+from optpipe.workspace.runs import OpenRun, finish_run, list_runs, open_run, write_bytes, write_parquet
+from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndJob:
+    """One artifact to feed from files."""
+
+    workspace: str
+    artifact: str
+    """Its ID."""
+    paths: tuple[str, ...]
+    transform: Mapping[str, Any]
+    """As `Transform.to_dict` writes it."""
+    plan: DaliPlan
+    options: Mapping[str, Any]
+    """Of the runtime, all of them."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverlappedBatches:
+    """One entry per batch in every list."""
+
+    batch_ns: tuple[int, ...]
+    latency_ns: tuple[int, ...]
+    """From scheduling a batch until its predictions were there; every image waits for its batch."""
+    wait_ns: tuple[int, ...]
+    """Waiting for preprocessing."""
+    launch_ns: tuple[int, ...]
+    output_ns: tuple[int, ...]
+    """Waiting for predictions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartRates:
+    """Images per second of each part alone."""
+
+    read: float
+    decode: float
+    preprocess: float
+    inference: float
+
+    @property
+    def slower(self) -> float:
+        """Of the two that overlap."""
+        return min(self.preprocess, self.inference)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionCheck:
+    """Predictions of the timed run beside those of the reference preprocessing through the same artifact."""
+
+    predictions: int
+    equal: int
+    classes: int
+    """Different classes among those of the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndMeasurement:
+    """What the process answers."""
+
+    batches: OverlappedBatches
+    parts: PartRates
+    launch_share: float
+    """Of inference alone, the share of the time that launching takes."""
+    cpu_share: float
+    """Of all cores, while both parts ran."""
+    other_cpu_cores: float
+    """Cores that other processes kept busy meanwhile."""
+    handover: str
+    """What is copied between DALI and the runtime."""
+    environment: Mapping[str, str | None]
+    check: PredictionCheck
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndBottleneck:
+    """What the whole path waits for: `I/O`, `CPU`, `copy`, `GPU`, `launch`, and the numbers that say so."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Shares of the measured time as the thread that joins the parts spent it."""
+
+    waiting_for_preprocessing: float
+    launching: float
+    waiting_for_outputs: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndFigures:
+    """What a measurement says."""
+
+    images_per_s: float
+    ci: tuple[float, float] | None
+    """95 % interval of the rate; None where too few batches were timed for one."""
+    latency_p50_ns: float | None
+    """None where the batches are too few for the percentile."""
+    latency_p99_ns: float | None
+    parts_images_per_s: PartRates
+    of_slower_part: float
+    """The overlapped rate over that of the slower part alone: at most 1, but for noise."""
+    timeline: Timeline
+    cpu_share: float
+    other_cpu_cores: float
+    handover: str
+    environment: Mapping[str, str | None]
+    """What was set for the process on a GPU, to be set in one's own too."""
+    bottleneck: EndToEndBottleneck
+    check: PredictionCheck
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndResult:
+    """One artifact fed from files: its figures, or the error in their place."""
+
+    artifact: str
+    label: str
+    plan: DaliPlan
+    options: Mapping[str, Any]
+    verdict: Verdict
+    figures: EndToEndFigures | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndRecord:
+    """`end-to-end.json`, and what `optpipe bench-e2e --json` prints."""
+
+    folder: str
+    images: int
+    images_bytes: int
+    results: tuple[EndToEndResult, ...]
+    verdict: Verdict
+    run_dir: str
+    warnings: tuple[str, ...] = ()
+
+
+NEAR = 1.15
+"""A part whose own rate is within this factor of the whole's is what the whole waits for."""
+BUSY = 0.9
+"""Share of all cores in use from which the CPU counts as the limit."""
+ENQUEUE_BOUND = 0.8
+"""Launching takes this share of inference from which the launches are the limit (trtexec's rule)."""
+REQUIRED_AGREEMENT = 0.9
+"""The timed run's predictions must equal the reference's for this share of those checked; precision may flip a few."""
+
+
+def compute_figures(measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndFigures:
+    """The figures of one measurement."""
+    batches = measured.batches
+    images_per_s = compute_images_per_s(batches.batch_ns, plan.batch_size)
+    return EndToEndFigures(
+        images_per_s=images_per_s,
+        ci=compute_rate_interval(batches.batch_ns, 1, plan.batch_size),
+        latency_p50_ns=_compute_percentile(batches, 50.0),
+        latency_p99_ns=_compute_percentile(batches, 99.0),
+        parts_images_per_s=measured.parts,
+        of_slower_part=images_per_s / measured.parts.slower,
+        timeline=_compute_timeline(batches),
+        cpu_share=measured.cpu_share,
+        other_cpu_cores=measured.other_cpu_cores,
+        handover=measured.handover,
+        environment=measured.environment if plan.device == "gpu" else {},
+        bottleneck=find_bottleneck(images_per_s, measured, plan),
+        check=measured.check,
+    )
+
+
+def judge_predictions(check: PredictionCheck) -> Verdict:
+    """FAIL where the timed run predicts other classes; INCONCLUSIVE where all are one class."""
+    if check.equal < REQUIRED_AGREEMENT * check.predictions:
+        return Verdict.FAIL
+    return Verdict.PASS if check.classes > 1 else Verdict.INCONCLUSIVE
+
+
+def _compute_percentile(batches: OverlappedBatches, percent: float) -> float | None:
+    import numpy as np
+
+    from optpipe.stats.percentiles import count_samples_needed, find_order_statistic
+
+    ordered = np.sort(np.asarray(batches.latency_ns, float))
+    return find_order_statistic(ordered, percent) if len(ordered) >= count_samples_needed(percent) else None
+
+
+def _compute_timeline(batches: OverlappedBatches) -> Timeline:
+    total = sum(batches.batch_ns)
+    wait, launch, output = (sum(each) / total for each in (batches.wait_ns, batches.launch_ns, batches.output_ns))
+    return Timeline(wait, launch, output, max(0.0, 1 - wait - launch - output))
+
+
+def find_bottleneck(images_per_s: float, measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndBottleneck:
+    """What limits the whole, by the rates of its parts alone and the CPU's load."""
+    parts, on_gpu = measured.parts, plan.device == "gpu"
+    load = f"{measured.cpu_share:.0%} of CPU capacity in use"
+    if parts.read <= NEAR * images_per_s:
+        return EndToEndBottleneck("I/O", f"reading alone runs at {parts.read:,.0f} images/s")
+    if parts.preprocess <= parts.inference:
+        return _find_preprocessing_bottleneck(measured, plan, load)
+    if not on_gpu and measured.cpu_share >= BUSY:
+        return EndToEndBottleneck("CPU", f"{load}; inference alone runs at {parts.inference:,.0f} images/s")
+    if on_gpu and measured.launch_share >= ENQUEUE_BOUND:
+        return EndToEndBottleneck("launch", f"kernel launches take {measured.launch_share:.0%} of inference time")
+    return EndToEndBottleneck(
+        "GPU" if on_gpu else "CPU",
+        f"inference alone runs at {parts.inference:,.0f} images/s, preprocessing at {parts.preprocess:,.0f}",
+    )
+
+
+def _find_preprocessing_bottleneck(measured: EndToEndMeasurement, plan: DaliPlan, load: str) -> EndToEndBottleneck:
+    parts = measured.parts
+    alone = f"preprocessing alone runs at {parts.preprocess:,.0f} images/s, decoding at {parts.decode:,.0f}"
+    decodes = parts.decode <= NEAR * parts.preprocess
+    if plan.device == "cpu" or measured.cpu_share >= BUSY:
+        return EndToEndBottleneck("CPU", f"{alone}; {load}")
+    if plan.decode == "cpu":
+        return EndToEndBottleneck("CPU" if decodes else "copy", f"{alone}; {load}")
+    limit = "the decoder" if decodes else "processing after decoding"
+    return EndToEndBottleneck("GPU", f"{alone}: {limit} is the limit; {load}")
+
+
+END_TO_END_WORKER = "optpipe.preprocess.end_to_end_worker"
+MAX_FILES = 4096
+"""More files than this are not needed to measure a steady state; they are spread over the whole folder."""
+NOISE = 0.05
+"""By so much the whole may seem faster than its slower part."""
+SLOW_CPU = 5
+"""On a CPU it may take this many times longer: a batch takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndToEndRequest:
+    """What to measure; raises BadInputError for what cannot be meant."""
+
+    images: Path
+    batch_size: int | None = None
+    """None: that of the tuned plan, as far as the artifact's profile allows."""
+    seconds: float = 3.0
+    options: Mapping[str, Mapping[str, Any]] | None = None
+    """Runtime options by backend, as they were typed."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= MAX_SECONDS:
+            raise BadInputError(f"--seconds {self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
+
+
+def bench_end_to_end(
+    artifacts: Sequence[StoredArtifact], request: EndToEndRequest, store: Store, listener: Listener
+) -> EndToEndRecord:
+    """Measures each artifact with the DALI configuration that `optpipe preprocess` found fastest here.
+
+    Raises BadInputError for models without image preprocessing and for unusable images, MissingError without DALI.
+    """
+    require_dali()
+    jobs = []
+    for each in artifacts:
+        plan = choose_plan(each, request.batch_size, store, listener)
+        options = choose_options(each, request.options or {})
+        transform = require_image_transform(each.card).to_dict()
+        workspace = str(store.workspace)
+        jobs.append(EndToEndJob(workspace, each.entry.id, (), transform, plan, options, request.seconds))
+    found = find_readable_images(request.images, MAX_FILES, threads=count_cores())
+    if found.unreadable:
+        listener.warn(
+            f"{len(found.unreadable)} images cannot be read and are skipped: {format_unreadable(found.unreadable)}"
+        )
+    size_bytes, paths = warm_page_cache(found.paths), tuple(map(str, found.paths))
+    with open_run(store.workspace, "end-to-end") as run:
+        results = []
+        for artifact, job in zip(artifacts, jobs, strict=True):
+            store.verify_entry(artifact.entry)
+            with listener.step(f"files to predictions, {artifact.label}"):
+                results.append(_measure(artifact, replace(job, paths=paths), run, listener))
+        record = EndToEndRecord(
+            folder=str(found.folder),
+            images=len(paths),
+            images_bytes=size_bytes,
+            results=tuple(results),
+            verdict=combine_verdicts(each.verdict for each in results),
+            run_dir=str(run.path),
+        )
+        write_bytes(run.path / END_TO_END, json_from_record(record))
+        finish_run(run, parents=tuple(each.entry.id for each in artifacts))
+    return record
+
+
+def choose_exit_status(record: EndToEndRecord) -> ExitStatus:
+    """A failed measurement before a wrong prediction before one that proves nothing."""
+    failed = any(each.error is not None for each in record.results)
+    return ExitStatus.STAGE_FAILED if failed else record.verdict.exit_status
+
+
+def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
+    """The artifact's runtime options with those given; threads that wait do not spin unless asked to.
+
+    On a CPU DALI and the runtime both have all cores: threads that spin while they wait for each other hold cores that
+    DALI could use. Raises BadInputError for an option that the backend does not have.
+    """
+    options = artifact.resolve_effective_options(given)
+    if "spinning" in options and "spinning" not in artifact.given(given):
+        options["spinning"] = False
+    return options
+
+
+def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
+    """The newest tuned plan for this model on this device, cut to the artifact's profile; else DALI's usual settings."""
+    on_gpu = artifact.entry.info.device == "cuda"
+    plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
+    if plan is None:
+        plan = choose_dali_plan("mixed" if on_gpu else "cpu")
+        tune = f"optpipe preprocess {format_model_argument(artifact.card.name, artifact.card.source)}"
+        listener.warn(
+            f"DALI is not tuned for {artifact.card.name} on this machine; run `{tune}` first for best performance"
+        )
+    spec = artifact.card.inputs[0]
+    wanted = batch_size or min(plan.batch_size, spec.max[0])
+    if not spec.min[0] <= wanted <= spec.max[0]:
+        wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
+        raise BadInputError(
+            f"batch size {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
+            f"`optpipe build {format_model_argument(artifact.card.name, artifact.card.source)} --batch {wider}` builds one that includes it"
+        )
+    return replace(plan, batch_size=wanted)
+
+
+def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
+    """What the newest `optpipe preprocess` of `model` that did not FAIL found fastest on this kind of device, or None."""
+    for run in reversed(list_runs(store.workspace, "preprocess")):
+        if run.manifest.model != model:
+            continue
+        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        plan = record.throughput.dali.plan if record.throughput else None
+        if plan is not None and record.verdict is not Verdict.FAIL and (plan.device == "gpu") == gpu:
+            return plan
+    return None
+
+
+def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener) -> EndToEndResult:
+    """One artifact in a process of its own; the raw times of its batches go into the run, a failure into the result."""
+    limit_s = LIMIT_S * (SLOW_CPU if job.plan.device == "cpu" else 1) + PATIENCE * job.seconds
+    measured = next(run_dali_jobs(END_TO_END_WORKER, [job], EndToEndMeasurement, limit_s))
+    result = EndToEndResult(artifact.entry.id, artifact.label, job.plan, job.options, Verdict.FAIL)
+    if isinstance(measured, str):
+        return replace(result, error=measured)
+    _write_batches(run.path / f"{artifact.entry.id}.parquet", measured.batches)
+    figures = compute_figures(measured, job.plan)
+    warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)
+    if figures.of_slower_part > 1 + NOISE:
+        listener.warn(
+            f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage: the stages were disturbed "
+            "when measured alone; repeat on an idle machine"
+        )
+    return replace(result, verdict=judge_predictions(measured.check), figures=figures)
+
+
+def _write_batches(path: Path, batches: OverlappedBatches) -> None:
+    import polars as pl
+
+    write_parquet(path, pl.DataFrame(asdict(batches)))

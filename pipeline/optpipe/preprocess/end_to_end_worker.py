@@ -1,0 +1,350 @@
+"""Files to predictions in one process: `python -m optpipe.preprocess.end_to_end_worker FOLDER`.
+
+DALI prepares the next batches while the artifact computes this one. On a GPU the pipeline's tensor is given to the
+runtime where it lies (DLPack), ordered by the stream on which both work; the top classes come back through pinned memory.
+Each part is measured alone, in the same process, so that overlap can be judged.
+"""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter_ns, process_time_ns
+from typing import Any, Protocol
+
+import numpy as np
+
+from optpipe.backends.base import Session
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.transform import Transform
+from optpipe.measure.worker.jobs import serve_jobs
+from optpipe.models.inputs.images import preprocess_batches
+from optpipe.preprocess.dali.pipeline import DaliPlan, make_bytes_pipeline, make_reading_pipeline
+from optpipe.preprocess.dali.processes import HARDWARE_QUEUES
+from optpipe.preprocess.end_to_end import (
+    EndToEndJob,
+    EndToEndMeasurement,
+    OverlappedBatches,
+    PartRates,
+    PredictionCheck,
+)
+from optpipe.preprocess.throughput import PATIENCE, compute_images_per_s
+from optpipe.preprocess.throughput_worker import time_batches
+from optpipe.workspace.environment import count_cores
+from optpipe.workspace.store import Store
+
+IN_FLIGHT = 2
+"""Batches whose predictions may be outstanding on a GPU while the next is launched."""
+TOP_K = 5
+"""The best classes that come back from the GPU, as a server would send them."""
+
+
+class Consumer(Protocol):
+    """An artifact that takes DALI's tensors."""
+
+    handover: str
+    """What is copied between the two."""
+    in_flight: int
+
+    def launch(self, tensor: Any) -> Any:
+        """Begins the inference of a batch, whose memory must stay until it is finished."""
+
+    def finish(self, launched: Any) -> np.ndarray:
+        """Waits for what `launch` began; the best class of each image, `(images,)`."""
+
+
+class HostConsumer:
+    """Computes on the CPU, in this thread, while DALI's threads prepare the next batches."""
+
+    handover = "none: the runtime reads DALI's memory"
+    in_flight = 0
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._input, self._output = session.inputs[0], session.outputs[0].name
+
+    def launch(self, tensor: Any) -> np.ndarray:
+        """Runs the batch; its scores, `(images, classes)`."""
+        inputs = {self._input.name: np.asarray(tensor).astype(self._input.dtype, copy=False)}
+        return self._session.run(inputs)[self._output]
+
+    def finish(self, launched: np.ndarray) -> np.ndarray:
+        """The best class of each image, `(images,)`."""
+        best: np.ndarray = np.argmax(launched.reshape(len(launched), -1), axis=1)
+        return best
+
+
+class DeviceConsumer:
+    """Computes on a GPU: enqueued on the stream, fetched when the event has passed."""
+
+    in_flight = IN_FLIGHT
+
+    def __init__(self, session: Session, shape: tuple[int, ...], stream: Any) -> None:
+        import torch
+
+        self._torch, self._stream = torch, stream
+        self._input, self._output = session.inputs[0], session.outputs[0].name
+        self._dtype = getattr(torch, self._input.dtype)
+        self._fixed = session.bind({self._input.name: np.zeros(shape, self._input.dtype)})
+        self._bind_in_place = getattr(session, "bind_in_place", None)
+        self._bindings: dict[int, Any] = {}
+        self.handover = "none: DLPack" if self._bind_in_place else "copy on the device"
+
+    def launch(self, tensor: Any) -> Any:
+        """Enqueues inference, the top classes, their copy to pinned memory, and an event."""
+        pixels = self._torch.from_dlpack(tensor)
+        if pixels.dtype != self._dtype:
+            pixels = pixels.to(self._dtype)
+        binding = self._bind(pixels)
+        binding.launch()
+        scores = binding.outputs[self._output].reshape(len(pixels), -1)
+        best = self._torch.topk(scores, min(TOP_K, scores.shape[1])).indices
+        host = self._torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
+        host.copy_(best, non_blocking=True)
+        event = self._torch.cuda.Event()
+        event.record(self._stream)
+        return event, host, pixels
+
+    def _bind(self, pixels: Any) -> Any:
+        if self._bind_in_place is None:
+            self._fixed.inputs[self._input.name].copy_(pixels, non_blocking=True)
+            return self._fixed
+        address = pixels.data_ptr()
+        if address not in self._bindings:
+            outputs = {name: self._torch.empty_like(each) for name, each in self._fixed.outputs.items()}
+            self._bindings[address] = self._bind_in_place({self._input.name: pixels}, outputs)
+        return self._bindings[address]
+
+    def finish(self, launched: Any) -> np.ndarray:
+        """Waits for the event; the best class of each image, `(images,)`."""
+        event, host, _ = launched
+        event.synchronize()
+        first: np.ndarray = host[:, 0].numpy()
+        return first
+
+
+def consumer_from_session(session: Session, plan: DaliPlan, transform: Transform, stream: Any) -> Consumer:
+    """The artifact in `session`; on a GPU it works on `stream`."""
+    if session.device == "cpu":
+        return HostConsumer(session)
+    return DeviceConsumer(session, get_batch_shape(plan, transform), stream)
+
+
+def get_batch_shape(plan: DaliPlan, transform: Transform) -> tuple[int, int, int, int]:
+    """Of a batch of the model's input: `(images, *transform.shape)`."""
+    return plan.batch_size, *transform.shape
+
+
+@contextmanager
+def open_stream(device: str) -> Iterator[Any]:
+    """On a GPU a stream of our own, which runtimes take as theirs when they load; None on the CPU."""
+    if device == "cpu":
+        yield None
+        return
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        yield stream
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a loop does in its steady state."""
+
+    images_per_s: float
+    cpu_cores: float
+    """Cores that this process kept busy, user and system."""
+    launch_share: float = 0.0
+    """Share of the time that launching takes."""
+    other_cpu_cores: float = 0.0
+    """Cores that other processes kept busy meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverlappedRun:
+    """Preprocessing and inference at the same time."""
+
+    rate: Rate
+    batches: OverlappedBatches
+    predictions: tuple[tuple[int, int], ...]
+    """Index of the file and its best class."""
+
+
+def measure_pipeline_rate(pipeline: Any, plan: DaliPlan, seconds: float) -> Rate:
+    """A pipeline alone."""
+
+    def batch() -> int:
+        pipeline.run()
+        return perf_counter_ns()
+
+    return _run_steady(batch, plan, seconds, plan.prefetch + 1)[0]
+
+
+def measure_inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> Rate:
+    """An artifact alone, on one batch that lies where DALI would leave it."""
+    values = np.random.default_rng(0).standard_normal(get_batch_shape(plan, transform))
+    tensor: Any = values.astype(transform.pack.dtype)
+    if isinstance(consumer, DeviceConsumer):
+        import torch
+
+        tensor = torch.from_numpy(tensor).cuda()
+    pending: deque[Any] = deque()
+    launch_ns: list[int] = []
+
+    def batch() -> int:
+        started = perf_counter_ns()
+        pending.append(consumer.launch(tensor))
+        now = perf_counter_ns()
+        launch_ns.append(now - started)
+        while len(pending) > consumer.in_flight:
+            consumer.finish(pending.popleft())
+        return now
+
+    rate, batch_ns = _run_steady(batch, plan, seconds, consumer.in_flight + 1, settled=launch_ns.clear)
+    while pending:
+        consumer.finish(pending.popleft())
+    return replace(rate, launch_share=sum(launch_ns) / sum(batch_ns))
+
+
+def run_overlapped(pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float) -> OverlappedRun:
+    """The whole path: while the consumer computes, DALI makes the next batches."""
+    scheduled: deque[int] = deque()
+    pending: deque[Any] = deque()
+    rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "output_ns", "latency_ns")}
+    predictions: list[tuple[int, int]] = []
+
+    def schedule() -> None:
+        scheduled.append(perf_counter_ns())
+        pipeline.schedule_run()
+
+    def take() -> None:
+        begun, index, launched, outputs = pending.popleft()
+        best = consumer.finish(launched)
+        rows["latency_ns"].append(perf_counter_ns() - begun)
+        predictions.extend(zip(index, best.tolist(), strict=True))
+        del outputs  # its memory goes back to DALI only now, when the predictions are there
+
+    def batch() -> int:
+        started = perf_counter_ns()
+        outputs = pipeline.share_outputs(cuda_stream=stream) if stream is not None else pipeline.share_outputs()
+        ready = perf_counter_ns()
+        index = np.asarray(outputs[1].as_cpu().as_tensor()).ravel().tolist()
+        pending.append((scheduled.popleft(), index, consumer.launch(outputs[0].as_tensor()), outputs))
+        launched = perf_counter_ns()
+        pipeline.release_outputs()
+        schedule()
+        while len(pending) > consumer.in_flight:
+            take()
+        rows["wait_ns"].append(ready - started)
+        rows["launch_ns"].append(launched - ready)
+        rows["output_ns"].append(perf_counter_ns() - launched)
+        return ready
+
+    def settled() -> None:
+        predictions.clear()
+        for values in rows.values():
+            values.clear()
+
+    for _ in range(plan.prefetch):
+        schedule()
+    queue = plan.prefetch + consumer.in_flight + 1
+    rate, batch_ns = _run_steady(batch, plan, seconds, queue, settled=settled, patience=PATIENCE)
+    while pending:
+        take()
+    kept = {name: tuple(values[: len(batch_ns)]) for name, values in rows.items()}
+    return OverlappedRun(rate, OverlappedBatches(batch_ns, **kept), tuple(predictions))
+
+
+def _run_steady(
+    batch: Callable[[], int],
+    plan: DaliPlan,
+    seconds: float,
+    prefetched: int,
+    *,
+    settled: Callable[[], None] | None = None,
+    patience: float = 1.0,
+) -> tuple[Rate, tuple[int, ...]]:
+    """Runs `batch` until its rate is known; also the time of each batch."""
+    begun_ns = 0
+
+    def begin() -> None:
+        nonlocal begun_ns
+        if settled is not None:
+            settled()
+        begun_ns = process_time_ns()
+
+    found = time_batches(batch, seconds, prefetched=prefetched, patience=patience, settled=begin)
+    rate = Rate(
+        compute_images_per_s(found.batch_ns, plan.batch_size),
+        cpu_cores=(process_time_ns() - begun_ns) / sum(found.batch_ns),
+        other_cpu_cores=found.other_cpu_cores,
+    )
+    return rate, found.batch_ns
+
+
+CHECKED_PREDICTIONS = 32
+"""Predictions of the timed run that are compared with the reference's."""
+PART_S = 1.5
+"""Measuring time of each part alone, before and after the whole."""
+
+
+def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
+    """All measurements of one artifact."""
+    plan, transform, paths = job.plan, Transform.from_dict(job.transform), [Path(path) for path in job.paths]
+    entry, part_s = Store(Path(job.workspace)).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
+    backend, device = BACKENDS[entry.info.backend], entry.info.device
+    with open_stream(device) as stream, backend.load(entry.path, entry.info, job.options) as session:
+        consumer = consumer_from_session(session, plan, transform, stream)
+
+        def measure_alone() -> tuple[Rate, Rate]:
+            pipeline = make_reading_pipeline(paths, transform, plan)
+            return measure_pipeline_rate(pipeline, plan, part_s), measure_inference_rate(
+                consumer, plan, transform, part_s
+            )
+
+        read = measure_pipeline_rate(make_bytes_pipeline(paths, plan), plan, part_s / 2)
+        decoding = make_reading_pipeline(paths, transform, plan, decode_only=True)
+        decode = measure_pipeline_rate(decoding, plan, part_s)
+        before = measure_alone()
+        whole = run_overlapped(make_reading_pipeline(paths, transform, plan), consumer, plan, stream, job.seconds)
+        after = measure_alone()
+        check = _check_predictions(whole.predictions, session, paths, transform, plan.batch_size)
+    # the better of two: a part that was disturbed once must not make the overlap look good
+    preprocess, inference = (max(pair, key=lambda rate: rate.images_per_s) for pair in zip(before, after, strict=True))
+    return EndToEndMeasurement(
+        whole.batches,
+        PartRates(read.images_per_s, decode.images_per_s, preprocess.images_per_s, inference.images_per_s),
+        launch_share=min(before[1].launch_share, after[1].launch_share),
+        cpu_share=whole.rate.cpu_cores / count_cores(),
+        other_cpu_cores=whole.rate.other_cpu_cores,
+        handover=consumer.handover,
+        environment={name: os.environ.get(name) for name in HARDWARE_QUEUES},
+        check=check,
+    )
+
+
+def _check_predictions(
+    predictions: Sequence[tuple[int, int]], session: Session, paths: Sequence[Path], transform: Transform, size: int
+) -> PredictionCheck:
+    """Compares predictions of the timed run with those of the reference preprocessing, through the same session."""
+    latest = dict(predictions)
+    chosen = sorted(latest)[:: max(1, len(latest) // CHECKED_PREDICTIONS)][:CHECKED_PREDICTIONS]
+    name, spec = session.outputs[0].name, session.inputs[0]
+    rows = [paths[index] for index in chosen]
+    padded = rows + rows[-1:] * (-len(rows) % size)
+    found: list[int] = []
+    for batch in preprocess_batches(padded, transform, size, threads=count_cores()):
+        scores = session.run({spec.name: batch.astype(spec.dtype)})[name]
+        found += np.argmax(scores.reshape(len(scores), -1), axis=1).tolist()
+    expected = found[: len(chosen)]
+    equal = sum(latest[index] == best for index, best in zip(chosen, expected, strict=True))
+    return PredictionCheck(len(chosen), equal, len(set(expected)))
+
+
+if __name__ == "__main__":
+    serve_jobs(Path(sys.argv[1]), EndToEndJob, measure_job)

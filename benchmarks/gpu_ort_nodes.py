@@ -26,7 +26,7 @@ from optpipe.backends.onnxruntime import CUDA_OPTIONS
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.workspace.store import Store
 from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE
-from optpipe.trace.recording.annotate import mark_range
+from optpipe.trace.ranges import mark_range
 workspace, artifact, batch, target = sys.argv[1:]
 entry = Store(Path(workspace)).find(artifact, ArtifactInfo)
 target = Path(target)
@@ -92,7 +92,7 @@ def shrunk(source: Path, target: Path) -> None:
 
 def kept_export(source: Path, target: Path) -> None:
     """The export without anything but the tables of events, the strings that they use, and the GPU."""
-    from optpipe.trace.recording.redaction import write_redacted_export
+    from optpipe.trace.recording.export import write_redacted_export
 
     write_redacted_export(source, target)
     shrunk(target, target.with_name(target.name + ".gz"))

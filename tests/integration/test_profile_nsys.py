@@ -21,15 +21,13 @@ from optpipe.core.errors import (
     OptpipeError,
     StageError,
 )
-from optpipe.profile.job import WorkerJob
-from optpipe.profile.record import read_result, write_job
+from optpipe.profile.record import WorkerJob, read_result, write_job
 from optpipe.trace.findings.bottleneck import LimitingFactor
-from optpipe.trace.findings.context import StageFacts
+from optpipe.trace.findings.records import StageFacts
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.ort_nodes import ClockAnchor, add_node_ranges, read_node_runs
-from optpipe.trace.recording.capture import Extra, export_recording, record_program
 from optpipe.trace.recording.files import trace_from_path
-from optpipe.trace.recording.importer import find_nsys
+from optpipe.trace.recording.nsys import Extra, export_recording, find_nsys, record_program
 from optpipe.trace.recording.read import trace_from_sqlite
 from tests.integration.conftest import optpipe
 
@@ -242,7 +240,7 @@ def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
     """A program that reads files through the operating system, recorded for real."""
     (tmp_path / "file").write_bytes(b"0" * 50_000_000)
     program = (
-        "import os\nfrom optpipe.trace.ranges import CAPTURE_RANGE\nfrom optpipe.trace.recording.annotate import mark_range\n"
+        "import os\nfrom optpipe.trace.ranges import CAPTURE_RANGE\nfrom optpipe.trace.ranges import mark_range\n"
         f"with mark_range(CAPTURE_RANGE):\n  for _ in range(20):\n    f = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\n"
         "    while os.read(f, 10_000_000): pass\n    os.close(f)\n"
     )
@@ -306,7 +304,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
         "from optpipe.profile.layers_worker import LayerRecorder\n"
         "from optpipe.trace.ranges import CAPTURE_RANGE, LAYERS_RANGE\n"
-        "from optpipe.trace.recording.annotate import mark_range\n"
+        "from optpipe.trace.ranges import mark_range\n"
         f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"
         "spec = session.inputs[0]\n"
         "inputs = {spec.name: np.ones([s if isinstance(s, int) else 1 for s in spec.shape], spec.dtype)}\n"

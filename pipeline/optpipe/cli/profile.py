@@ -22,7 +22,7 @@ from optpipe.cli.options import (
     define_precision_option,
 )
 from optpipe.trace.ranges import Stage
-from optpipe.trace.recording.capture import Extra
+from optpipe.trace.recording.nsys import Extra
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -125,7 +125,7 @@ def profile(
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
-    from optpipe.profile.recordings import diff_recordings, profile_recording, redact_recording
+    from optpipe.profile.profile_model import diff_recordings, profile_recording, redact_recording
     from optpipe.report.terminal_profile import render_diff, render_profile
     from optpipe.workspace.places import require_writable_file
     from optpipe.workspace.store import Store
@@ -174,9 +174,8 @@ def _profile_model(
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.images import find_images
-    from optpipe.profile.job import BuildJob
     from optpipe.profile.profile_model import build_or_find, choose_preprocess_images, profile_model, require_profilable
-    from optpipe.profile.record import ProfilePlan
+    from optpipe.profile.record import BuildJob, ProfilePlan
     from optpipe.report.terminal_profile import render_profiles
     from optpipe.workspace.file_names import CARD
 

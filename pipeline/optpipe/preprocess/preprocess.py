@@ -1,5 +1,6 @@
 """`optpipe preprocess`, as plain calls: derive, prove, measure, keep the evidence."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,21 +18,22 @@ from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.models.artifacts.facts import hash_model
 from optpipe.models.export.exported import export_model, prepare_model
 from optpipe.models.export.model import Model
-from optpipe.models.inputs.images import ImageFolder
+from optpipe.models.inputs.images import ImageFolder, find_readable_images, format_unreadable
+from optpipe.models.inputs.samples import read_labeled_files
 from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali.graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
-from optpipe.preprocess.images import choose_images, find_usable_images
 from optpipe.preprocess.parity.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, prove_parity
-from optpipe.preprocess.parity.predictions import PredictionDecoder, open_prediction_decoder
+from optpipe.preprocess.parity.pixels import save_side_by_side
+from optpipe.preprocess.parity.proof import PredictionDecoder, open_prediction_decoder
 from optpipe.preprocess.parity.records import RefusedImage
-from optpipe.preprocess.parity.side_by_side import save_side_by_side
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
 from optpipe.preprocess.throughput import warm_page_cache, warn_about_other_load
 from optpipe.preprocess.tuning import TunedPreprocessing, TuningSearch, tune_preprocessing
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.runs import finish_run, open_run, write_bytes, write_parquet
+from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -288,3 +290,47 @@ def _write_batch_times(path: Path, speed: TunedPreprocessing) -> None:
         for reader, batch in zip(times.reader_ns, times.batch_ns, strict=True)
     ]
     write_parquet(path, pl.DataFrame(rows))
+
+
+def find_usable_images(folder: Path, limit: int | None, max_unreadable: int | None, listener: Listener) -> ImageFolder:
+    """The readable images of a folder; says what is left out. Raises BadInputError where that is too much."""
+    found = find_readable_images(folder, limit, max_unreadable, threads=count_cores())
+    if found.unreadable:
+        listener.warn(
+            f"{len(found.unreadable)} of {len(found.paths) + len(found.unreadable)} images cannot be read and are skipped:"
+            f" {format_unreadable(found.unreadable)}"
+        )
+    if found.left_out:
+        listener.warn(f"{found.left_out} images exceed --limit {limit} and are not used")
+    return found
+
+
+def choose_images(
+    card: ModelCard, given: ImageFolder | None, limit: int | None, max_unreadable: int | None, listener: Listener
+) -> tuple[ImageFolder, Sequence[int] | None]:
+    """The images and their labels: those given, else the card's validation images, else the photographs that ship.
+
+    A classifier's labels are the names of a folder's sub-folders where all of them are labels of the card.
+    """
+    truth: Mapping[Path, str] = {}
+    if given is not None:
+        found = given
+    elif "validation" in card.data:
+        pairs = list(read_labeled_files(Path(card.data["validation"])))
+        truth = dict(pairs)
+        folder = Path(os.path.commonpath([path.parent for path, _ in pairs]))
+        found = find_usable_images(folder, limit, max_unreadable, listener)
+    else:
+        found = find_usable_images(find_shipped_folder("calibration") / "samples", limit, max_unreadable, listener)
+    if card.task is not Task.CLASSIFICATION:
+        return found, None
+    labels = [truth.get(path, path.parent.name) for path in found.paths]
+    missing = sorted(set(labels) - set(card.labels))
+    if not missing:
+        return found, [card.labels.index(label) for label in labels]
+    if card.labels and any(path.parent != found.folder for path in found.paths):
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        listener.warn(
+            f"accuracy not computed: subfolders must be named after labels of {card.name}; not labels: {names}"
+        )
+    return found, None

@@ -9,8 +9,13 @@ from optpipe.core.disagreements import find_disagreements
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
 from optpipe.core.records import plain_from_record, record_from_files
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.preprocess.parity.predictions import find_stored_task, observe_prediction_agreement
-from optpipe.preprocess.parity.proof import proof_from_rows, read_rows, row_errors_from_table
+from optpipe.preprocess.parity.proof import (
+    find_stored_task,
+    observe_prediction_agreement,
+    proof_from_rows,
+    read_rows,
+    row_errors_from_table,
+)
 from optpipe.preprocess.parity.records import Proof
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optpipe.profile.job import InferenceJob, WorkerResult
+from optpipe.profile.record import InferenceJob, WorkerResult
 from optpipe.trace.layers.ort_nodes import ClockAnchor, read_node_runs
-from optpipe.trace.ranges import ITERATION_RANGE
-from optpipe.trace.recording.annotate import mark_range
+from optpipe.trace.ranges import ITERATION_RANGE, mark_range
 from optpipe.workspace.store import Entry
 
 _CPU_RUNS = 5

@@ -15,7 +15,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.core.records import json_from_record
+from optpipe.core.records import json_from_record, read_record
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
 from optpipe.models.export.model import Model
@@ -23,12 +23,14 @@ from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.inputs.sequences import read_length
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.profile.job import InferenceJob, PreprocessJob, WorkerResult
 from optpipe.profile.record import (
+    InferenceJob,
     JudgedStage,
+    PreprocessJob,
     ProfileJob,
     ProfilePlan,
     Tracer,
+    WorkerResult,
     keep_raw_recording,
     make_worker_command,
     make_worker_job,
@@ -37,17 +39,24 @@ from optpipe.profile.record import (
     record_job,
     write_job,
 )
-from optpipe.trace.findings.context import StageFacts
-from optpipe.trace.findings.records import FailedStage, ProfileRecord, StageProfile, StageSubject, TraceProfile
-from optpipe.trace.findings.report import profile_from_trace
+from optpipe.trace.findings.records import (
+    FailedStage,
+    ProfileRecord,
+    StageFacts,
+    StageProfile,
+    StageSubject,
+    TraceProfile,
+)
+from optpipe.trace.findings.report import DiffSide, ProfileDiff, diff_profiles, profile_from_trace
 from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
 from optpipe.trace.layers.ncu import KernelCounters, record_counters
 from optpipe.trace.layers.ort_nodes import sum_layer_times
-from optpipe.trace.layers.roofline import GraphCosts
+from optpipe.trace.layers.roofline import GraphCosts, graph_costs_from_roofline
+from optpipe.trace.layers.tensor_cores import select_layered_part
 from optpipe.trace.ranges import BUILD_STAGES, Stage
-from optpipe.trace.recording.files import trace_from_folder, write_trace
-from optpipe.trace.recording.importer import find_nsys
-from optpipe.trace.timeline.analysis import analysis_from_trace
+from optpipe.trace.recording.files import redact, trace_from_folder, trace_from_path, write_trace
+from optpipe.trace.recording.nsys import find_nsys
+from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
 from optpipe.workspace.runs import OpenRun, RunStatus, finish_run, open_run, write_bytes
 from optpipe.workspace.store import Entry, Store
@@ -275,3 +284,42 @@ def _count_with_ncu(
     once = write_job(replace(full, name="ncu", iterations=1, records_itself=False))
     kernels = [row.name for row in profile.measured.kernels]
     return record_counters(make_worker_command(once), scratch, kernels, listener)
+
+
+def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:
+    """Judges a recording made by anyone: an .nsys-rep, its SQLite export, or an optpipe profile's folder."""
+    with listener.step(f"read {path.name}"):
+        trace = trace_from_path(path)
+    with listener.step("views"):
+        return profile_from_trace(trace, range_name, *_find_stage_facts(path, range_name))
+
+
+def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, GraphCosts | None]:
+    """What a profile's run knows of the stage whose folder is `path`, beside the trace; nothing of any other recording."""
+    try:
+        stages = read_record(path.parent / PROFILE, ProfileRecord).stages
+    except BadInputError:
+        return StageFacts(), None  # no run of optpipe's, or of another version
+    stage = next((each for each in stages if (each.folder, each.range) == (path.name, range_name)), None)
+    if stage is None:
+        return StageFacts(), None
+    roofline = stage.profile.roofline
+    return stage.facts, graph_costs_from_roofline(roofline) if roofline else None
+
+
+def redact_recording(path: Path, target: Path, listener: Listener) -> None:
+    """Writes a copy of a recording of nsys without the process environment: what may be passed on."""
+    with listener.step(f"redact {path.name}"):
+        redact(path, target)
+
+
+def diff_recordings(before: Path, after: Path, range_name: str | None, listener: Listener) -> ProfileDiff:
+    """Compares two recordings, kernel by kernel and layer by layer."""
+    sides = []
+    for path in (before, after):
+        with listener.step(f"read {path.name}"):
+            whole = analysis_from_trace(trace_from_path(path))
+            measured, (facts, graph) = select_measured_part(whole, range_name), _find_stage_facts(path, range_name)
+            layered, layer_ns = select_layered_part(whole, measured), graph.layer_ns if graph else {}
+            sides.append(DiffSide(measured, layered, layer_ns, facts.unprofiled_iteration_ns))
+    return diff_profiles(*sides)

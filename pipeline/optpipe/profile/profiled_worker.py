@@ -20,11 +20,10 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
-from optpipe.profile.job import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.profile.layers_worker import LayerRecorder, record_layers
-from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage
-from optpipe.trace.recording.annotate import mark_range
+from optpipe.profile.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
+from optpipe.trace.layers.roofline import Peaks
+from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
@@ -221,7 +220,7 @@ def _make_synchronizer(*, on_gpu: bool) -> Callable[[], None]:
 
 
 def _measure_peaks(job: InferenceJob) -> Peaks:
-    from optpipe.trace.layers.peaks import measure_cpu_peaks, measure_gpu_peaks
+    from optpipe.trace.layers.roofline import measure_cpu_peaks, measure_gpu_peaks
 
     return (
         measure_gpu_peaks() if job.device == "cuda" else measure_cpu_peaks(int(job.options.get("threads", 0)) or None)

@@ -1,4 +1,4 @@
-"""Records one stage of a profile: its job for the profiled process, the run under nsys or torch.profiler, what came of it."""
+"""What the profiled process is told, and what it answers: the records of `job.json` and `result.json`."""
 
 import shutil
 import sys
@@ -10,27 +10,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optpipe.backends.base import Device
+from optpipe.backends.torch_costs import ProgramCosts
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
+from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
-from optpipe.core.tensors import InputSpec
+from optpipe.core.tensors import InputSpec, Shape
+from optpipe.core.weights import WeightsRequest
 from optpipe.models.artifacts.lookup import find_reference
 from optpipe.models.export.reference import reference_from_file
 from optpipe.models.inputs.rows import Arrays, batch_from_rows
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.models.inputs.sequences import fill_sequences
-from optpipe.profile.job import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
-from optpipe.trace.findings.context import StageFacts
-from optpipe.trace.findings.records import StageSubject
-from optpipe.trace.layers.ort_nodes import add_node_ranges, match_source_names
+from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.trace.findings.records import StageFacts, StageSubject
+from optpipe.trace.layers.ort_nodes import ClockAnchor, NodeRun, add_node_ranges, match_source_names
+from optpipe.trace.layers.roofline import Peaks
 from optpipe.trace.ranges import Stage
-from optpipe.trace.recording.capture import Extra, Recording, export_recording, record_program, run_recorded
+from optpipe.trace.recording.export import KEEP_RAW_WARNING
+from optpipe.trace.recording.files import trace_from_torch
 from optpipe.trace.recording.frames import Trace
+from optpipe.trace.recording.nsys import Extra, Recording, export_recording, record_program, run_recorded
 from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.recording.redaction import KEEP_RAW_WARNING
-from optpipe.trace.recording.torch_trace import trace_from_torch
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Entry, Store
@@ -38,6 +41,112 @@ from optpipe.workspace.store import Entry, Store
 Tracer = Literal["nsys", "torch"]
 _LEAST_FREE_BYTES = 1 << 20
 _ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 4: StageError}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildJob:
+    """Export, precision and build from the beginning, in a store of their own that nothing is answered from."""
+
+    model: str
+    """MODEL as it was typed."""
+    weights: WeightsRequest
+    batch: tuple[int, int, int] | None
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]]
+    precisions: tuple[Precision, ...]
+    backends: tuple[str, ...]
+    device: Device
+    calibration: Path | None
+    options: Mapping[str, Mapping[str, Any]]
+    """By backend."""
+    truncate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceJob:
+    """One artifact at one batch size."""
+
+    workspace: Path
+    artifact: str
+    backend: str
+    device: Device
+    options: Mapping[str, Any]
+    batch_size: int
+    length: int | None = None
+    """Tokens of every sequence; None for the texts as they are, padded."""
+    in_full: bool = True
+    """Also find the device's peaks, and what the layers launch and cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessJob:
+    """Batches of images for the model whose entry is `model`."""
+
+    workspace: Path
+    model: str
+    images: tuple[Path, ...]
+    batch_size: int
+    plan: DaliPlan | None
+    """None for the CPU reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """One profiled process; exactly one of the three kinds of work is given."""
+
+    scratch: Path
+    """Where its files lie and go."""
+    name: str = "job"
+    """What its own files are called."""
+    warm_up: int = 0
+    iterations: int = 0
+    records_itself: bool = False
+    """With torch.profiler, into `torch.json`."""
+    build: BuildJob | None = None
+    inference: InferenceJob | None = None
+    preprocess: PreprocessJob | None = None
+
+    @property
+    def file(self) -> Path:
+        """The job itself."""
+        return self.scratch / f"{self.name}.json"
+
+    @property
+    def result(self) -> Path:
+        """Where the process leaves its `WorkerResult`."""
+        return self.scratch / f"{self.name}-result.json"
+
+    @property
+    def log(self) -> Path:
+        """Where the process says why it crashed; there as soon as it runs."""
+        return self.scratch / f"{self.name}-worker.log"
+
+    @property
+    def inputs(self) -> Path:
+        """The inputs of an inference: an .npz with a batch of each."""
+        return self.scratch / "inputs.npz"
+
+    @property
+    def torch_trace(self) -> Path:
+        """What torch.profiler recorded."""
+        return self.scratch / "torch.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """What a profiled process found out beside its recording, or its error."""
+
+    unprofiled_iteration_ns: float | None = None
+    """The median iteration before the recording began."""
+    peaks: Peaks | None = None
+    program: ProgramCosts | None = None
+    """Of torch: what the layers cost, whose ranges are in the recording."""
+    layer_ns: Mapping[str, float] | None = None
+    """Of ONNX Runtime on the CPU: the median time of each node."""
+    node_runs: tuple[NodeRun, ...] = ()
+    """Of ONNX Runtime on a GPU: when each node ran, and what ties its clock to the recording's."""
+    anchors: tuple[ClockAnchor, ...] = ()
+    error: str | None = None
+    exit_status: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from optpipe.core.units import format_bytes, format_duration
-from optpipe.trace.findings.gaps import Gaps
+from optpipe.trace.findings.bottleneck import Gaps
 from optpipe.trace.findings.records import CallRow, CopyRow, KernelRow, RangeRow, Totals, TraceProfile
 from optpipe.trace.layers.ncu import KernelCounters
-from optpipe.trace.layers.peaks import Peaks
+from optpipe.trace.layers.roofline import Peaks
 from optpipe.trace.timeline.kernels import shorten_name
 from optpipe.trace.timeline.timeline import IdleCause
 

@@ -22,10 +22,9 @@ from optpipe.report.profile_tables import (
 )
 from optpipe.report.records import VERDICT_STYLES
 from optpipe.trace.findings.bottleneck import LimitingFactor
-from optpipe.trace.findings.context import ProfileFinding
-from optpipe.trace.findings.diff import DiffRow, ProfileDiff, TraceChange
 from optpipe.trace.findings.quality import Quality
-from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.findings.records import ProfileFinding, TraceProfile
+from optpipe.trace.findings.report import DiffRow, ProfileDiff, TraceChange
 from optpipe.trace.findings.rules import WITHOUT_PROFILER
 from optpipe.trace.layers.ncu import KernelCounters
 from optpipe.trace.layers.roofline import Roofline

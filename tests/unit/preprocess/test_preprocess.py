@@ -12,8 +12,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
 from optpipe.models.inputs.synthetic import make_synthetic_image
-from optpipe.preprocess.images import choose_images
-from optpipe.preprocess.preprocess import open_model_function
+from optpipe.preprocess.preprocess import choose_images, open_model_function
 
 
 @dataclass

@@ -139,9 +139,7 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from optpipe.report.charts import draw_figures
     from optpipe.report.report import Report
     from optpipe.trace.findings.report import profile_from_trace
-    from optpipe.trace.layers.layer_cost import LayerCost
-    from optpipe.trace.layers.peaks import Peaks
-    from optpipe.trace.layers.roofline import GraphCosts
+    from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
     from optpipe.trace.recording.read import trace_from_sqlite
 
     sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"

@@ -12,14 +12,10 @@ from tests.golden.nsys_export import Recording
 
 from optpipe.profile.profile_model import ModelProfileDocument
 from optpipe.report.terminal_profile import render_diff, render_profile, render_profiles
-from optpipe.trace.findings.context import StageFacts
-from optpipe.trace.findings.diff import DiffSide, diff_profiles
-from optpipe.trace.findings.records import FailedStage, StageProfile, StageSubject, TraceProfile
-from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.layer_cost import LayerCost
+from optpipe.trace.findings.records import FailedStage, StageFacts, StageProfile, StageSubject, TraceProfile
+from optpipe.trace.findings.report import DiffSide, diff_profiles, profile_from_trace
 from optpipe.trace.layers.ncu import KernelCounters
-from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import GraphCosts
+from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.timeline.analysis import analysis_from_trace

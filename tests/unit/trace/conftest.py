@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.golden.nsys_export import Recording
 
-from optpipe.trace.findings.context import StageFacts
-from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.findings.records import StageFacts, TraceProfile
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.roofline import GraphCosts
 from optpipe.trace.recording.frames import Trace

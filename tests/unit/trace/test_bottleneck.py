@@ -8,9 +8,7 @@ from tests.golden.nsys_export import Recording
 
 from optpipe.trace.findings.bottleneck import LimitingFactor
 from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.layer_cost import LayerCost
-from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import GraphCosts
+from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
 from optpipe.trace.recording.frames import Trace
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)

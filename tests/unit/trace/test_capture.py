@@ -9,7 +9,7 @@ from tests.unit.trace.conftest import SAMPLE
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.trace.layers.ncu import KernelCounters, counters_from_csv, record_counters
-from optpipe.trace.recording.capture import (
+from optpipe.trace.recording.nsys import (
     Extra,
     Recording,
     export_recording,

@@ -10,12 +10,10 @@ from tests.unit.trace.conftest import Judged, judge
 
 from optpipe.core.verdict import Verdict
 from optpipe.trace.findings.bottleneck import LimitingFactor, find_range_bottleneck
-from optpipe.trace.findings.context import StageFacts
-from optpipe.trace.findings.diff import DiffSide, diff_profiles
-from optpipe.trace.layers.layer_cost import LayerCost
-from optpipe.trace.layers.layers import select_layered_part
-from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import GraphCosts
+from optpipe.trace.findings.records import StageFacts
+from optpipe.trace.findings.report import DiffSide, diff_profiles
+from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
+from optpipe.trace.layers.tensor_cores import select_layered_part
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part

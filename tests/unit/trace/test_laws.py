@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.trace.findings.diff import DiffSide, TraceChange, diff_profiles
 from optpipe.trace.findings.records import TraceProfile
-from optpipe.trace.findings.report import profile_from_trace
+from optpipe.trace.findings.report import DiffSide, TraceChange, diff_profiles, profile_from_trace
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace
-from optpipe.trace.timeline.intervals import (
+from optpipe.trace.timeline.timeline import (
     complement_intervals,
     intersect_intervals,
+    split_timeline,
     subtract_intervals,
     sum_before,
     unite_intervals,
 )
-from optpipe.trace.timeline.timeline import split_timeline
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
 NAMES = ("sm90_xmma_gemm_f16f16_f16f32", "ampere_sgemm_128x64_tn", "void relu_kernel<float>(int)")

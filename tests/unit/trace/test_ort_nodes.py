@@ -13,16 +13,14 @@ from tests.golden.nsys_export import US, Recording
 from optpipe.core.errors import StageError
 from optpipe.trace.findings.records import TraceProfile
 from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.layer_cost import LayerCost
-from optpipe.trace.layers.layers import attribute_kernels
 from optpipe.trace.layers.ort_nodes import (
     ClockAnchor,
     NodeRun,
     add_node_ranges,
     read_node_runs,
 )
-from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import GraphCosts, Quadrant
+from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks, Quadrant
+from optpipe.trace.layers.tensor_cores import attribute_kernels
 from optpipe.trace.ranges import LAYERS_RANGE
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.read import trace_from_sqlite

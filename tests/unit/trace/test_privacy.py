@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tests.golden import phenomena
 
+from optpipe.trace.recording.export import write_redacted_export
 from optpipe.trace.recording.files import trace_from_folder, write_trace
 from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.recording.redaction import write_redacted_export
 from optpipe.trace.timeline.analysis import analysis_from_trace
 
 SECRET = "correct-horse-battery-staple"

@@ -9,15 +9,16 @@ from onnx import TensorProto, helper
 
 from optpipe.core.tensors import InputSpec
 from optpipe.trace.layers.graph_costs import graph_costs_from_onnx
-from optpipe.trace.layers.layer_cost import LayerCost
 from optpipe.trace.layers.ort_nodes import sum_layer_times
-from optpipe.trace.layers.peaks import Peaks, peaks_from_data_sheet
 from optpipe.trace.layers.roofline import (
     GraphCosts,
+    LayerCost,
+    Peaks,
     Quadrant,
     classify_quadrant,
     compute_roofline,
     graph_costs_from_roofline,
+    peaks_from_data_sheet,
 )
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)

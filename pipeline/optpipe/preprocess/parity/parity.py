@@ -13,8 +13,7 @@ from optpipe.models.inputs.edge_cases import make_edge_case_files
 from optpipe.models.inputs.images import decode_image
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
 from optpipe.preprocess.parity.pixels import ComparedImage, PixelDifferences, compare_images, measure_steps_alone
-from optpipe.preprocess.parity.predictions import PredictionDecoder
-from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
+from optpipe.preprocess.parity.proof import PredictionDecoder, proof_from_rows, rows_from_outputs
 from optpipe.preprocess.parity.records import EdgeCaseFile, Outcome, ParityRecord
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from optpipe.core.units import format_duration
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.intervals import sum_within, unite_intervals
-from optpipe.trace.timeline.timeline import Timeline, array_from_column, match_names
+from optpipe.trace.timeline.timeline import Timeline, array_from_column, match_names, sum_within, unite_intervals
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
 ABSOLUTE_TIMES = "absolute times"

@@ -4,24 +4,65 @@ Where a part is None, `trace_quality.withheld` says why; the roofline is None wh
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
 
 import polars as pl
 
 from optpipe.core.records import record_from_plain
-from optpipe.trace.findings.bottleneck import Bottleneck, LimitingFactor
-from optpipe.trace.findings.context import ProfileFinding, StageFacts
-from optpipe.trace.findings.gaps import Gaps
+from optpipe.trace.findings.bottleneck import Bottleneck, Gaps, LimitingFactor
 from optpipe.trace.findings.quality import Quality
 from optpipe.trace.layers.ncu import KernelCounters
 from optpipe.trace.layers.roofline import Roofline
 from optpipe.trace.layers.tensor_cores import TensorCores
+from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.frames import Gpu
 from optpipe.trace.timeline.kernels import KernelKind
 from optpipe.trace.timeline.timeline import IdleCause
 
 Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """A row of the trace that a finding rests on: a kernel, copy, call, range or layer, or a gap and what follows it."""
+
+    name: str
+    total_ns: float
+    count: int = 1
+    start_ns: int | None = None
+    """When a gap begins."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFinding:
+    """Something that costs time, with the evidence and the next thing to try."""
+
+    rule: str
+    evidence: str
+    gain_ns: int
+    """An upper bound, over the measured part."""
+    advice: str
+    rows: tuple[FindingRow, ...] = ()
+    gain_share: float = 0.0
+    host_times: bool = False
+    """Whether the evidence is times of the host, which a profiler's overhead distorts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """What is known of a stage beside its recording; the defaults are for a recording made by someone else."""
+
+    stage: Stage | None = None
+    backend: str | None = None
+    """The runtime of an inference."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """That runtime's."""
+    expects_gpu: bool = True
+    """Without it, as for a stage of the CPU, missing GPU rows are not a defect of the trace."""
+    unprofiled_iteration_ns: float | None = None
+    """One iteration timed in the same process without a recording."""
 
 
 @dataclass(frozen=True, slots=True)

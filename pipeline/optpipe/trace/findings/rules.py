@@ -4,27 +4,20 @@ Gains are upper bounds over the measured part: the time that would be gone if th
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from optpipe.core.units import format_bytes, format_duration
-from optpipe.trace.findings.bottleneck import GAP_NS, find_long_gaps
-from optpipe.trace.findings.context import FindingRow, ProfileFinding, RuleContext
-from optpipe.trace.findings.gaps import describe_gaps, has_notable_gaps
-from optpipe.trace.findings.stage_rules import (
-    advise_fusion,
-    compute_saving_ns,
-    find_busiest_operator,
-    find_one_time_cost,
-    find_slow_layers,
-)
+from optpipe.trace.findings.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
+from optpipe.trace.findings.records import FindingRow, ProfileFinding, StageFacts
+from optpipe.trace.layers.roofline import Roofline
 from optpipe.trace.layers.tensor_cores import LayerUse, TensorCores
 from optpipe.trace.ranges import Stage
-from optpipe.trace.timeline.intervals import TimeIntervals, subtract_intervals
+from optpipe.trace.timeline.analysis import Analysis
 from optpipe.trace.timeline.kernels import shorten_name
-from optpipe.trace.timeline.timeline import WAITING_CALLS, IdleCause
+from optpipe.trace.timeline.timeline import WAITING_CALLS, IdleCause, TimeIntervals, subtract_intervals
 
 _WORTH_SHARE = 0.02
 """Findings worth less than 2 % of the measured time are not worth a line."""
@@ -39,12 +32,44 @@ _UNDER_PROFILER = frozenset({"allocations", "first-iteration", "operating-system
 WITHOUT_PROFILER = "; without the profiler"
 """What follows in an evidence holds although the profiler slowed the host."""
 _SMALL_COPY_BYTES = 64 * 1024
-_ROWS = 5
+ROWS_SHOWN = 5
 _FIRST_SHARE = 0.2
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
     r"cudaStreamCreate|cudaEventCreate)"
 )
+_OPERATOR = r"\[(?:CPU|GPU|Mixed|MIXED) op\] Run (.+)$"
+"""DALI's own ranges around each of its operators."""
+_KEPT_FOR = {
+    Stage.EXPORT: "the model, its weights, shapes and opset",
+    Stage.QUANTIZE: "the graph, precision, method and calibration images",
+    Stage.BUILD: "the graph, backend and options",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+    """What a rule may look at."""
+
+    measured: Analysis
+    facts: StageFacts
+    tensor_cores: TensorCores | None
+    roofline: Roofline | None
+    undisturbed_ns: float | None
+    """One iteration without the profiler, where it slowed the host too much for the times under it to be trusted."""
+    idle_scale: float
+    """What is left of the GPU's waiting without the profiler."""
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations were recorded, at least 1."""
+        return max(self.measured.iterations.height, 1)
+
+    @property
+    def multiprocessors(self) -> int | None:
+        """Of the trace's first GPU."""
+        gpus = self.measured.trace.gpus
+        return gpus[0].multiprocessors if gpus else None
 
 
 Rule = Callable[[RuleContext], ProfileFinding | None]
@@ -314,6 +339,93 @@ def find_os_calls(context: RuleContext) -> ProfileFinding | None:
     return ProfileFinding("operating-system", evidence, int(calls["total_ns"][0]), advice, _name_rows(calls))
 
 
+def advise_fusion(facts: StageFacts) -> str:
+    """How elementwise work gets into the kernels beside it, with the runtime that is used, or with another."""
+    if facts.backend == "torch" and not facts.options.get("fuse", True):
+        return "optpipe build --option torch.fuse=true fuses elementwise work into the matrix kernels; so does --backend inductor"
+    if facts.backend == "onnxruntime":
+        said = "optpipe build --backend torch,inductor, then optpipe bench: both fuse elementwise work into the matrix kernels (torch for "
+        return said + "FP16 and BF16 convolutions); onnxruntime.fuse_conv_bias=true fuses biases"
+    others = ",".join(each for each in ("torch", "inductor", "onnxruntime") if each != facts.backend)
+    if facts.backend is None:
+        return f"fuse elementwise work into the matrix kernels: torch.compile, TensorRT, or optpipe build --backend {others}"
+    return f"another runtime may fuse elementwise work into the matrix kernels: optpipe build --backend {others}, then optpipe bench"
+
+
+def find_one_time_cost(context: RuleContext) -> ProfileFinding | None:
+    """A stage whose result is kept: all of it is saved the next time, and its longest part is named."""
+    kept_for = _KEPT_FOR.get(context.facts.stage) if context.facts.stage else None
+    if kept_for is None:
+        return None
+    measured, span_ns = context.measured, context.measured.split.span_ns
+    parts = measured.ranges.filter((pl.col("name") != measured.scope) & (pl.col("wall_ns") < 0.98 * span_ns))
+    rows = tuple(FindingRow(*row) for row in parts.head(ROWS_SHOWN).select("name", "wall_ns", "count").iter_rows())
+    longest = f", of which {rows[0].name} {format_duration(rows[0].total_ns)}" if rows else ""
+    advice = (
+        f"cached in the workspace: paid once per combination of {kept_for}; keep --workspace between runs (also in CI)"
+    )
+    if rows and rows[0].name.startswith(("calibrate", "optpipe.calibrate")):
+        advice += "; fewer images or --method max make calibration faster"
+    return ProfileFinding("paid-once", f"{format_duration(span_ns)} on the CPU{longest}", span_ns, advice, rows)
+
+
+def find_busiest_operator(context: RuleContext) -> ProfileFinding | None:
+    """The operator of a preprocessing pipeline that takes the most time of its threads."""
+    name = pl.col("name").cast(pl.String)
+    operators = context.measured.trace.ranges.filter(name.str.contains(_OPERATOR))
+    if context.facts.stage is not Stage.PREPROCESS or operators.is_empty():
+        return None
+    table = (
+        operators.group_by(name.str.extract(_OPERATOR).alias("name"))
+        .agg(
+            (pl.col("end_ns") - pl.col("start_ns")).sum().alias("total_ns"),
+            pl.len().alias("count"),
+            pl.col("thread").n_unique(),
+        )
+        .sort("total_ns", "name", descending=[True, False])
+    )
+    rows = tuple(FindingRow(*row) for row in table.head(ROWS_SHOWN).select("name", "total_ns", "count").iter_rows())
+    first, threads = rows[0], int(table["thread"][0])
+    share = first.total_ns / max(int(table["total_ns"].sum()), 1)
+    evidence = f"{first.name} takes {share:.0%} of the operators' time, on {threads} threads"
+    advice = "optpipe preprocess tunes threads, prefetching, and the decoder, and reports the rate of decoding alone"
+    return ProfileFinding("busiest-operator", evidence, int(first.total_ns / threads), advice, rows)
+
+
+def find_slow_layers(context: RuleContext) -> ProfileFinding | None:
+    """Layers of a CPU's inference that take longer than the roofline says they must."""
+    found = context.roofline
+    if found is None or context.measured.trace.kernels.height:
+        return None
+    timed = [each for each in found.layers if each.measured_ns is not None and each.measured_ns > each.bound_ns]
+    above_ns = sum(each.above_bound_ns for each in timed)
+    if found.measured_ns is not None:
+        # No more than the whole inference is above its bound; one that is below it says that the peaks are too low.
+        above_ns = min(above_ns, found.measured_ns - found.bound_ns)
+    if above_ns <= 0:
+        return None
+    evidence = (
+        f"{len(timed)} layers take up to {format_duration(above_ns)} more per inference than their arithmetic and memory traffic require; "
+        f"{timed[0].cost.op} {timed[0].cost.name} the most"
+    )
+    advice = "more threads or larger batches: optpipe bench --option onnxruntime.threads=N --batch 1,8,32"
+    if not any(each.cost.type == "int8" for each in timed):
+        advice += "; INT8 if accuracy allows: optpipe build --precision int8 --backend onnxruntime"
+    rows = tuple(
+        FindingRow(
+            each.cost.name, each.measured_ns or 0.0, detail=f"{each.cost.op}, bound {format_duration(each.bound_ns)}"
+        )
+        for each in timed[:ROWS_SHOWN]
+    )
+    return ProfileFinding("slow-layers", evidence, int(above_ns * context.iterations), advice, rows)
+
+
+def compute_saving_ns(context: RuleContext, layers: tuple[LayerUse, ...]) -> int:
+    """What `layers` could save over the measured part, which may have other iterations than theirs."""
+    iterations = context.tensor_cores.iterations if context.tensor_cores else 1
+    return int(sum(each.could_save_ns for each in layers) / iterations * context.iterations)
+
+
 _TUNING_ADVICE = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
 _PREPROCESS_ADVICE = {
     "host-gaps": f"the host cannot feed the GPU: {_TUNING_ADVICE}",
@@ -358,11 +470,13 @@ def _each(found: TensorCores) -> str:
 
 
 def _use_rows(layers: tuple[LayerUse, ...]) -> tuple[FindingRow, ...]:
-    return tuple(FindingRow(each.name, each.time_ns, each.count, detail=each.reason or "") for each in layers[:_ROWS])
+    return tuple(
+        FindingRow(each.name, each.time_ns, each.count, detail=each.reason or "") for each in layers[:ROWS_SHOWN]
+    )
 
 
 def _gap_rows(context: RuleContext, gaps: TimeIntervals) -> tuple[FindingRow, ...]:
-    longest = describe_gaps(context.measured, gaps.starts, gaps.ends, most=_ROWS)
+    longest = describe_gaps(context.measured, gaps.starts, gaps.ends, most=ROWS_SHOWN)
     return tuple(
         FindingRow(each.before or "end of trace", each.duration_ns, 1, each.start_ns, each.host) for each in longest
     )
@@ -376,10 +490,10 @@ def _copy_rows(copies: pl.DataFrame) -> tuple[FindingRow, ...]:
     columns = ("kind", "total_ns", "count", "source_memory", "target_memory", "bytes")
     return tuple(
         FindingRow(kind or "unknown", total_ns, count, detail=f"{source} to {target}, {format_bytes(size)}")
-        for kind, total_ns, count, source, target, size in copies.head(_ROWS).select(columns).iter_rows()
+        for kind, total_ns, count, source, target, size in copies.head(ROWS_SHOWN).select(columns).iter_rows()
     )
 
 
 def _name_rows(table: pl.DataFrame) -> tuple[FindingRow, ...]:
-    rows = table.head(_ROWS).select("name", "total_ns", "count").iter_rows()
+    rows = table.head(ROWS_SHOWN).select("name", "total_ns", "count").iter_rows()
     return tuple(FindingRow(shorten_name(name), total_ns, count) for name, total_ns, count in rows)

@@ -14,9 +14,7 @@ from typing import Any
 
 from optpipe.backends.torch_costs import ProgramCosts
 from optpipe.core.tensors import InputSpec
-from optpipe.trace.layers.layer_cost import LayerCost
-from optpipe.trace.layers.peaks import Peaks
-from optpipe.trace.layers.roofline import GraphCosts
+from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
 
 _TYPE_BYTES = {
     "fp32": 4,

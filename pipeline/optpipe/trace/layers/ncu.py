@@ -10,7 +10,7 @@ from pathlib import Path
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
 from optpipe.trace.ranges import MEASURED_RANGE
-from optpipe.trace.recording.capture import run_recorded
+from optpipe.trace.recording.nsys import run_recorded
 
 _METRICS = {
     "dram__bytes.sum": "dram_bytes",

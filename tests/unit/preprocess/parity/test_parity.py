@@ -22,7 +22,7 @@ from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity import parity as parity_module
 from optpipe.preprocess.parity import pixels as pixels_module
 from optpipe.preprocess.parity.parity import prove_parity
-from optpipe.preprocess.parity.side_by_side import save_side_by_side
+from optpipe.preprocess.parity.pixels import save_side_by_side
 
 TRANSFORM = Transform(
     (Decode(), Resize((72,)), CenterCrop(64, 63), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())

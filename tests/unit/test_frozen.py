@@ -1,0 +1,96 @@
+"""Snapshots of what must stay as it is: every `--help`, and what the emulated INT8 networks compute.
+
+`OPTPIPE_FREEZE=1 uv run pytest tests/unit/test_frozen.py` rewrites them.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.fakes import int8_network as made
+from tests.fakes.int8_emulation import emulate, emulate_step
+from typer.main import get_command
+
+from optpipe.cli.app import app
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+WIDTH = {"terminal_width": 100, "max_content_width": 100}
+
+
+def list_contexts(context):
+    """Of a command and all those below it."""
+    yield context
+    for name, command in getattr(context.command, "commands", {}).items():
+        below = command.make_context(name, [], parent=context, resilient_parsing=True, **WIDTH)
+        yield from list_contexts(below)
+
+
+OPTPIPE: Any = get_command(app)
+HELP = {
+    context.command_path.replace(" ", "-"): context
+    for context in list_contexts(OPTPIPE.make_context("optpipe", [], resilient_parsing=True, **WIDTH))
+}
+
+
+@pytest.mark.parametrize("name", sorted(HELP))
+def test_help_is_as_frozen(name):
+    require_frozen(GOLDEN / "help" / f"{name}.txt", HELP[name].get_help().rstrip() + "\n")
+
+
+def test_every_frozen_help_is_of_a_command():
+    assert {path.stem for path in (GOLDEN / "help").iterdir()} == set(HELP)
+
+
+def require_frozen(path, text):
+    if "OPTPIPE_FREEZE" in os.environ:
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_an_int8_convolution_gives_the_frozen_integers():
+    """Sums of products of integers are exact, and so are their scales in FP64: the same on every CPU."""
+    found = {}
+    for activation, added, stride in (("", False, 1), ("relu", True, 2), ("hardswish", False, 1)):
+        step = made.random_convolution(5, activation=activation, added=added, stride=stride)
+        values = {"x": made.random_int8(1, 2, 32, 8, 8), "z": made.random_int8(2, 2, 32, 8 // stride, 8 // stride)}
+        whole = emulate_step(step, values).contiguous().numpy()
+        assert whole.dtype == np.int8
+        found[f"{activation or 'linear'} stride {stride}"] = hashlib.sha256(whole.tobytes()).hexdigest()
+    require_frozen(GOLDEN / "int8" / "convolutions.json", json.dumps(found, indent=1) + "\n")
+
+
+NETWORKS = {
+    "small": made.small_network,
+    "shuffled": made.shuffled_network,
+    "narrow": made.narrow_network,
+    "varied": made.varied_network,
+    "sequence": made.sequence_network,
+    "token": made.token_network,
+    "silu": lambda: made.smooth_network("Silu", depthwise=True),
+    "hardswish": lambda: made.smooth_network("HardSwish"),
+    "gated": made.gated_network,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_int8_network_has_the_frozen_weights_and_logits(name):
+    """The weights are whole numbers; logits vary between CPUs by what steps in floating point round to another integer."""
+    network = made.lower(made.quantize(NETWORKS[name]()))
+    weights = [getattr(step, "weight", None) for step in network.steps]
+    whole = [weight for weight in weights if getattr(weight, "dtype", None) == np.int8]
+    sums = [[weight.size, int(weight.sum(dtype=np.int64))] for weight in whole]
+    image = torch.from_numpy(np.random.default_rng(3).standard_normal((4, 3, 32, 32)).astype(np.float32))
+    (logits,) = emulate(network, {"image": image}).values()
+    path = GOLDEN / "int8" / f"{name}.json"
+    if "OPTPIPE_FREEZE" in os.environ:
+        logits_text = json.dumps([[round(value, 4) for value in row] for row in logits.tolist()])
+        path.write_text(f'{{"weights": {json.dumps(sums)},\n"logits": {logits_text}}}\n')
+    frozen = json.loads(path.read_text())
+    assert sums == frozen["weights"]
+    scale = np.abs(frozen["logits"]).max()
+    np.testing.assert_allclose(logits.numpy(), frozen["logits"], rtol=0, atol=0.003 * scale)

@@ -4,6 +4,7 @@ A `Session` is one loaded artifact on one device. `run` takes and gives host arr
 fixes shapes and addresses once, which is what measuring, CUDA graphs and zero-copy preprocessing need.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,58 +122,105 @@ class Session(Protocol):
         """Frees what it holds."""
 
 
-class Backend(Protocol):
-    """One runtime."""
+OWN_SESSION = (
+    "Triton has no backend for this runtime: it is served by the Python backend, which needs optpipe on the server"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A program that loads an artifact without optpipe, and the runtime settings that it reads from `loader.json`."""
+
+    program: Path
+    runtime: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How servers run an artifact; by default optpipe's own session does, behind Triton's Python backend."""
+
+    requirement: str = OWN_SESSION
+    """Which Triton releases can load it."""
+    triton_backend: str = "python"
+    platform: str = ""
+    by_position: bool = False
+    """Whether its tensors are addressed as `INPUT__0`, … and not by name."""
+    profiles: tuple[str, ...] = ()
+    """The optimization profiles to use; without their names Triton uses the first alone."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Of the model's configuration."""
+    cuda_graph: bool = False
+    """Whether Triton captures CUDA graphs."""
+    not_carried: tuple[str, ...] = ()
+    """Runtime options and properties that the server does not take over."""
+    loader: Loader | None = None
 
     @property
-    def name(self) -> str:
-        """As `--backend` takes it."""
+    def own_session(self) -> bool:
+        """Whether optpipe is needed on the server."""
+        return self.triton_backend == "python"
 
-    @property
-    def purpose(self) -> str:
-        """What it is good for, as `optpipe doctor` says it."""
 
-    @property
-    def package(self) -> str:
-        """The distribution whose version decides how its artifacts behave."""
+class Backend(ABC):
+    """One runtime. A new one is a subclass and an entry of the registry; nothing else knows its name."""
 
-    @property
-    def ahead_of_time(self) -> bool:
-        """Whether it builds engines on a machine that cannot run them."""
+    name: str
+    """As `--backend` takes it."""
+    purpose: str
+    """What it is good for, as `optpipe doctor` says it."""
+    package: str
+    """The distribution whose version decides how its artifacts behave."""
+    ahead_of_time: bool = False
+    """Whether it builds engines on a machine that cannot run them."""
+    needs_module: bool = False
+    """Whether it starts from the torch module instead of ONNX."""
 
-    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        """What a session takes, with the defaults; what only a build takes is not among them."""
-
-    def describe_options(self, device: Device) -> tuple[Option, ...]:
-        """All of its options, those of a build and those of a session, as `optpipe doctor --options` lists them."""
-
-    def precisions(self, device: Device) -> frozenset[Precision]:
-        """The precisions it has kernels for on `device`."""
-
-    @property
-    def needs_module(self) -> bool:
-        """Whether it starts from the torch module instead of ONNX."""
-
-    def probe_capability(self, device: Device) -> Capability:
-        """What it can do here, on `device`."""
-
+    @abstractmethod
     def devices(self) -> tuple[Device, ...]:
         """The devices its artifacts are for, the preferred one first."""
 
+    @abstractmethod
+    def precisions(self, device: Device) -> frozenset[Precision]:
+        """The precisions it has kernels for on `device`."""
+
+    @abstractmethod
+    def probe_capability(self, device: Device) -> Capability:
+        """What it can do here, on `device`."""
+
+    @abstractmethod
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
+        """All of its options, those of a build and those of a session, as `optpipe doctor --options` lists them."""
+
+    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
+        """What a session takes, with the defaults; what only a build takes is not among them."""
+        return {each.name: each.default for each in self.describe_options(device) if not each.builds}
+
+    @abstractmethod
     def recipe(self, device: Device, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """What decides an artifact beside graph, shapes and precision: versions, the GPU it is tuned for, options."""
 
-    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
         """What in the graph it cannot take, named; empty where the build can start."""
+        return ()
 
+    @abstractmethod
     def build(self, request: BuildRequest) -> BuildResult:
         """Builds into `request.directory`; raises `StageError` where the runtime refuses."""
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """Why an artifact cannot run here; None where it can."""
+        return self.probe_capability(info.device).why_not
 
+    @abstractmethod
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         """Loads an artifact whose hash was verified before: deserializing runs code."""
+
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
+        """How an artifact is served with the runtime `options`; `version` is that of `package` in the evidence.
+
+        Raises BadInputError for an artifact that needs more than its files.
+        """
+        return Serving()
 
 
 def prefers_channels_last(precision: Precision, device: Device) -> bool:

@@ -5,10 +5,19 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option, describe_options, merge_options
+from optpipe.backends.base import (
+    BuildRequest,
+    BuildResult,
+    Capability,
+    Device,
+    Option,
+    Serving,
+    describe_options,
+    merge_options,
+)
 from optpipe.backends.inductor_packages import (
     GENERAL,
     Compilation,
@@ -65,16 +74,11 @@ _HELP = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Inductor(TorchBackend):
     """torch's own compiler, without Python at run time."""
 
-    name: str = "inductor"
-    purpose: str = "ahead-of-time compiled PyTorch"
-
-    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        """All but what decides the compiled code."""
-        return {key: value for key, value in OPTIONS[device].items() if key not in BUILD_ONLY}
+    name = "inductor"
+    purpose = "ahead-of-time compiled PyTorch"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         """Its compiler's and its session's."""
@@ -152,6 +156,17 @@ class Inductor(TorchBackend):
         inputs = [tensor_from_dict(each) for each in info.details["inputs"]]
         packages = Packages(directory, info.device, inputs, info.details.get(STATIC_BATCHES, ()))
         return TorchSession(packages, info, merged)
+
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
+        """Triton's PyTorch backend loads the code for all batch sizes alone, whose calling convention has positions, not names."""
+        static = {STATIC_BATCHES} if info.details.get(STATIC_BATCHES) else set()
+        return Serving(
+            f"the package needs a Triton release with platform torch_aoti and {self.package} {version}: see NVIDIA's support matrix",
+            "pytorch",
+            "torch_aoti",
+            by_position=True,
+            not_carried=tuple(sorted({*options} | static)),
+        )
 
 
 def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:

@@ -5,29 +5,30 @@ it. Session options and provider options: onnxruntime.ai/docs/execution-provider
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
+    Backend,
     BuildRequest,
     BuildResult,
     Capability,
     Device,
+    Loader,
     Option,
+    Serving,
     describe_options,
     merge_options,
     prefers_channels_last,
 )
 from optpipe.backends.onnx_graph import layers_from_onnx
-from optpipe.backends.onnxruntime_session import PROVIDERS
+from optpipe.backends.onnxruntime_session import PROVIDERS, QDQ_AS_WRITTEN
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from optpipe.backends.base import Session
 
 GRAPH_FILE = "model.onnx"
@@ -50,19 +51,26 @@ _HELP = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxRuntime:
+TRITON_RELEASES = {
+    "1.17": "24.04",
+    "1.18": "24.05 to 24.08",
+    "1.19": "24.09 to 24.11",
+    "1.20": "24.12 to 25.02",
+    "1.21": "25.03 and 25.04",
+    "1.22": "25.05 to 25.07",
+    "1.23": "25.08 to 26.01",
+    "1.24": "26.02 to 26.06",
+    "1.27": "26.07",
+}
+"""The Triton releases that carry each ONNX Runtime, the newest last (Triton, docs/introduction/compatibility.md)."""
+
+
+class OnnxRuntime(Backend):
     """The one runtime that this project needs on every machine."""
 
-    name: str = "onnxruntime"
-    purpose: str = "ONNX inference on CPU and GPU"
-    package: str = "onnxruntime-gpu"
-    ahead_of_time: bool = False
-    needs_module: bool = False
-
-    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        """All of its options."""
-        return dict(OPTIONS[device])
+    name = "onnxruntime"
+    purpose = "ONNX inference on CPU and GPU"
+    package = "onnxruntime-gpu"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         """All of them are a session's."""
@@ -143,17 +151,46 @@ class OnnxRuntime:
             placement = session.find_placement(layers)
         return BuildResult(layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks)
 
-    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """An optimized graph runs on the provider it was optimized for."""
-        return self.probe_capability(info.device).why_not
-
-    def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """A session with the artifact's options, overridden by `options`."""
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
         merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
         tensor_cores = bool(info.details.get("tensor_cores"))
         return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
+
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
+        """Triton's own backend takes the number of threads alone; a folder takes every option."""
+        on_gpu = info.device == "cuda"
+        provider = {"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {}
+        spinning = {} if options.get("spinning", True) else {"session.intra_op.allow_spinning": "0"}
+        runtime = {
+            "threads": int(options.get("threads", 0)),
+            "provider": PROVIDERS[info.device],
+            "provider_options": provider,
+            "session_config": {**dict([QDQ_AS_WRITTEN] if on_gpu else []), **spinning},
+        }
+        threads = options.get("threads")
+        return Serving(
+            find_triton_releases(version),
+            "onnxruntime",
+            "onnxruntime_onnx",
+            parameters={"intra_op_thread_count": str(threads)} if threads else {},
+            not_carried=tuple(sorted({*options} - {"threads"})),
+            loader=Loader(Path(__file__).with_name("onnxruntime_loader.py"), runtime),
+        )
+
+
+def find_triton_releases(version: str) -> str:
+    """Which Triton releases have the ONNX Runtime of `version`, or the newest known one where none has."""
+    for series, releases in TRITON_RELEASES.items():
+        if version.startswith(f"{series}."):
+            return f"Triton {releases} carries ONNX Runtime {series}"
+    series, newest = next(reversed(TRITON_RELEASES.items()))
+    return (
+        f"no Triton release up to {newest} carries ONNX Runtime {version} ({newest} has {series}): "
+        "take a later one, or check an environment with the release's version by `optpipe signoff recheck --python ENV`"
+    )
 
 
 def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
@@ -167,7 +204,7 @@ def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
 
 
 def _find_options_to_disable(
-    graph: "Path", request: BuildRequest, options: Mapping[str, Any], tensor_cores: bool
+    graph: Path, request: BuildRequest, options: Mapping[str, Any], tensor_cores: bool
 ) -> dict[str, str]:
     """Options that this graph does not run with and that nobody insisted on, each with ONNX Runtime's reason.
 

@@ -8,11 +8,10 @@ Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option
+from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving
 from optpipe.backends.tensorrt_builder import (
     copy_plugins,
     create_config,
@@ -27,8 +26,10 @@ from optpipe.backends.tensorrt_network import layers_from_network
 from optpipe.backends.tensorrt_options import (
     BuilderOptions,
     describe_in_key,
+    find_profiles,
     list_builder_options,
     list_plugins,
+    options_from_details,
     options_from_given,
 )
 from optpipe.backends.tensorrt_session import list_session_options
@@ -45,23 +46,15 @@ if TYPE_CHECKING:
 ENGINE_FILE = "model.engine"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRT:
-    """One of the two libraries."""
+class TensorRT(Backend):
+    """The library for data-center GPUs, and what the two have in common."""
 
-    name: str
-    library: str
-    """The Python module: `tensorrt` or `tensorrt_rtx`."""
-    package: str
-    install: str
-    ahead_of_time: bool
-    """Whether it builds without a GPU."""
-    purpose: str
-    needs_module: bool = False
-
-    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:  # noqa: ARG002
-        """A session takes other options than a builder."""
-        return {each.name: each.default for each in list_session_options(self.library)}
+    name = "tensorrt"
+    purpose = "engines for data-center GPUs"
+    package = "tensorrt-cu13"
+    library = "tensorrt"
+    """The Python module."""
+    install = "`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:  # noqa: ARG002
         """The builder's, then those of a session."""
@@ -83,17 +76,12 @@ class TensorRT:
         if device == "cpu":
             return Capability(False, False, version, f"{self.name} engines run on NVIDIA GPUs only")
         why_not = (
-            self._find_gpu_refusal(list_gpus()[0].compute_capability)
-            if list_gpus()
-            else "no NVIDIA GPU on this machine"
+            self.find_gpu_refusal(list_gpus()[0].compute_capability) if list_gpus() else "no NVIDIA GPU on this machine"
         )
         return Capability(self.ahead_of_time or bool(list_gpus()), why_not is None, version, why_not)
 
-    def _find_gpu_refusal(self, compute_capability: str) -> str | None:
-        """TensorRT-RTX runs on GeForce and workstation GPUs: compute capability 7.5, 8.x and 12.x, not 9.0 or 10.x."""
-        major = int(compute_capability.split(".")[0])
-        if self.library == "tensorrt_rtx" and not (compute_capability == "7.5" or major in (8, 12)):
-            return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"
+    def find_gpu_refusal(self, compute_capability: str) -> str | None:  # noqa: ARG002
+        """Why it does not run on a GPU of this compute capability."""
         return None
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
@@ -183,6 +171,25 @@ class TensorRT:
         engine = directory / ENGINE_FILE
         return TensorRTSession(self._library(), engine, options, weights=graph, lean_runtime=lean_runtime)
 
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
+        """Triton's own backend loads the engine's file alone, for one version of the library."""
+        built_with = options_from_details(info.details)
+        _require_weights(built_with)
+        if built_with.plugins:
+            raise BadInputError(
+                "the engine needs plugin libraries, which Triton loads for a whole server (--backend-config=tensorrt,plugins=FILE) "
+                "and no model configuration can name; build without plugins"
+            )
+        count = len(find_profiles(built_with))
+        return Serving(
+            name_server_release(self.package, version),
+            "tensorrt",
+            "tensorrt_plan",
+            profiles=tuple(map(str, range(count))) if count > 1 else (),
+            cuda_graph=bool(options.get("cuda_graph")),
+            not_carried=tuple(sorted({*options} - {"cuda_graph"})),
+        )
+
     def _library(self) -> Any:
         try:
             return importlib.import_module(self.library)
@@ -210,19 +217,39 @@ def _require_sparse_weights(graph: Path) -> None:
         )
 
 
-TENSORRT = TensorRT(
-    name="tensorrt",
-    library="tensorrt",
-    package="tensorrt-cu13",
-    install="`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index",
-    ahead_of_time=False,
-    purpose="engines for data-center GPUs",
-)
-TENSORRT_RTX = TensorRT(
-    name="tensorrt-rtx",
-    library="tensorrt_rtx",
-    package="tensorrt-rtx-cu13",
-    install="install it with `pip install tensorrt-rtx-cu13`",
-    ahead_of_time=True,
-    purpose="engines for RTX GPUs, which can be built without one",
-)
+class TensorRTRTX(TensorRT):
+    """The library for GeForce and workstation GPUs: compute capability 7.5, 8.x and 12.x, not 9.0 or 10.x."""
+
+    name = "tensorrt-rtx"
+    purpose = "engines for RTX GPUs, which can be built without one"
+    package = "tensorrt-rtx-cu13"
+    library = "tensorrt_rtx"
+    install = "install it with `pip install tensorrt-rtx-cu13`"
+    ahead_of_time = True
+
+    def find_gpu_refusal(self, compute_capability: str) -> str | None:
+        """Data-center GPUs are refused."""
+        if compute_capability == "7.5" or int(compute_capability.split(".")[0]) in (8, 12):
+            return None
+        return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"
+
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
+        """Triton has no backend for it: optpipe's session loads the plugin libraries too."""
+        _require_weights(options_from_details(info.details))
+        return Backend.serving(self, info, options, version)
+
+
+def _require_weights(built_with: BuilderOptions) -> None:
+    if built_with.strip_weights:
+        raise BadInputError(
+            "the engine holds no weights, and a deployment has no graph to take them from; build without strip_weights"
+        )
+
+
+def name_server_release(package: str, version: str) -> str:
+    """Which Triton releases load an engine of TensorRT."""
+    return f"an engine of {package} {version} loads only in a Triton release with the same version: see NVIDIA's support matrix"
+
+
+TENSORRT = TensorRT()
+TENSORRT_RTX = TensorRTRTX()

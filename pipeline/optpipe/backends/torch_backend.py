@@ -1,24 +1,19 @@
 """What `torch` and `inductor`, torch's own backends, have in common."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from optpipe.backends.base import BuildRequest, Capability, Device
+from optpipe.backends.base import Backend, BuildRequest, Capability, Device
 from optpipe.backends.torch_program import TORCH_PRECISIONS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus, read_cpu_model
 
 
-@dataclass(frozen=True, slots=True)
-class TorchBackend:
+class TorchBackend(Backend):
     """All of a backend but its recipe, its build and its session."""
 
-    name: str
-    purpose: str
-    package: str = "torch"
-    ahead_of_time: bool = False
-    needs_module: bool = True
+    package = "torch"
+    needs_module = True
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         """Floating point; TF32 is a type of NVIDIA's Tensor Cores."""
@@ -34,10 +29,6 @@ class TorchBackend:
         if device == "cuda" and not list_gpus():
             return Capability(False, False, version, "no NVIDIA GPU on this machine")
         return Capability(True, True, version)
-
-    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing: what could be exported, torch can run."""
-        return ()
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """It needs the kind of processor that it was compiled for, and the torch whose library its code calls."""

@@ -1,7 +1,6 @@
 """torch itself, eager or replayed from a CUDA graph: the baseline everything else is measured against."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, BuildResult, Device, Option, describe_options, merge_options
@@ -27,16 +26,11 @@ _HELP = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class TorchEager(TorchBackend):
     """The exported program, called as it is."""
 
-    name: str = "torch"
-    purpose: str = "PyTorch baseline"
-
-    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        """All of its options."""
-        return dict(OPTIONS[device])
+    name = "torch"
+    purpose = "PyTorch baseline"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         """All of them are a session's."""

@@ -9,11 +9,20 @@ Source: Torch-TensorRT documentation, "Exporting a serialized TensorRT engine" (
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option, describe_options, merge_options
-from optpipe.backends.tensorrt import ENGINE_FILE, TENSORRT
+from optpipe.backends.base import (
+    Backend,
+    BuildRequest,
+    BuildResult,
+    Capability,
+    Device,
+    Option,
+    Serving,
+    describe_options,
+    merge_options,
+)
+from optpipe.backends.tensorrt import ENGINE_FILE, TENSORRT, name_server_release
 from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program, layers_from_program
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
@@ -29,19 +38,13 @@ OPTIONS = {"workspace_bytes": 0}
 _HELP = {"workspace_bytes": "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit"}
 
 
-@dataclass(frozen=True, slots=True)
-class TorchTensorRT:
+class TorchTensorRT(Backend):
     """TensorRT reached through torch instead of ONNX."""
 
-    name: str = "torch-tensorrt"
-    purpose: str = "TensorRT engines directly from PyTorch"
-    package: str = "torch-tensorrt"
-    ahead_of_time: bool = False
-    needs_module: bool = True
-
-    def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        """As a TensorRT engine."""
-        return TENSORRT.runtime_options(device)
+    name = "torch-tensorrt"
+    purpose = "TensorRT engines directly from PyTorch"
+    package = "torch-tensorrt"
+    needs_module = True
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         """The converter's, and those of a TensorRT session."""
@@ -116,3 +119,7 @@ class TorchTensorRT:
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         """As a TensorRT engine."""
         return TENSORRT.load(directory, info, options)
+
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
+        """By optpipe's own session, which needs the same version."""
+        return Serving(name_server_release(self.package, version))

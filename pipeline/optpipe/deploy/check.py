@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from optpipe.backends.base import Serving
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, read_as_user_file
@@ -12,7 +14,7 @@ from optpipe.core.records import read_record
 from optpipe.core.transform import Transform
 from optpipe.deploy.passport import find_passport_differences
 from optpipe.deploy.records import DEPLOYMENT, MODELS, PASSPORT, DeploymentRecord, Passport
-from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, PLATFORMS, name_by_position
+from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, name_by_position
 from optpipe.deploy.triton_config import (
     CONFIG,
     LABELS,
@@ -27,7 +29,7 @@ from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.runs import read_json
 from optpipe.workspace.seal import find_seal_problems
-from optpipe.workspace.store import entry_from_folder
+from optpipe.workspace.store import Entry, entry_from_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class CheckedDeployment:
     record: DeploymentRecord
     passport: Passport
     card: ModelCard
+    serving: Serving | None
+    """None for a folder, which no server runs."""
     differences: tuple[str, ...]
 
 
@@ -52,9 +56,13 @@ def check_deployment(folder: Path) -> CheckedDeployment:
     passport = read_record(folder / PASSPORT, Passport)
     with read_as_user_file(folder / CARD, "a model card"):
         card = card_from_file(folder / CARD)
-    if record.target != "folder" and (problems := list(find_configuration_problems(folder, record, card))):
-        _refuse(folder, problems)
-    return CheckedDeployment(folder, record, passport, card, tuple(find_passport_differences(passport)))
+    serving = None
+    if record.target != "folder":
+        entry = entry_from_folder(folder / MODELS / record.engine / "1", ArtifactInfo)
+        serving = BACKENDS[record.backend].serving(entry.info, record.options, "")
+        if problems := list(find_configuration_problems(folder, record, card, entry, serving)):
+            _refuse(folder, problems)
+    return CheckedDeployment(folder, record, passport, card, serving, tuple(find_passport_differences(passport)))
 
 
 def _refuse(folder: Path, problems: list[str]) -> None:
@@ -62,19 +70,20 @@ def _refuse(folder: Path, problems: list[str]) -> None:
     raise BadInputError(f"{folder}: {problems[0]}{more}\nwrite it again with optpipe deploy DOSSIER --output DIR")
 
 
-def find_configuration_problems(folder: Path, record: DeploymentRecord, card: ModelCard) -> Iterator[str]:
+def find_configuration_problems(
+    folder: Path, record: DeploymentRecord, card: ModelCard, entry: Entry[ArtifactInfo], serving: Serving
+) -> Iterator[str]:
     """Where the repository would serve another model than the one that was signed off, one line each."""
     models = folder / MODELS
     engine = read_config(models / record.engine / CONFIG)
     batched = engine.max_batch_size > 0
     inputs = [describe_served(each, batched=batched) for each in card.inputs]
     outputs = [describe_served(each, batched=batched) for each in card.outputs]
-    inner = name_by_position(inputs, outputs) if record.backend == "inductor" else (inputs, outputs)
+    inner = name_by_position(inputs, outputs) if serving.by_position else (inputs, outputs)
     yield from find_tensor_differences(engine, record.engine, *inner)
-    yield from _check_engine(models / record.engine, record)
-    backend = PLATFORMS.get(record.backend, ("python", ""))[0]
-    if engine.backend != backend:
-        yield f"{record.engine}: backend '{engine.backend}' in {CONFIG}, '{backend}' for an artifact of {record.backend}"
+    yield from _check_engine(entry, record)
+    if (backend := engine.backend) != serving.triton_backend:
+        yield f"{record.engine}: backend '{backend}' in {CONFIG}, '{serving.triton_backend}' for an artifact of {record.backend}"
     if batched and engine.max_batch_size > card.batch_range[2]:
         yield f"{record.engine}: max_batch_size {engine.max_batch_size} exceeds the build's profile ({card.batch_range[2]})"
     yield from _check_labels(models / record.engine, engine, record)
@@ -83,12 +92,11 @@ def find_configuration_problems(folder: Path, record: DeploymentRecord, card: Mo
         yield from _check_ensemble(models, record, card, outputs)
 
 
-def _check_engine(folder: Path, record: DeploymentRecord) -> Iterator[str]:
-    entry = entry_from_folder(folder / "1", ArtifactInfo)
+def _check_engine(entry: Entry[ArtifactInfo], record: DeploymentRecord) -> Iterator[str]:
     if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
-        yield f"{folder.name}: the artifact is {entry.id}, the dossier signs off {record.artifact}"
+        yield f"{record.engine}: the artifact is {entry.id}, the dossier signs off {record.artifact}"
     elif (damage := entry.find_damage()) is not None:
-        yield f"{folder.name}: {damage}"
+        yield f"{record.engine}: {damage}"
 
 
 def _check_labels(folder: Path, config: object, record: DeploymentRecord) -> Iterator[str]:

@@ -17,7 +17,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.load_client import open_load_clients, prepare_requests, send_in_flight
-from optpipe.deploy.records import DeploymentRecord, ServerCost, ServerThroughput
+from optpipe.deploy.records import ServerCost, ServerThroughput
 from optpipe.deploy.session_process import Answer
 from optpipe.deploy.triton_config import list_positions
 from optpipe.models.inputs.sequences import fill_sequences, read_length
@@ -28,6 +28,7 @@ from optpipe.stats.percentiles import summary_from_ns
 if TYPE_CHECKING:
     import numpy as np
 
+    from optpipe.backends.base import Serving
     from optpipe.deploy.server import RunningServer
 
 ROUNDS = 4
@@ -89,7 +90,7 @@ def measure_costs(
         rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
             own = _lap_in_process(partial(engine, [rows]))
-            served = _lap_served(server.grpc, record.engine, name_inputs(record, rows))
+            served = _lap_served(server.grpc, record.engine, name_inputs(checked.serving, rows))
             cost = _alternate(own, served, load, source, plan.seconds)
         yield cost
 
@@ -106,7 +107,7 @@ def measure_throughputs(
     """Requests/s of one sample each at every concurrency of `plan`; `largest` is the deployment's batch, 0 where it has none."""
     record = checked.record
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
-    with open_load_clients(server.grpc, record.engine, name_inputs(record, rows)) as clients:
+    with open_load_clients(server.grpc, record.engine, name_inputs(checked.serving, rows)) as clients:
         for count in plan.concurrency:
             joined = min(count, largest) or 1
             own: list[float] = []
@@ -125,9 +126,9 @@ def measure_throughputs(
             yield ServerThroughput(count, _estimate(own), _estimate(served), _summarize(latencies))
 
 
-def name_inputs(record: DeploymentRecord, rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
-    """By the names that the server knows: positions for a package of AOTInductor."""
-    if record.backend != "inductor":
+def name_inputs(serving: "Serving | None", rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
+    """By the names that the server knows."""
+    if serving is None or not serving.by_position:
         return rows
     return dict(zip(list_positions("INPUT", len(rows)), rows.values(), strict=True))
 

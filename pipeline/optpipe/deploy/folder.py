@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.base import Loader
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import choose_settings
-from optpipe.deploy.passport import passport_from_build
+from optpipe.deploy.passport import passport_from_build, serving_from_build
 from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, TENSORS, Choice, Passport
 from optpipe.deploy.repository import WrittenDeployment, describe_deployment, list_labels, write_card, write_requests
 from optpipe.deploy.signed_build import SignedBuild, list_signed_images
@@ -22,7 +23,6 @@ from optpipe.workspace.file_names import CARD, POLICY
 from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.store import Store
 
-LOADER = Path(__file__).with_name("loader_onnxruntime.py")
 PREDICT = "predict.py"
 SETTINGS = "loader.json"
 
@@ -34,10 +34,8 @@ class LoaderSettings:
     engine: str
     input: str
     labels: tuple[str, ...]
-    threads: int
-    provider: str
-    provider_options: Mapping[str, str]
-    session_config: Mapping[str, str]
+    runtime: Mapping[str, Any]
+    """The settings of the backend's own loader."""
     classifies: bool
     """Whether `predict.py` can name the class of an image."""
     pipeline: str | None
@@ -48,25 +46,25 @@ class LoaderSettings:
 
 def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeployment:
     """Writes everything in one step. Raises BadInputError for a backend without a loader, and where `output` exists."""
-    if build.artifact.info.backend != "onnxruntime":
-        raise BadInputError(
-            f"--to folder has a loader for onnxruntime only, the dossier's artifact is of {build.artifact.info.backend}; "
-            "use --to triton"
-        )
     settings = choose_settings(build)
+    serving = serving_from_build(build, settings.options)
+    if serving.loader is None:
+        raise BadInputError(
+            f"--to folder has no loader for artifacts of {build.artifact.info.backend}; use --to triton"
+        )
     with store.scratch("deploy") as scratch:
         run, images = list_signed_images(build)
         write_requests(build, run, images, scratch / REQUESTS)
-        found = _describe_loader(build, settings.options, scratch)
+        found = _describe_loader(build, serving.loader, scratch)
         write_bytes(scratch / SETTINGS, json_from_record(found))
-        shutil.copyfile(LOADER, scratch / PREDICT)
+        shutil.copyfile(serving.loader.program, scratch / PREDICT)
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)
         options = Choice(
             "runtime options", ", ".join(f"{name}={value}" for name, value in settings.options.items()), "as measured"
         )
-        record = describe_deployment(build, settings, "folder", found.engine, found.pipeline, None, (options,))
-        passport = passport_from_build(build)
+        record = describe_deployment(build, settings, (), "folder", found.engine, found.pipeline, None, (options,))
+        passport = passport_from_build(build, serving)
         write_bytes(scratch / DEPLOYMENT, json_from_record(record))
         write_bytes(scratch / PASSPORT, json_from_record(passport))
         text = _make_readme(build, passport, images[0][1].file if images and _classifies_images(build) else None)
@@ -75,25 +73,18 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeplo
     return WrittenDeployment(output, record, passport)
 
 
-def _describe_loader(build: SignedBuild, options: Mapping[str, Any], folder: Path) -> LoaderSettings:
-    from optpipe.backends.onnxruntime_session import PROVIDERS, QDQ_AS_WRITTEN
-
-    info, on_gpu = build.artifact.info, build.artifact.info.device == "cuda"
+def _describe_loader(build: SignedBuild, loader: Loader, folder: Path) -> LoaderSettings:
     shutil.copytree(build.artifact.path, folder / "engine", ignore=shutil.ignore_patterns("manifest.json", "*.log"))
-    engine, pipeline, plan = f"engine/{info.file}", None, None
+    engine, pipeline, plan = f"engine/{build.artifact.info.file}", None, None
     if build.preprocessing is not None:
         pipeline, plan = f"preprocessing/{Path(PIPELINE).name}", build.preprocessing.info.plan
         (folder / "preprocessing").mkdir()
         shutil.copyfile(build.preprocessing.file(PIPELINE), folder / pipeline)
-    spinning = {} if options.get("spinning", True) else {"session.intra_op.allow_spinning": "0"}
     return LoaderSettings(
         engine=engine,
         input=build.card.inputs[0].name,
         labels=list_labels(build),
-        threads=int(options.get("threads", 0)),
-        provider=PROVIDERS[info.device],
-        provider_options={"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {},
-        session_config={**dict([QDQ_AS_WRITTEN] if on_gpu else []), **spinning},
+        runtime=loader.runtime,
         classifies=_classifies_images(build),
         pipeline=pipeline,
         pipeline_options={} if plan is None else _get_pipeline_options(plan),

@@ -98,7 +98,7 @@ def prove_deployment(
             comparisons = []
             for protocol in PROTOCOLS:
                 client = _open_client(protocol, server.http if protocol == "http" else server.grpc)
-                comparisons += list(_compare(checked.record, client, protocol, expected))
+                comparisons += list(_compare(checked, client, protocol, expected))
                 step.advance()
             rows = expected[0].inputs
             costs = list(measure_costs(checked, server, cost, rows, engine, listener)) if cost else []
@@ -246,15 +246,18 @@ def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Se
 
 
 def _compare(
-    record: DeploymentRecord, client: Any, protocol: str, expected: Sequence[Expected]
+    checked: CheckedDeployment, client: Any, protocol: str, expected: Sequence[Expected]
 ) -> Iterator[Comparison]:
     """One comparison for each model. Raises GateError for the first output that is not the signed-off one."""
+    record = checked.record
+    by_position = checked.serving is not None and checked.serving.by_position
     for model in dict.fromkeys(each.model for each in expected):
         equal, worst, right, asked = 0, 0.0, 0, [each for each in expected if each.model == model]
         for number, each in enumerate(asked, 1):
             names = list(each.outputs)
-            served = _name_served(record, model, names)
-            sent = name_inputs(record, each.inputs) if model == record.engine else each.inputs
+            inside = model == record.engine
+            served = list_positions("OUTPUT", len(names)) if inside and by_position else names
+            sent = name_inputs(checked.serving, each.inputs) if inside else each.inputs
             answer = ask(client, model, sent, served)
             got = {name: answer.as_numpy(outside) for name, outside in zip(names, served, strict=True)}
             errors = [
@@ -269,11 +272,6 @@ def _compare(
                 right += 1
         text = f"{right} of {len(asked)} equal to the signed-off predictions" if right else None
         yield Comparison(model, protocol, len(asked), equal, worst, text)
-
-
-def _name_served(record: DeploymentRecord, model: str, names: Sequence[str]) -> list[str]:
-    by_position = record.backend == "inductor" and model == record.engine
-    return list_positions("OUTPUT", len(names)) if by_position else list(names)
 
 
 def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: "np.ndarray | None") -> float:

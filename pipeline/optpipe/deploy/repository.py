@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe import __version__
-from optpipe.backends.inductor import STATIC_BATCHES
-from optpipe.backends.tensorrt_options import find_profiles, options_from_details
+from optpipe.backends.base import Serving
 from optpipe.core.card import Task
-from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.records import json_from_record
 from optpipe.deploy.captured_session import list_captured_sizes
 from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
 from optpipe.deploy.kserve import ServicePlan, write_service
-from optpipe.deploy.passport import passport_from_build
+from optpipe.deploy.passport import passport_from_build, serving_from_build
 from optpipe.deploy.records import (
     DEPLOYMENT,
     IMAGES,
@@ -67,12 +65,6 @@ if TYPE_CHECKING:
 DALI_OUTPUT = "DALI_OUTPUT_0"
 ENCODED = "encoded_image"
 """The ensemble's input: a whole image file as bytes."""
-PLATFORMS: Mapping[str, tuple[str, str]] = {
-    "tensorrt": ("tensorrt", "tensorrt_plan"),
-    "onnxruntime": ("onnxruntime", "onnxruntime_onnx"),
-    "inductor": ("pytorch", "torch_aoti"),
-}
-"""Triton's backend and platform by ours; every other artifact is served by optpipe's own session behind the Python backend."""
 SHIM = Path(__file__).with_name("triton_model.py")
 
 
@@ -93,30 +85,31 @@ def write_repository(
     Without `batching` every request is a batch of its own; `service` asks for KServe's manifest beside it.
     """
     require_tritonclient()
-    require_servable(build.artifact.info)
     settings = choose_settings(build)
+    serving = serving_from_build(build, settings.options)
     if not batching:
         settings = leave_out_batching(settings)
     with store.scratch("deploy") as scratch:
         run, images = list_signed_images(build)
         known = write_requests(build, run, images, scratch / REQUESTS)
         engine = f"{build.card.name}_engine"
-        choices = [*settings.choices, _write_engine(build, settings, known, scratch / MODELS / engine)]
+        choices = [*settings.choices, _write_engine(build, serving, settings, known, scratch / MODELS / engine)]
         preprocess = ensemble = None
         if build.preprocessing is not None:
             preprocess, ensemble = f"{build.card.name}_preprocess", build.card.name
             choices += _write_preprocessing(
                 build, settings, [path for path, _ in images], scratch / MODELS / preprocess
             )
-            _write_ensemble(build, settings, engine, preprocess, scratch / MODELS / ensemble)
+            _write_ensemble(build, serving, settings, engine, preprocess, scratch / MODELS / ensemble)
         for path in (scratch / MODELS).glob(f"*/{CONFIG}"):
             require_valid_text(path)
         if service is not None:
-            backend = PLATFORMS.get(build.artifact.info.backend, ("python", ""))[0]
-            choices += write_service(build, settings, service, backend, scratch)
+            choices += write_service(build, settings, service, serving.triton_backend, scratch)
         target = "triton" if service is None else "kserve"
-        record = describe_deployment(build, settings, target, engine, preprocess, ensemble, choices)
-        passport = passport_from_build(build)
+        record = describe_deployment(
+            build, settings, serving.not_carried, target, engine, preprocess, ensemble, choices
+        )
+        passport = passport_from_build(build, serving)
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)
         write_bytes(scratch / DEPLOYMENT, json_from_record(record))
@@ -128,6 +121,7 @@ def write_repository(
 def describe_deployment(
     build: SignedBuild,
     settings: Settings,
+    not_carried: tuple[str, ...],
     target: str,
     engine: str,
     preprocess: str | None,
@@ -151,7 +145,7 @@ def describe_deployment(
         options=settings.options,
         labels=list_labels(build),
         choices=tuple(choices),
-        not_carried=() if target == "folder" else _list_not_carried(info, settings),
+        not_carried=not_carried,
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
         optpipe=__version__,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -161,21 +155,6 @@ def describe_deployment(
 def list_labels(build: SignedBuild) -> tuple[str, ...]:
     """The classes' names, where the model classifies and its card names them."""
     return build.card.labels if build.card.task is Task.CLASSIFICATION else ()
-
-
-def _list_not_carried(info: ArtifactInfo, settings: Settings) -> tuple[str, ...]:
-    """Triton's PyTorch backend loads an AOTInductor artifact's code for all batch sizes alone."""
-    static = {STATIC_BATCHES} if info.details.get(STATIC_BATCHES) else set()
-    return tuple(sorted((set(settings.options) | static) - _list_carried(info.backend, settings)))
-
-
-def _list_carried(backend: str, settings: Settings) -> set[str]:
-    """The runtime options that the configuration hands to Triton's backend; the shim takes all."""
-    if backend == "onnxruntime":
-        return {"threads"}
-    if backend == "tensorrt":
-        return {"cuda_graph"}
-    return set() if backend in PLATFORMS else set(settings.options)
 
 
 def write_requests(
@@ -205,7 +184,7 @@ def write_requests(
     return Reference(inputs, outputs)
 
 
-def _write_engine(build: SignedBuild, settings: Settings, known: Reference, folder: Path) -> Choice:
+def _write_engine(build: SignedBuild, serving: Serving, settings: Settings, known: Reference, folder: Path) -> Choice:
     """The artifact as a Triton model; returns what its warm-up is."""
     pb, info = require_tritonclient(), build.artifact.info
     shutil.copytree(build.artifact.path, folder / "1")
@@ -214,47 +193,26 @@ def _write_engine(build: SignedBuild, settings: Settings, known: Reference, fold
     inputs = [describe_served(each, batched=batched) for each in build.card.inputs]
     outputs = [describe_served(each, batched=batched) for each in build.card.outputs]
     config = pb.ModelConfig(name=folder.name, max_batch_size=settings.max_batch_size)
-    if info.backend in PLATFORMS:
-        config.backend, config.platform = PLATFORMS[info.backend]
-        config.default_model_filename = info.file
-    else:
-        config.backend = "python"
+    config.backend, config.platform = serving.triton_backend, serving.platform
+    if serving.own_session:
         shutil.copyfile(SHIM, folder / "1" / "model.py")
         add_shim_parameters(config, Path("$$TRITON_MODEL_DIRECTORY/1"), "artifact")
-    if info.backend == "inductor":  # its calling convention has positions, not names
+    else:
+        config.default_model_filename = info.file
+    if serving.by_position:
         inputs, outputs = name_by_position(inputs, outputs)
     fill_tensors(config, inputs, outputs)
     _write_labels(build, config, folder)
     kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"
     group = config.instance_group.add(count=settings.instances, kind=pb.ModelInstanceGroup.Kind.Value(kind))
-    group.profile.extend(list_profiles(info))
+    group.profile.extend(serving.profiles)
     _set_batching(config, settings)
-    _set_runtime(config, info.backend, settings)
-    return _write_warm_up(config, folder, known, settings, inputs, build)
-
-
-def require_servable(info: ArtifactInfo) -> None:
-    """Raises BadInputError for a TensorRT engine that needs more than its file: Triton's backend loads the engine alone."""
-    options = options_from_details(info.details)
-    if options.strip_weights:
-        raise BadInputError(
-            "the engine holds no weights, and a deployment has no graph to take them from; build without strip_weights"
-        )
-    if options.plugins and info.backend in PLATFORMS:
-        raise BadInputError(
-            "the engine needs plugin libraries, which Triton loads for a whole server (--backend-config=tensorrt,plugins=FILE) "
-            "and no model configuration can name; build without plugins"
-        )
-
-
-def list_profiles(info: ArtifactInfo) -> list[str]:
-    """The optimization profiles that Triton's TensorRT backend may use; without their names it uses the first alone."""
-    count = len(find_profiles(options_from_details(info.details))) if info.backend == "tensorrt" else 0
-    return [str(index) for index in range(count)] if count > 1 else []
+    _set_runtime(config, serving, settings)
+    return _write_warm_up(config, folder, known, serving, settings, inputs, build)
 
 
 def name_by_position(inputs: Sequence[Served], outputs: Sequence[Served]) -> tuple[list[Served], list[Served]]:
-    """The tensors of AOTInductor's packages, as `list_positions` names them."""
+    """The tensors as `list_positions` names them."""
     return (
         [replace(each, name=name) for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)],
         [replace(each, name=name) for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)],
@@ -273,10 +231,10 @@ def _set_batching(config: Any, settings: Settings) -> None:
         config.dynamic_batching.max_queue_delay_microseconds = settings.delay_us
 
 
-def _set_runtime(config: Any, backend: str, settings: Settings) -> None:
-    if backend == "onnxruntime" and settings.options.get("threads"):
-        config.parameters["intra_op_thread_count"].string_value = str(settings.options["threads"])
-    if backend == "tensorrt" and settings.options.get("cuda_graph"):
+def _set_runtime(config: Any, serving: Serving, settings: Settings) -> None:
+    for name, value in serving.parameters.items():
+        config.parameters[name].string_value = value
+    if serving.cuda_graph:
         config.optimization.cuda.graphs = True
         for size in settings.preferred:
             spec = config.optimization.cuda.graph_spec.add(batch_size=size)
@@ -291,13 +249,19 @@ def _write_labels(build: SignedBuild, config: Any, folder: Path) -> None:
 
 
 def _write_warm_up(
-    config: Any, folder: Path, known: Reference, settings: Settings, inputs: Sequence[Served], build: SignedBuild
+    config: Any,
+    folder: Path,
+    known: Reference,
+    serving: Serving,
+    settings: Settings,
+    inputs: Sequence[Served],
+    build: SignedBuild,
 ) -> Choice:
     """Real rows of the reference: one request of one sample and one of each preferred batch, and of each CUDA graph's size."""
     target = folder / WARM_UP
     target.mkdir()
-    largest, info = settings.max_batch_size, build.artifact.info
-    captured = info.backend not in PLATFORMS and info.device == "cuda"  # by optpipe's own session
+    largest = settings.max_batch_size
+    captured = serving.own_session and build.artifact.info.device == "cuda"
     sizes = (
         sorted({1, *settings.preferred, largest, *(list_captured_sizes(largest) if captured else ())})
         if largest
@@ -349,7 +313,9 @@ def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequenc
     return choices
 
 
-def _write_ensemble(build: SignedBuild, settings: Settings, engine: str, preprocess: str, folder: Path) -> None:
+def _write_ensemble(
+    build: SignedBuild, serving: Serving, settings: Settings, engine: str, preprocess: str, folder: Path
+) -> None:
     """Encoded images in, the model's outputs out; labels by Triton's classification extension (`class_count`)."""
     pb = require_tritonclient()
     batched = settings.max_batch_size > 0
@@ -360,7 +326,7 @@ def _write_ensemble(build: SignedBuild, settings: Settings, engine: str, preproc
         )
     inputs = [describe_served(each, batched=True) for each in build.card.inputs]
     outputs = [describe_served(each, batched=True) for each in build.card.outputs]
-    inner = name_by_position(inputs, outputs) if build.artifact.info.backend == "inductor" else (inputs, outputs)
+    inner = name_by_position(inputs, outputs) if serving.by_position else (inputs, outputs)
     assert build.preprocessing is not None
     size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # no larger than that of a step
     config = pb.ModelConfig(name=folder.name, platform="ensemble", max_batch_size=size)

@@ -1,7 +1,8 @@
 """A new runtime is one class and one entry of the registry: build, verify, doctor, look-up, options and `auto` follow."""
 
 import shutil
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,20 +10,29 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from optpipe.backends.base import BuildResult, Capability, describe_options, merge_options
+from optpipe.backends.base import Backend, BuildResult, Capability, describe_options, merge_options
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.doctor import diagnose_machine
+from optpipe.core.card import card_from_file
+from optpipe.core.entries import ReferenceInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import TensorSpec
+from optpipe.core.verdict import Verdict
 from optpipe.core.weights import WeightsRequest
+from optpipe.deploy.check import check_deployment
+from optpipe.deploy.records import DossierReference
+from optpipe.deploy.repository import write_repository
+from optpipe.deploy.session_process import open_artifact
 from optpipe.measure.worker.plan import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
 FILE = "copied.onnx"
@@ -51,21 +61,15 @@ class ToySession:
         return {name: value * np.float32(self._scale) for name, value in zip(names, found, strict=True)}
 
 
-@dataclass(frozen=True, slots=True)
-class Toy:
+class Toy(Backend):
     """The whole of a backend: ONNX's own reference evaluator, whose outputs an option can falsify."""
 
-    name: str = "toy"
-    purpose: str = "a proof that backends are open"
-    package: str = "onnx"
-    ahead_of_time: bool = False
-    needs_module: bool = False
+    name = "toy"
+    purpose = "a proof that backends are open"
+    package = "onnx"
 
-    def runtime_options(self, device):  # noqa: ARG002
-        return {"scale": 1.0}
-
-    def describe_options(self, device):
-        return describe_options(self.runtime_options(device), {"scale": "what the outputs are multiplied by"})
+    def describe_options(self, device):  # noqa: ARG002
+        return describe_options({"scale": 1}, {"scale": "what the outputs are multiplied by"})
 
     def precisions(self, device):  # noqa: ARG002
         return frozenset((Precision.FP32,))
@@ -79,17 +83,11 @@ class Toy:
     def recipe(self, device, options):
         return {"version": onnx.__version__, "options": merge_options(options, self.runtime_options(device), self.name)}
 
-    def find_unsupported(self, request):  # noqa: ARG002
-        return ()
-
     def build(self, request):
         shutil.copyfile(request.graph, request.directory / FILE)
         layers = layers_from_onnx(onnx.load(request.graph), request.card.inputs)
         options = self.recipe(request.device, request.options)["options"]
         return BuildResult(layers, FILE, options)
-
-    def find_run_blocker(self, info):  # noqa: ARG002
-        return None
 
     def load(self, directory, info, options):
         return ToySession(directory / FILE, {**info.options, **options}["scale"])
@@ -118,15 +116,15 @@ def test_it_is_built_proven_verified_found_and_loaded(tmp_path, toy) -> None:
     assert built.entry.info.precision_proof.share.macs == {"fp32": 1.0}
     (found,), _ = select_runnable(find_artifacts("net", store))
     assert found.label == "toy fp32 (cpu)"
-    assert found.resolve_effective_options({"toy": {"scale": "2"}}) == {"scale": 2.0}
+    assert found.resolve_effective_options({"toy": {"scale": "2"}}) == {"scale": 2}
     with session_from_store(str(store.workspace), found.entry.path.name, {}) as session:
         assert session.run({"x": np.zeros((2, 4), np.float32)})["y"].shape == (2, 4)
 
 
 def test_wrong_outputs_are_found(tmp_path, toy) -> None:
-    (built,) = build(tmp_path, toy, scale=1.5)[0].artifacts
+    (built,) = build(tmp_path, toy, scale=2)[0].artifacts
     assert built.verification.info.passed is False
-    assert built.verification.info.outputs[0].relative == pytest.approx(0.5)
+    assert built.verification.info.outputs[0].relative == pytest.approx(1.0)
 
 
 def test_the_command_line_and_doctor_know_it(toy) -> None:
@@ -135,3 +133,29 @@ def test_the_command_line_and_doctor_know_it(toy) -> None:
         backends_from_text("other", None)
     (status,) = [each for each in diagnose_machine().findings if each.name == "backend toy"]
     assert (status.version, status.adds) == (onnx.__version__, "a proof that backends are open")
+
+
+def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
+    result, store = build(tmp_path, toy, scale=2)
+    (built,), (samples,) = result.artifacts, store.list_entries(ReferenceInfo)
+    signed: Any = SimpleNamespace(
+        artifact=built.entry,
+        card=card_from_file(result.model.file(CARD)),
+        samples=samples,
+        policy=policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n'),
+        reference=DossierReference("dossier", "0" * 64, Verdict.PASS, (), None),
+        preprocessing=None,
+        measured=(),
+        runs=(),
+    )
+    written = write_repository(signed, tmp_path / "served", store)
+    assert "needs optpipe on the server" in written.passport.triton
+    checked = check_deployment(written.folder)
+    assert checked.serving is not None
+    assert checked.serving.own_session
+    model = written.folder / "models" / checked.record.engine
+    assert 'backend: "python"' in (model / "config.pbtxt").read_text()
+    inputs = {"x": np.ones((2, 4), np.float32)}
+    (answer,) = open_artifact(model / "1", checked.record.options)([inputs])
+    with session_from_store(str(store.workspace), built.entry.path.name, {}) as session:
+        np.testing.assert_array_equal(answer["y"], session.run(inputs)["y"])

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from optpipe.core.environment import Environment, Gpu
-from optpipe.deploy.passport import find_passport_differences, find_triton_releases
+from optpipe.deploy.passport import find_passport_differences
 from optpipe.deploy.records import Passport
 
 H200 = Gpu(0, "NVIDIA H200", "9.0", 1 << 37, "580.1")
@@ -35,15 +33,3 @@ def test_each_difference_is_one_line():
     assert list(find_passport_differences(on_cpu, PLACE)) == [
         "CPU: the evidence is from another CPU; this machine has a CPU"
     ]
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("1.23.2", "Triton 25.08 to 26.01 carries ONNX Runtime 1.23"),
-        ("1.31.1", "no Triton release up to 26.07 carries ONNX Runtime 1.31.1 (26.07 has 1.27)"),
-        ("1.2.0", "no Triton release up to 26.07 carries ONNX Runtime 1.2.0"),
-    ],
-)
-def test_the_releases_of_an_onnxruntime_are_named(version: str, expected: str) -> None:
-    assert find_triton_releases(version).startswith(expected)

@@ -17,13 +17,14 @@ SETTINGS = json.loads((HERE / "loader.json").read_text())
 for name, digest in SETTINGS["sha256"].items():  # loading an engine runs code
     if hashlib.sha256((HERE / name).read_bytes()).hexdigest() != digest:
         sys.exit(f"{name} is not the signed-off file")
-if SETTINGS["provider"] != "CPUExecutionProvider":
+runtime = SETTINGS["runtime"]
+if runtime["provider"] != "CPUExecutionProvider":
     ort.preload_dlls()
 options = ort.SessionOptions()
-options.intra_op_num_threads = SETTINGS["threads"]
-for name, value in SETTINGS["session_config"].items():
+options.intra_op_num_threads = runtime["threads"]
+for name, value in runtime["session_config"].items():
     options.add_session_config_entry(name, value)
-providers = [(SETTINGS["provider"], SETTINGS["provider_options"])]
+providers = [(runtime["provider"], runtime["provider_options"])]
 session = ort.InferenceSession(str(HERE / SETTINGS["engine"]), options, providers=providers)
 if SETTINGS["pipeline"]:
     from nvidia.dali.pipeline import Pipeline

@@ -23,8 +23,7 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.models.inputs.images import decode_image
-from optpipe.models.inputs.reference import iterate_steps
+from optpipe.models.inputs.images import decode_image, iterate_steps
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, make_steps_pipeline
 from optpipe.preprocess.throughput import (
     LoaderPlan,

@@ -26,8 +26,8 @@ def load_artifact(artifact: str, size: int, workspace: Path, details: Any = None
 def draw_arrays(artifact: str, size: int, workspace: Path) -> dict[str, Any]:
     """A batch by input, in their order, from the samples that its model was verified on."""
     from optpipe.models.artifacts.lookup import find_artifacts
-    from optpipe.models.export.reference import reference_from_file
-    from optpipe.models.inputs.pool import vary_inputs
+    from optpipe.models.export.exported import reference_from_file
+    from optpipe.models.inputs.samples import vary_inputs
     from optpipe.workspace.file_names import REFERENCE
 
     found = find_artifacts(artifact, Store(workspace))[0]

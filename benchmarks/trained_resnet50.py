@@ -105,7 +105,7 @@ def tensors(folder: Path, card: Path):
     import torch
 
     from optpipe.models.inputs.images import preprocess_batches
-    from optpipe.models.sources.card_file import CardSource
+    from optpipe.models.sources.resolve import CardSource
 
     paths = sorted(folder.glob("*/*.jpg"))
     rows = np.concatenate(list(preprocess_batches(paths, CardSource(card).card.transform, 64, threads=8)))

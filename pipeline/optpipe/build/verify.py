@@ -12,7 +12,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, Verific
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.models.artifacts.engine import hash_engine
-from optpipe.models.export.reference import Reference, reference_from_file
+from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.models.inputs.rows import count_batched, count_rows, join_batches, rows_from_outputs, split_batches
 from optpipe.stats.agreement import (
     TOLERATED_RELATIVE_ERROR,

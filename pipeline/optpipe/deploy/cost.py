@@ -20,7 +20,7 @@ from optpipe.deploy.load_client import open_load_clients, prepare_requests, send
 from optpipe.deploy.records import ServerCost, ServerThroughput
 from optpipe.deploy.session_process import Answer
 from optpipe.deploy.triton_config import list_positions
-from optpipe.models.inputs.sequences import fill_sequences, read_length
+from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.signoff.policy import Policy
 from optpipe.stats.means import mean_from_values
 from optpipe.stats.percentiles import summary_from_ns

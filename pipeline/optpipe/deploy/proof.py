@@ -45,8 +45,8 @@ from optpipe.deploy.triton_config import (
     require_tritonclient,
     text_from_config,
 )
-from optpipe.models.export.reference import Reference, reference_from_file
-from optpipe.models.inputs.sequences import fill_sequences, read_length
+from optpipe.models.export.exported import Reference, reference_from_file
+from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.stats.agreement import compute_output_error
 from optpipe.workspace.store import Store, entry_from_folder

@@ -33,7 +33,7 @@ from optpipe.measure.process import WorkerPool
 from optpipe.measure.session_plan import BenchPlan, prepare_session
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact
-from optpipe.models.export.reference import reference_from_file
+from optpipe.models.export.exported import reference_from_file
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.means import FEWEST, mean_from_values, subtract_means
 from optpipe.stats.ratio import count_rounds_to_settle

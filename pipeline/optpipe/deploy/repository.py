@@ -50,7 +50,7 @@ from optpipe.deploy.triton_config import (
     text_from_config,
 )
 from optpipe.models.artifacts.engine import hash_engine
-from optpipe.models.export.reference import Reference, reference_from_file
+from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR

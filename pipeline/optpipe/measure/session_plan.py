@@ -20,10 +20,9 @@ from optpipe.measure.validity import LIMITS
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
-from optpipe.models.export.exported import run_onnx_graph
-from optpipe.models.export.reference import reference_from_file
-from optpipe.models.inputs.pool import POOL_SIZE, describe_pool, load_image_pool, save_pool, vary_inputs
-from optpipe.models.inputs.sequences import fill_sequences, read_length
+from optpipe.models.export.exported import reference_from_file, run_onnx_graph
+from optpipe.models.inputs.rows import fill_sequences, read_length
+from optpipe.models.inputs.samples import POOL_SIZE, describe_pool, load_image_pool, save_pool, vary_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.file_names import ONNX, REFERENCE

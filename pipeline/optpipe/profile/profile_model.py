@@ -19,9 +19,8 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
 from optpipe.models.export.model import Model
-from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.rows import Arrays, read_length
 from optpipe.models.inputs.samples import choose_samples
-from optpipe.models.inputs.sequences import read_length
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.profile.record import (
     InferenceJob,

@@ -20,10 +20,9 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.core.tensors import InputSpec, Shape
 from optpipe.core.weights import WeightsRequest
 from optpipe.models.artifacts.lookup import find_reference
-from optpipe.models.export.reference import reference_from_file
-from optpipe.models.inputs.rows import Arrays, batch_from_rows
+from optpipe.models.export.exported import reference_from_file
+from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.models.inputs.sequences import fill_sequences
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.trace.findings.records import StageFacts, StageSubject
 from optpipe.trace.layers.ort_nodes import ClockAnchor, NodeRun, add_node_ranges, match_source_names

@@ -14,7 +14,7 @@ from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
-from optpipe.models.export.reference import reference_from_file
+from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.tensor_set import tensor_set_from_rows

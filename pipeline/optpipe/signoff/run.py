@@ -23,7 +23,7 @@ from optpipe.core.hashing import hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord
 from optpipe.models.export.model import Model
-from optpipe.models.inputs.content import hash_data
+from optpipe.models.inputs.task_data import hash_data
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.release import SignedDossier, document_from_signed, sign_off

@@ -11,7 +11,7 @@ from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import read_record
 from optpipe.measure.worker.plan import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts
-from optpipe.models.inputs.pool import vary_inputs
+from optpipe.models.inputs.samples import vary_inputs
 from optpipe.sweep.neighbors import Probe
 from optpipe.workspace.store import Store
 
@@ -49,7 +49,7 @@ def _run_window(query: Any, seconds: float) -> list[int]:
 
 def _make_query(session: Any, artifact: Any, batch_size: int, store: Store) -> Any:
     """One inference on real inputs of the store, finished on return."""
-    from optpipe.models.export.reference import reference_from_file
+    from optpipe.models.export.exported import reference_from_file
     from optpipe.workspace.file_names import REFERENCE
 
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))

@@ -12,7 +12,7 @@ from optpipe.build.verify import fill_batches, verify_session
 from optpipe.core.card import card_from_dict
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.models.export.reference import Reference
+from optpipe.models.export.exported import Reference
 
 CARD = card_from_dict(
     {

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from optpipe.core.geometry import compute_geometry
 from optpipe.core.transform import CenterCrop, Decode, Pack, Resize, Transform
-from optpipe.models.inputs.reference import apply_transform
+from optpipe.models.inputs.images import apply_transform
 
 LETTERBOX = (Resize((64,), fit="long"), CenterCrop(64, 64, rounding="floor", fill=0))
 EXACT = (Resize((64, 64), fit="exact"),)

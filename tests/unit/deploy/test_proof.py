@@ -9,7 +9,7 @@ import pytest
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.tensors import InputSpec
 from optpipe.deploy import proof
-from optpipe.models.export.reference import Reference
+from optpipe.models.export.exported import Reference
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: the extra `triton`")
 

@@ -15,8 +15,7 @@ from optpipe.evaluate.tasks.question_answering import (
     normalize_answer,
     score_answer,
 )
-from optpipe.models.inputs.questions import cut_windows
-from optpipe.models.inputs.text_set import text_set_from_path
+from optpipe.models.inputs.text_set import cut_windows, text_set_from_path
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: uv sync --extra hf")
 WORDS = [f"w{number}" for number in range(60)] + ["who", "?"]

@@ -13,8 +13,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.evaluate.tasks.token_classification import TokenClassification, find_entities
-from optpipe.models.inputs.text_set import text_set_from_path
-from optpipe.models.inputs.tokens import find_first_tokens, tokenize
+from optpipe.models.inputs.text_set import find_first_tokens, text_set_from_path, tokenize
 
 TASK = TokenClassification()
 TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")

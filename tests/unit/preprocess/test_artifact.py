@@ -25,8 +25,8 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.models.inputs.edge_cases import make_edge_case_files
 from optpipe.models.inputs.images import preprocess_file
+from optpipe.models.inputs.synthetic import make_edge_case_files
 from optpipe.preprocess.artifact import (
     CONFIG,
     PIPELINE,

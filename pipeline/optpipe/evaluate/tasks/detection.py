@@ -10,8 +10,7 @@ from optpipe.core.geometry import compute_geometry
 from optpipe.evaluate.tasks.average_precision import MatchedClass, compute_average_precision, match_boxes
 from optpipe.evaluate.tasks.contract import BootstrapTask, DropCost, Values, require_labels
 from optpipe.evaluate.tasks.heads import Found, count_head_classes, decode_outputs, find_head
-from optpipe.models.inputs.annotations import read_image_size
-from optpipe.models.inputs.boxes import read_boxes
+from optpipe.models.inputs.annotations import read_boxes, read_image_size
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile

@@ -12,8 +12,8 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.models.sources.card_file import CardSource
 from optpipe.models.sources.onnx_file import hash_onnx_file
+from optpipe.models.sources.resolve import CardSource
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.manifest import drop_folder

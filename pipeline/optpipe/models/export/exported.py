@@ -12,11 +12,10 @@ from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.models.export.model import Model, choose_available_weights
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
-from optpipe.models.export.reference import reference_from_file
 from optpipe.models.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.models.inputs.tokens import SENTENCES
-from optpipe.models.sources.card_file import CardSource
+from optpipe.models.inputs.text_set import SENTENCES
+from optpipe.models.sources.resolve import CardSource
 from optpipe.models.sources.user_code import describe_user_error
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
 from optpipe.workspace.environment import get_package_version
@@ -25,6 +24,31 @@ from optpipe.workspace.store import Entry, Store, compute_entry_id
 
 if TYPE_CHECKING:
     import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Inputs, the source model's outputs on them, and the true classes where they are known."""
+
+    inputs: Mapping[str, "np.ndarray"]
+    outputs: Mapping[str, "np.ndarray"]
+    labels: "np.ndarray | None" = None
+
+
+def reference_from_file(path: Path) -> Reference:
+    """Reads a reference file."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as stored:
+        inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
+        outputs = {name.removeprefix("output:"): stored[name] for name in stored.files if name.startswith("output:")}
+        return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
+
 
 REVISION = 7
 """Raised whenever this stage would write something else from the same recipe."""
@@ -105,7 +129,7 @@ def _copy_onnx(source: Path, card: ModelCard, target: Path) -> None:
     """A user's file, with its external data drawn in so that the entry is whole, and a name for every open dimension."""
     import onnx
 
-    from optpipe.models.sources.onnx_inputs import name_dimensions
+    from optpipe.models.sources.onnx_file import name_dimensions
 
     model = onnx.load(source)
     name_dimensions(model, card.inputs)

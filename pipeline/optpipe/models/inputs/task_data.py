@@ -10,20 +10,21 @@ import numpy as np
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 from optpipe.core.events import Listener
-from optpipe.models.inputs.boxes import image_set_from_coco, is_coco
+from optpipe.models.inputs.annotations import image_set_from_coco, is_coco
 from optpipe.models.inputs.image_set import ImageSet, image_set_from_path
 from optpipe.models.inputs.images import UnreadableFile, format_unreadable, preprocess_batches
-from optpipe.models.inputs.questions import cut_windows
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.models.inputs.sample_set import AnySet, SampleSet
 from optpipe.models.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
-from optpipe.models.inputs.text_set import TextSet, text_set_from_path
-from optpipe.models.inputs.tokens import (
+from optpipe.models.inputs.text_set import (
+    TextSet,
     compute_max_tokens,
+    cut_windows,
     encode_texts,
     find_first_tokens,
     find_long_texts,
     pad_tokens,
+    text_set_from_path,
     tokenize,
 )
 from optpipe.workspace.environment import get_package_version
@@ -33,6 +34,13 @@ from optpipe.workspace.store import Entry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+import json
+import os
+from collections.abc import Iterable
+
+from optpipe.core.hashing import hash_file, hash_value
+from optpipe.models.inputs.annotations import list_coco_images
+from optpipe.models.inputs.images import ANNOTATIONS, walk_files
 
 
 def load_sample_set(
@@ -241,3 +249,35 @@ def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) ->
         listener.warn(f"{str(error).partition(':')[0]}; ignoring folders and labels")
         return replace(samples, files=tuple(replace(each, label=None) for each in samples.files), labels=())
     return samples
+
+
+def hash_data(source: Path) -> str:
+    """The hash of the files that `source` holds: all below a folder; a file, and the samples and annotations that it names.
+
+    Names count from `source`, so that data which were moved are the same. Raises BadInputError for what cannot be read.
+    """
+    with read_as_user_file(source, "data"):
+        if source.is_dir():
+            base, found = source, list(walk_files(source))
+        else:
+            base, found = source.parent, list(_list_named_files(source))
+        named = {os.path.relpath(path, base): path for path in found if path.is_file()}
+        hashes = {os.fsencode(name).hex(): hash_file(path) for name, path in named.items()}
+        return hash_value([hash_file(source) if source.is_file() else None, hashes])
+
+
+def _list_named_files(source: Path) -> Iterable[Path]:
+    """What the manifest or COCO file `source` names, and masks and boxes beside the images."""
+    if source.suffix.lower() != ".json" or holds_tensors(source):
+        return ()
+    if is_coco(source):
+        root, names = list_coco_images(source)
+        return [root / name for name in names]
+    value = json.loads(source.read_bytes())
+    if not isinstance(value, dict) or not {"root", "files"} <= value.keys():
+        return ()
+    root = source.parent / value["root"]
+    if not root.is_dir():  # of texts
+        return (root,)
+    beside = (path for path in walk_files(root) if {*path.relative_to(root).parts} & {*ANNOTATIONS})
+    return [*(root / each["path"] for each in value["files"]), *beside]

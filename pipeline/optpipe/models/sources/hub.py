@@ -1,12 +1,31 @@
-"""The Hugging Face hub, where `hf:` and most `timm:` models are: out of reach, its client goes straight to its cache."""
+"""Models on the Hugging Face hub: `hf:google/vit-base-patch16-224`, `hf:./my-model` (a local folder), `timm:vit_tiny_patch16_224`.
 
+Image, text and token classification, question answering, and text encoders: a checkpoint whose architecture is a model
+without a head gives embeddings, pooled over tokens inside the model. The configuration has to be had (from the hub, its
+cache or the folder); the weights may be replaced by random ones.
+"""
+
+import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from optpipe.core.errors import first_line
+from optpipe.core.card import ModelCard, Task, Tokenization
+from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
+from optpipe.core.hashing import hash_file, hash_text
+from optpipe.core.tensors import InputSpec
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
+from optpipe.models.sources.modules import flatten_module, pool_tokens
+from optpipe.models.sources.transform import transform_from_processor, transform_from_timm
+from optpipe.models.sources.weights import hash_module_weights, make_with_weights, use_seed
+from optpipe.workspace.environment import get_package_version
 
 HUB = "huggingface.co"
 
@@ -64,3 +83,253 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
         except OSError as error:
             reason = error.strerror or str(error)
     return reason
+
+
+DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
+"""Profile of a text model's sequence length, cut at what its position embeddings allow."""
+POOLING_FOLDER = "1_Pooling"
+"""Where sentence-transformers says how tokens are pooled."""
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""A repository that has none of these files has no tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceSource:
+    """A model on the hub, or a folder saved with `save_pretrained`."""
+
+    repository: str
+    has_module: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """`hf:NAME`."""
+        return f"hf:{self.repository}"
+
+    def collect_identity(self) -> dict[str, Any]:
+        """The repository's name; of a local folder its own name, and the hashes of its files."""
+        folder = Path(self.repository)
+        found = sorted((*folder.glob("*"), *folder.glob(f"{POOLING_FOLDER}/*.json")))
+        files = {path.relative_to(folder).as_posix(): hash_file(path) for path in found if path.is_file()}
+        return {
+            "source": f"hf:{self._published_name}",
+            "files": files,
+            "transformers": get_package_version("transformers"),
+            "tokenizers": get_package_version("tokenizers"),
+            "torch": get_package_version("torch"),
+        }
+
+    def load(self, weights: WeightsRequest) -> LoadedModel:
+        """Builds the module for the task that its configuration names."""
+        if get_package_version("transformers") is None:
+            raise MissingError(f"{self.name} requires transformers; install it with `uv sync --extra hf`")
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()  # tensors that are not in the checkpoint are in the record
+        with nullcontext() if Path(self.repository).exists() else use_hub() as unreachable:
+            return self._load(transformers, weights, unreachable)
+
+    def _load(self, transformers: Any, weights: WeightsRequest, unreachable: str | None) -> LoadedModel:
+        config = self._read_config(transformers, unreachable)
+        kind, task = _choose_head(transformers, config, self.name)
+        module, record = self._module(kind, config, weights, unreachable)
+        image = task is Task.CLASSIFICATION
+        tokenizer = None if image else _load_tokenizer(transformers, self.repository)
+        card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer, task)
+        if task is Task.EMBEDDING:
+            pooling = _read_pooling(transformers, self.repository)
+            card = replace(card, labels=(), head={"pooling": pooling})
+            module = pool_tokens(module, pooling)
+        flat = flatten_module(module, keywords=tuple(each.name for each in card.inputs))
+        return LoadedModel(
+            card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None
+        )
+
+    def _read_config(self, transformers: Any, unreachable: str | None) -> Any:
+        try:
+            return transformers.AutoConfig.from_pretrained(self.repository)
+        except (OSError, ValueError) as error:
+            if unreachable is not None and is_not_cached(error):
+                raise MissingError(
+                    f"{self.name}: {explain_hub_error(error, unreachable)}\n"
+                    f"use a local folder (hf:FOLDER), or fill the cache with `hf download {self.repository}` where there is a network"
+                    " and HF_HUB_OFFLINE is not set"
+                ) from error
+            raise (BadInputError if Path(self.repository).exists() else MissingError)(
+                f"{self.name}: no configuration found ({first_line(error)}); use a name on {HUB} or a local folder"
+            ) from error
+
+    def _module(
+        self, kind: Any, config: Any, request: WeightsRequest, unreachable: str | None
+    ) -> tuple[Any, WeightsRecord]:
+        if request.kind != "default":
+            return make_with_weights(lambda: kind.from_config(config), request)
+        try:
+            with use_seed(request.seed):
+                module, said = kind.from_pretrained(self.repository, use_safetensors=True, output_loading_info=True)
+        except OSError as error:
+            raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
+        except (RuntimeError, ValueError) as error:
+            raise BadInputError(
+                f"{self.name}: its checkpoint does not fit its configuration: {first_line(error)}"
+            ) from error
+        sha256, missing = hash_module_weights(module.eval()), sorted(said["missing_keys"])
+        if kind.__name__ == "AutoModel":  # its own pooler is not used
+            missing = [name for name in missing if not name.startswith("pooler.")]
+        if not missing:
+            return module, WeightsRecord(f"default:{self._published_name}", sha256)
+        drawn = f"{len(missing)} of {len(module.state_dict())} tensors are not in the checkpoint, first {missing[0]}"
+        return module, WeightsRecord("random", sha256, request.seed, drawn)
+
+    def _make_image_card(self, transformers: Any, config: Any) -> ModelCard:
+        try:
+            processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
+        except OSError as error:
+            raise BadInputError(
+                f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown ({first_line(error)})"
+            ) from error
+        transform = transform_from_processor(processor)
+        size = transform.size or (getattr(config, "image_size", 224),) * 2
+        channels = getattr(config, "num_channels", 3)
+        image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in DEFAULT_BATCH_PROFILE))
+        labels = tuple(config.id2label[key] for key in sorted(config.id2label))
+        return ModelCard(self._short(), self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
+
+    def _make_text_card(self, config: Any, tokenizer: Any, task: Task) -> ModelCard:
+        limit = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_PROFILE[2])
+        shapes = [
+            (batch, min(length, limit))
+            for batch, length in zip(DEFAULT_BATCH_PROFILE, DEFAULT_SEQUENCE_PROFILE, strict=True)
+        ]
+        answers = task is Task.QUESTION_ANSWERING
+        kinds = ("token_type_ids",) if answers and getattr(config, "type_vocab_size", 0) > 1 else ()
+        inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask", *kinds))
+        labels = () if answers else tuple(config.id2label[key] for key in sorted(config.id2label))
+        tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
+        return ModelCard(self._short(), self.name, task, inputs, labels=labels, tokenization=tokenization)
+
+    @property
+    def _published_name(self) -> str:
+        """What may be told of it anywhere: the name on the hub, or a local folder's without its place."""
+        return self._short() if Path(self.repository).is_dir() else self.repository
+
+    def _short(self) -> str:
+        return Path(self.repository).resolve().name
+
+
+def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
+    """The class that loads the checkpoint, and the task of its head. Raises BadInputError for a head that no task reads."""
+    if type(config) in transformers.AutoModelForImageClassification._model_mapping:
+        return transformers.AutoModelForImageClassification, Task.CLASSIFICATION
+    architectures = config.architectures or ()
+    if architectures and all(each.endswith("Model") for each in architectures):
+        return transformers.AutoModel, Task.EMBEDDING
+    if any(each.endswith("ForTokenClassification") for each in architectures):
+        return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
+    if any(each.endswith("ForQuestionAnswering") for each in architectures):
+        return transformers.AutoModelForQuestionAnswering, Task.QUESTION_ANSWERING
+    if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
+        return transformers.AutoModelForSequenceClassification, Task.TEXT_CLASSIFICATION
+    raise BadInputError(
+        f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens, or for answering questions"
+    )
+
+
+def _read_pooling(transformers: Any, repository: str) -> str:
+    """`cls` or `mean` by sentence-transformers' configuration; `mean` where there is none."""
+    place = transformers.utils.cached_file(
+        repository, "config.json", subfolder=POOLING_FOLDER, _raise_exceptions_for_missing_entries=False
+    )
+    if place is None:
+        return "mean"
+    with read_as_user_file(Path(place), "pooling configuration"):
+        said = json.loads(Path(place).read_text(encoding="utf-8"))
+        modes = [name for name, value in said.items() if name.startswith("pooling_mode_") and value is True]
+    known = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    if len(modes) != 1 or modes[0] not in known:
+        raise BadInputError(
+            f"hf:{repository}: pooling {', '.join(modes) or 'none'} is not supported; known: {', '.join(known)}"
+        )
+    return known[modes[0]]
+
+
+def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
+    """The fast tokenizer; None where there is none. Without vocabulary files transformers would make up an empty one."""
+    try:
+        for name in VOCABULARY_FILES:
+            if (
+                transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False)
+                is not None
+            ):
+                found = transformers.AutoTokenizer.from_pretrained(repository)
+                return found if found.is_fast else None
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _describe_tokenization(tokenizer: Any, config: Any, positions: int) -> Tokenization:
+    """Texts may be as long as the tokenizer says; where it says nothing, as the default profile allows."""
+    stated = int(tokenizer.model_max_length)  # 1e30 where nothing is stated
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else getattr(config, "pad_token_id", None)
+    return Tokenization(
+        sha256=hash_text(tokenizer.backend_tokenizer.to_str()),
+        max_length=min(stated if stated < 1e9 else DEFAULT_SEQUENCE_PROFILE[2], positions),
+        pad_id=int(pad or 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TimmSource:
+    """A model registered with timm."""
+
+    model: str
+    has_module: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """`timm:NAME`."""
+        return f"timm:{self.model}"
+
+    def collect_identity(self) -> dict[str, Any]:
+        """The model and the libraries that define it."""
+        return {"source": self.name, "torch": get_package_version("torch"), "timm": get_package_version("timm")}
+
+    def load(self, weights: WeightsRequest) -> LoadedModel:
+        """Builds the module; preprocessing and size come from timm's data configuration."""
+        if get_package_version("timm") is None:
+            raise MissingError(f"{self.name} requires timm; install it with `uv sync --extra timm`")
+        import timm
+
+        architecture = self.model.split(".")[0]
+        if not timm.is_model(architecture):
+            near = get_close_matches(architecture, timm.list_models(), n=3)
+            raise BadInputError(
+                f"unknown timm model '{self.model}'" + (f": did you mean {', '.join(near)}?" if near else "")
+            )
+        module, record = self._module(timm, weights)
+        config = timm.data.resolve_data_config(model=module)
+        transform = transform_from_timm(config)
+        image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in DEFAULT_BATCH_PROFILE))
+        return LoadedModel(
+            ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform), record, module=module
+        )
+
+    def _module(self, timm: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+        if request.kind != "default":
+            return make_with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
+        with use_hub() as unreachable:
+            try:
+                module = timm.create_model(self.model, pretrained=True).eval()
+            except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
+                raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
+        return module, WeightsRecord(f"default:{self.name}", hash_module_weights(module))

@@ -1,19 +1,143 @@
-"""From the MODEL that a user types to the source that loads it."""
+"""Resolves the MODEL that a user types: model cards (TOML), and the source that loads it."""
 
+import json
 import shlex
+import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from optpipe.core.errors import BadInputError
+from optpipe.core.card import ModelCard, card_from_dict
+from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.hashing import hash_file, hash_value
 from optpipe.core.tensors import Shape
-from optpipe.models.sources.base import Source
-from optpipe.models.sources.card_file import CardSource
-from optpipe.models.sources.huggingface import HuggingFaceSource
+from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.models.sources.base import LoadedModel, Source
+from optpipe.models.sources.hub import HuggingFaceSource, TimmSource
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.sources.python_file import PythonFileSource
-from optpipe.models.sources.timm import TimmSource
 from optpipe.models.sources.torchvision import TorchvisionSource
 from optpipe.workspace.shipped import find_shipped_folder
+
+CARD_FIELDS: Mapping[str, type] = {
+    "name": str, "task": str, "description": str, "source": str, "weights": str, "weights_sha256": str, "labels": list,
+    "licence": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
+    "head": dict,
+}  # fmt: skip
+"""What a card may hold."""
+_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table"}
+
+
+def _require_plain(table: Mapping[str, Any], path: Path) -> None:
+    """Raises BadInputError for what TOML has and a card has no use for: dates, times, and numbers that are not finite."""
+    try:
+        json.dumps(table, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: values of a model card are texts, finite numbers, true or false, and lists ({first_line(error)})"
+        ) from error
+
+
+def _require_known(table: Mapping[str, Any], path: Path) -> None:
+    """Raises BadInputError for a field that no card has, as one that is mistyped, and for one of another kind."""
+    for field, value in table.items():
+        if field not in CARD_FIELDS:
+            near = get_close_matches(field, CARD_FIELDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"valid fields are {', '.join(CARD_FIELDS)}"
+            raise BadInputError(f"{path}: a model card has no field '{field}': {hint}")
+        if not isinstance(value, CARD_FIELDS[field]):
+            raise BadInputError(f"{path}: '{field}' must be {_KINDS[CARD_FIELDS[field]]}; see models/README.md")
+    if wrong := [role for role, file in table.get("data", {}).items() if not isinstance(file, str)]:
+        raise BadInputError(f"{path}: [data] {wrong[0]} must be the path of a set manifest")
+
+
+@dataclass(frozen=True)
+class CardSource:
+    """One card on disk. Paths in it are relative to the card."""
+
+    path: Path
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
+    """From `--shape`: for open dimensions of an ONNX file whose inputs the card does not describe."""
+
+    @property
+    def name(self) -> str:
+        """The card's path."""
+        return str(self.path)
+
+    @cached_property
+    def _table(self) -> Mapping[str, Any]:
+        try:
+            table = tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, RecursionError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise BadInputError(f"{self.path} is not a readable model card: {error}") from error
+        _require_known(table, self.path)
+        _require_plain(table, self.path)
+        return table
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """The card's values, with data folders made absolute; what it leaves out, the file that it names may say."""
+        card = card_from_dict(self._table)
+        return replace(card, data={role: str(self._resolve_beside(folder)) for role, folder in card.data.items()})
+
+    def _resolve_beside(self, name: str) -> Path:
+        return (self.path.parent / name).resolve()
+
+    @cached_property
+    def _inner(self) -> PythonFileSource | OnnxFileSource:
+        file, _, factory = self.card.source.rpartition(":")
+        if factory and file.endswith(".py"):
+            return PythonFileSource(self._resolve_beside(file), factory, card=self.card)
+        if self.card.source.endswith(".onnx"):
+            return OnnxFileSource(self._resolve_beside(self.card.source), card=self.card, shapes=self.shapes)
+        raise BadInputError(f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx")
+
+    def _find_weights(self) -> Path | None:
+        if self._table.get("weights", "default") in ("default", "random"):
+            return None
+        path = self._resolve_beside(str(self._table["weights"]))
+        if not path.is_file():
+            raise BadInputError(f"{self.path}: weights file {path} is missing")
+        stated = self._table.get("weights_sha256")
+        if stated is not None and hash_file(path) != stated:
+            raise BadInputError(f"{self.path}: {path.name} does not match the sha256 in the card")
+        return path
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it loads as a torch module."""
+        return self._inner.has_module
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether a user's code makes it."""
+        return self._inner.runs_code
+
+    def collect_identity(self) -> Mapping[str, Any]:
+        """The card's values, with the places of its data, which the stored model keeps; the file it names; its weights' hash."""
+        weights, stated = (
+            self._find_weights(),
+            self._table.get("weights_sha256"),
+        )  # which the file was just checked against
+        return {
+            "card": hash_value(self.card.to_dict()),
+            "weights": (stated or hash_file(weights)) if weights else self._table.get("weights"),
+            **self._inner.collect_identity(),
+        }
+
+    def load(self, weights: WeightsRequest) -> LoadedModel:
+        """Loads what the card names; its own weights are the `default` ones."""
+        own = self._find_weights()
+        if weights.kind == "default" and self._table.get("weights") == "random":
+            weights = replace(weights, kind="random")
+        if weights.kind != "default" or own is None:
+            return self._inner.load(weights)
+        loaded = self._inner.load(WeightsRequest(kind="file", path=own))
+        record = WeightsRecord(f"default:{own.name}", loaded.weights.sha256)
+        return replace(loaded, weights=record)
 
 
 def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None) -> Source:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
-from optpipe.models.inputs.edge_cases import make_edge_case_files
 from optpipe.models.inputs.images import decode_image
+from optpipe.models.inputs.synthetic import make_edge_case_files
 from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
 from optpipe.preprocess.parity.pixels import ComparedImage, PixelDifferences, compare_images, measure_steps_alone
 from optpipe.preprocess.parity.proof import PredictionDecoder, proof_from_rows, rows_from_outputs

@@ -14,8 +14,7 @@ from optpipe.core.transform import (
     Transform,
     get_step_name,
 )
-from optpipe.models.inputs.images import decode_image
-from optpipe.models.inputs.reference import iterate_steps
+from optpipe.models.inputs.images import decode_image, iterate_steps
 from optpipe.preprocess.dali.pipeline import (
     INPUT,
     DaliPlan,

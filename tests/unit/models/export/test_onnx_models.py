@@ -14,9 +14,8 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.weights import WeightsRequest
-from optpipe.models.export.exported import compute_reference, export_model
+from optpipe.models.export.exported import compute_reference, export_model, reference_from_file
 from optpipe.models.export.model import Model
-from optpipe.models.export.reference import reference_from_file
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.quantize.calibrate import calibrate_model, load_calibration_data
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE

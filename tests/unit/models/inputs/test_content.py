@@ -2,9 +2,9 @@
 
 import shutil
 
-from tests.unit.models.inputs.test_boxes import write_coco
+from tests.unit.models.inputs.test_annotations import write_coco
 
-from optpipe.models.inputs.content import hash_data
+from optpipe.models.inputs.task_data import hash_data
 
 
 def test_a_folder_and_a_coco_file_count_by_all_that_they_hold(tmp_path) -> None:

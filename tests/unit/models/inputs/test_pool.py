@@ -9,7 +9,7 @@ from tests.fakes.small_disk import fill_disk, mount_small_disk
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import InputSpec
-from optpipe.models.inputs.pool import load_image_pool, save_pool
+from optpipe.models.inputs.samples import load_image_pool, save_pool
 
 
 def test_images_for_a_text_model_are_refused_with_a_way_out(tmp_path):

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
-from optpipe.models.inputs.reference import apply_transform, iterate_steps
+from optpipe.models.inputs.images import apply_transform, iterate_steps
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.models.sources.transform import transform_from_torchvision
 

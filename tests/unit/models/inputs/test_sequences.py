@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from optpipe.core.card import ModelCard, Task, Tokenization
 from optpipe.core.tensors import InputSpec
-from optpipe.models.inputs.sequences import compute_padding, fill_sequences, read_length
+from optpipe.models.inputs.rows import compute_padding, fill_sequences, read_length
 
 IDS = InputSpec("input_ids", "int64", (1, 8), (8, 128), (64, 512))
 MASK = replace(IDS, name="attention_mask")

@@ -7,9 +7,7 @@ import pytest
 from optpipe.core.errors import MissingError
 from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.base import NoWeightsError
-from optpipe.models.sources.hub import explain_unreachable, use_hub
-from optpipe.models.sources.huggingface import HuggingFaceSource
-from optpipe.models.sources.timm import TimmSource
+from optpipe.models.sources.hub import HuggingFaceSource, TimmSource, explain_unreachable, use_hub
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub: uv sync --extra hf")
 

@@ -7,7 +7,7 @@ from tests.fakes.text_models import make_tokenizer
 
 from optpipe.core.card import Task
 from optpipe.core.weights import WeightsRequest
-from optpipe.models.sources.huggingface import HuggingFaceSource
+from optpipe.models.sources.hub import HuggingFaceSource
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 

@@ -10,8 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.weights import WeightsRequest
-from optpipe.models.sources.onnx_file import OnnxFileSource
-from optpipe.models.sources.onnx_inputs import find_batch_axes, name_dimensions
+from optpipe.models.sources.onnx_file import OnnxFileSource, find_batch_axes, name_dimensions
 
 
 def linear():
@@ -251,7 +250,7 @@ def test_open_dimensions_are_refused_with_a_line_to_paste(tmp_path, dims, output
 def test_names_that_are_none_become_names() -> None:
     model = image(["?", 3, "?", "-1"], ["?", 3, "?", "?"])
     shapes = {"pixels": ((1, 3, 32, 64), (4, 3, 32, 64), (8, 3, 32, 64))}
-    from optpipe.models.sources.onnx_inputs import read_input_specs
+    from optpipe.models.sources.onnx_file import read_input_specs
 
     name_dimensions(model, read_input_specs(model, shapes, Path("net.onnx")))
     dims = model.graph.input[0].type.tensor_type.shape.dim

@@ -16,7 +16,7 @@ from optpipe.core.transform import (
     Resize,
     Transform,
 )
-from optpipe.models.inputs.reference import apply_transform
+from optpipe.models.inputs.images import apply_transform
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 
@@ -91,7 +91,7 @@ def test_presets_that_keep_the_pictures_shape(name):
     import numpy as np
     from PIL import Image
 
-    from optpipe.models.inputs.reference import apply_transform
+    from optpipe.models.inputs.images import apply_transform
 
     preset = get_model_weights(name).DEFAULT.transforms()
     pixels = np.random.default_rng(0).integers(0, 256, (600, 700, 3), dtype=np.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def, types
 
-from optpipe.models.inputs.edge_cases import make_edge_case_files
+from optpipe.models.inputs.synthetic import make_edge_case_files
 from optpipe.preprocess.dali.pipeline import SHARE_PARTS, _is_for_gpu, is_edge_case
 
 FILES = dict(make_edge_case_files())

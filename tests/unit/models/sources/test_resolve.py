@@ -12,7 +12,7 @@ from optpipe.core.weights import WeightsRequest, weights_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.export.exported import export_model
 from optpipe.models.export.model import Model
-from optpipe.models.sources.card_file import CardSource
+from optpipe.models.sources.resolve import CardSource
 from optpipe.workspace.file_names import CARD as CARD_FILE
 from optpipe.workspace.store import Store
 

@@ -7,8 +7,7 @@ from PIL import Image
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
-from optpipe.models.inputs.annotations import read_image_size
-from optpipe.models.inputs.boxes import image_set_from_coco, is_coco, read_boxes
+from optpipe.models.inputs.annotations import image_set_from_coco, is_coco, read_boxes, read_image_size
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.images import decode_image
 

@@ -124,12 +124,12 @@ def sweep(
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import ExitStatus
     from optpipe.report.terminal_sweep import render_sweep
-    from optpipe.sweep.bucket import is_bucket
     from optpipe.sweep.launch import Limits
     from optpipe.sweep.matrix import cells_from_matrix, require_sound, resolve_models
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import SweepOptions, run_sweep
+    from optpipe.sweep.transport import is_bucket
     from optpipe.workspace.places import require_writable_folder
     from optpipe.workspace.store import Store
 
@@ -183,8 +183,8 @@ def _judge(
     """The record with a verdict for each cell; an interrupted sweep stays one."""
     from dataclasses import replace
 
-    from optpipe.sweep.against import judge_against
     from optpipe.sweep.ledger import read_jobs
+    from optpipe.sweep.rows import judge_against
 
     # of `--again` the new records, not the ones that are kept beside them
     shown = {(row.key, row.run) for row in record.rows}
@@ -196,7 +196,7 @@ def _judge(
 
 
 def _print_node_labels() -> Outcome:
-    from optpipe.sweep.node_labels import describe_node
+    from optpipe.sweep.ray_cluster import describe_node
 
     labels = describe_node()
     return Outcome(labels, lambda: ",".join(f"{name}={value}" for name, value in labels.items()))
@@ -207,9 +207,9 @@ def _connect(how: RunOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slo
     from functools import partial
 
     from optpipe.core.errors import BadInputError
-    from optpipe.sweep.bucket import is_bucket, require_bucket
     from optpipe.sweep.local import run_locally
-    from optpipe.sweep.node_labels import selector_from_text
+    from optpipe.sweep.ray_cluster import selector_from_text
+    from optpipe.sweep.transport import is_bucket, require_bucket
 
     selectors = tuple(selector_from_text(each) for each in how.node or ())
     if how.on is None:

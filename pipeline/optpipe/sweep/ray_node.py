@@ -12,15 +12,14 @@ from typing import Any
 
 from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.sweep.bucket import get_chunk, put_chunks
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.local import Setting, make_record, try_task
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.neighbors import name_neighborhood
-from optpipe.sweep.node_labels import FINGERPRINT, LABEL
-from optpipe.sweep.parcels import list_all, pack, unpack
+from optpipe.sweep.ray_cluster import FINGERPRINT, LABEL
 from optpipe.sweep.slots import Slot, count_neighbors, list_slots
 from optpipe.sweep.task import Task, TaskOutcome, mark_all, tell_on_one_line
+from optpipe.sweep.transport import get_chunk, list_all, pack, put_chunks, unpack
 from optpipe.workspace.store import Store
 
 BEGUN = b"begun"

@@ -1,14 +1,199 @@
 """How artifacts and runs travel between the driver of a cluster and its nodes: through Ray's object store, through a bucket, or
 not at all, where all see one folder."""
 
+import hashlib
+import io
 import secrets
-from collections.abc import Iterator, Sequence
-from typing import Any
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
 
-from optpipe.core.errors import StageError
-from optpipe.sweep.bucket import get_chunk, is_bucket, put_chunks, remove_folder
-from optpipe.sweep.parcels import list_needed, pack
+from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, MissingError, StageError, escape, first_line
+from optpipe.models.artifacts.lookup import find_reference
+from optpipe.sweep.merge import take_in
+from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
+
+REQUEST_S = 300
+"""How long one request may take: gcsfs without this waits for ever for a server that does not respond; s3fs has limits of its own."""
+REMOVAL_S = 600
+"""How long the removal of a folder may take, over all its requests."""
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""The extra of optpipe that installs what opens a kind of address."""
+
+
+def is_bucket(store: str) -> bool:
+    """Whether `--store` names an address, not a folder."""
+    return "://" in store
+
+
+def require_bucket(url: str) -> None:
+    """Writes, reads and removes a few bytes. Raises MissingError where a library is missing, BadInputError where it is not ours to use."""
+    _require_library(url)
+    name, content = f"{url.rstrip('/')}/optpipe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+    try:
+        (written,) = put_chunks(name, [content])
+        found = get_chunk(written)
+        remove_folder(name)
+    except StageError as error:
+        raise BadInputError(f"--store {url}: {error}\ncheck its name, the credentials and the endpoint") from error
+    if found != content:
+        raise BadInputError(f"--store {url}: what was read is not what was written")
+
+
+def _require_library(url: str) -> None:
+    import fsspec
+
+    kind = url.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(kind)
+    except ImportError as error:
+        extra = _EXTRAS.get(kind)
+        way_out = f"here and on every node: pip install 'optpipe[{extra}]'" if extra else first_line(error)
+        raise MissingError(f"--store {url} requires a library that is not installed; {way_out}") from error
+    except ValueError as error:
+        raise BadInputError(f"--store {url}: {first_line(error)}; expected a folder, s3://… or gs://…") from error
+
+
+def put_chunks(folder: str, chunks: Iterable[bytes]) -> Iterator[str]:
+    """Writes each chunk to a new name in the folder, and yields its address. Raises StageError where it cannot."""
+    token = secrets.token_hex(8)
+    for at, chunk in enumerate(chunks):
+        name = f"{folder}/{token}-{at:04}"
+        with _explain(f"cannot write {name}"), _open(name, "wb") as file:
+            file.write(chunk)
+        yield name
+
+
+def get_chunk(name: str) -> bytes:
+    """The chunk at an address. Raises StageError where it cannot be read."""
+    with _explain(f"cannot read {name}"), _open(name, "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
+def remove_folder(folder: str) -> None:
+    """Removes the folder with all that is in it; none there is fine. Raises StageError where it cannot."""
+    with _explain(f"cannot remove {folder}"), suppress(FileNotFoundError):
+        system, path = _find(folder)
+        system.invalidate_cache()  # others have written to it
+        system.rm(path, recursive=True, **({"timeout": REMOVAL_S} if system.async_impl else {}))
+
+
+def _open(name: str, mode: str) -> Any:
+    system, path = _find(name)  # fsspec.open would create a bucket that is not there
+    return system.open(path, mode)
+
+
+def _find(name: str) -> tuple[Any, str]:
+    import fsspec
+
+    kind = name.partition("://")[0]
+    options = (
+        {"auto_mkdir": True} if kind == "file" else {"requests_timeout": REQUEST_S} if kind in ("gs", "gcs") else {}
+    )
+    system, path = fsspec.core.url_to_fs(name, **options)
+    return system, str(path)
+
+
+@contextmanager
+def _explain(what: str) -> Iterator[None]:
+    """Every library has its own errors: of credentials, of the network, of the bucket."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StageError(f"{what}: no such bucket or object") from error
+    except TimeoutError as error:
+        raise StageError(f"{what}: the server did not respond in time") from error
+    except Exception as error:
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise StageError(f"{what}: {kind}{first_line(error)}") from error
+
+
+CHUNK_BYTES = 32 << 20
+_DIGEST_BYTES = 32
+
+
+def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
+    """The entries that a bench of an artifact reads: it, its model, its reference and the verifications on it; every byte checked."""
+    entry = store.verify_entry(store.find(artifact, ArtifactInfo))
+    model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo))
+    reference = find_reference(entry, model, store)
+    paths = [entry.path, model.path]
+    if reference is not None:
+        pair = {entry.id, reference.id}
+        verified = [each for each in store.list_entries(VerificationInfo) if pair <= set(each.manifest.parents)]
+        paths += [store.verify_entry(reference).path, *(store.verify_entry(each).path for each in verified)]
+    return tuple(f"store/{path.name}" for path in paths)
+
+
+def list_all(workspace: Path) -> tuple[str, ...]:
+    """Every entry, finished run and job of a workspace that was made for one task; every byte checked."""
+    store = Store(workspace)
+    for entry in store.list_entries():
+        store.verify_entry(entry)
+    for path in (workspace / "runs").glob("*/"):
+        if (path / "manifest.json").is_file() and (problems := load_run(path).find_problems()):
+            raise StageError(f"run {path.name}: {problems[0]}")
+    return tuple(str(path.relative_to(workspace)) for path in sorted(workspace.glob("*/*")) if path.parts[-2] in _KEPT)
+
+
+_KEPT = ("store", "runs", "jobs")
+
+
+def pack(workspace: Path, names: Sequence[str]) -> Iterator[bytes]:
+    """The named folders as a tar, in chunks of CHUNK_BYTES at most, each behind its SHA-256."""
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for name in names:
+                tar.add(workspace / name, arcname=name)
+        file.seek(0)
+        while chunk := file.read(CHUNK_BYTES):
+            yield hashlib.sha256(chunk).digest() + chunk
+
+
+def unpack(chunks: Iterable[bytes], store: Store) -> None:
+    """Adds what the chunks hold. Raises StageError where a byte changed on the way, or is not as its manifest says."""
+    store.root.mkdir(parents=True, exist_ok=True)
+    with store.scratch("parcel") as scratch, tempfile.TemporaryFile() as file:
+        for number, chunk in enumerate(chunks, start=1):
+            if hashlib.sha256(chunk[_DIGEST_BYTES:]).digest() != chunk[:_DIGEST_BYTES]:
+                raise StageError(f"damaged in transfer: chunk {number} does not match its SHA-256")
+            file.write(chunk[_DIGEST_BYTES:])
+        if file.tell() == 0:
+            return
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=_as_bytes(file), mode="r") as tar:
+                _extract(tar, scratch / "parcel")
+        except (tarfile.TarError, EOFError) as error:
+            raise StageError(f"damaged in transfer: {error}") from error
+        if damaged := take_in(scratch / "parcel", store, [0, 0]):
+            raise StageError(f"damaged in transfer: {damaged[0]}")
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Folders and plain files below `folder`, nothing else. `extractall` has no filter for that before Python 3.11.4."""
+    for member in tar:
+        target = folder / member.name
+        if not (member.isdir() or member.isfile()) or not target.resolve().is_relative_to(folder.resolve()):
+            raise StageError(f"damaged in transfer: {escape(member.name)} is not a file of a workspace")
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as out:
+            shutil.copyfileobj(cast("io.BufferedReader", tar.extractfile(member)), out)
+
+
+def _as_bytes(file: object) -> io.BufferedRandom:
+    assert isinstance(file, io.BufferedRandom)
+    return file
 
 
 class Transport:

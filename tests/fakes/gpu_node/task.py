@@ -15,8 +15,7 @@ from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.tensorrt import TensorRT
 from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import json_from_record, read_record
-from optpipe.sweep.task import Task, TaskOutcome
-from optpipe.sweep.work import build_recipe
+from optpipe.sweep.task import Task, TaskOutcome, build_recipe
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.runs import write_bytes
 

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.sweep import bucket, transport
-from optpipe.sweep.bucket import get_chunk, put_chunks, remove_folder, require_bucket
+from optpipe.sweep import transport
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
+from optpipe.sweep.transport import get_chunk, put_chunks, remove_folder, require_bucket
 from optpipe.workspace.runs import load_run
 from tests.fakes.buckets import change_byte, list_objects
 from tests.fakes.ray_sweeps import assert_each_once, sweep
@@ -118,7 +118,7 @@ def test_a_bucket_that_is_not_there_is_not_made(cluster, url):
 
 
 def test_a_server_that_does_not_respond_is_not_waited_for_for_ever(cluster, monkeypatch):
-    monkeypatch.setattr(bucket, "REQUEST_S", 1)
+    monkeypatch.setattr(transport, "REQUEST_S", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(BadInputError, match="the server did not respond in time\ncheck its name"):

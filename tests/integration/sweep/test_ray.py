@@ -95,9 +95,9 @@ def test_a_node_that_cannot_write_ends_in_rows_that_say_so(cluster, tmp_path):
 
 
 def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(cluster, tmp_path, monkeypatch):
-    from optpipe.sweep import ray_flight
+    from optpipe.sweep import ray_driver
 
-    monkeypatch.setattr(ray_flight, "time", lambda: time.time() - 3600)  # the driver's clock: to it the nodes are ahead
+    monkeypatch.setattr(ray_driver, "time", lambda: time.time() - 3600)  # the driver's clock: to it the nodes are ahead
     record = sweep(tmp_path, (1, 2), kinds=("cpu-a",))
     assert_each_once(tmp_path, record, 2)
     (said,) = record.warnings
@@ -108,7 +108,7 @@ def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(c
 
 def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_path):
     from optpipe.core.errors import MissingError
-    from optpipe.sweep.node_labels import selector_from_text
+    from optpipe.sweep.ray_cluster import selector_from_text
 
     capped = add_node(cluster, "cpu-b", **{"optpipe/power-limit-w": "350", "optpipe/mig": "off"})
     try:

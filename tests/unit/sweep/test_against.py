@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record, make_slot, other_environment
 
-from optpipe.sweep.against import LEVEL, judge_against
 from optpipe.sweep.job import JobState
 from optpipe.sweep.plan import plan_sweep
-from optpipe.sweep.rows import make_rows
+from optpipe.sweep.rows import LEVEL, judge_against, make_rows
 
 
 def judge(pairs, **options):

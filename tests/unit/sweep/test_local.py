@@ -14,8 +14,7 @@ from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting, run_locally
 from optpipe.sweep.plan import Work
-from optpipe.sweep.task import CellOutcome, TaskOutcome
-from optpipe.sweep.work import outcome_from_group
+from optpipe.sweep.task import CellOutcome, TaskOutcome, outcome_from_group
 
 
 def test_an_interrupted_sweep_waits_for_the_task_that_runs_and_records_it(tmp_path, monkeypatch):

@@ -13,8 +13,16 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, Verific
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
-from optpipe.sweep.bucket import get_chunk, put_chunks, remove_folder, require_bucket
-from optpipe.sweep.parcels import list_all, list_needed, pack, unpack
+from optpipe.sweep.transport import (
+    get_chunk,
+    list_all,
+    list_needed,
+    pack,
+    put_chunks,
+    remove_folder,
+    require_bucket,
+    unpack,
+)
 from optpipe.workspace.store import Store
 
 

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record, make_slot
 
-from optpipe.sweep.against import judge_against
 from optpipe.sweep.fleet import compare_fleet
 from optpipe.sweep.plan import plan_sweep
-from optpipe.sweep.ray_flight import CLOCKS_S, bound_clock_difference
-from optpipe.sweep.rows import list_warnings, make_rows
+from optpipe.sweep.ray_driver import CLOCKS_S, bound_clock_difference
+from optpipe.sweep.rows import judge_against, list_warnings, make_rows
 
 seconds = st.floats(0, 1e6)
 

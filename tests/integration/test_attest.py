@@ -12,6 +12,7 @@ from optpipe.core.environment import Environment
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.deploy.statements import list_statements
+from optpipe.signoff.policy import policy_from_toml
 from tests.integration.conftest import optpipe
 
 pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")
@@ -94,7 +95,8 @@ def test_inconclusive_is_a_warning_and_no_property(attested, verdict, result, pr
     from dataclasses import replace
 
     folder = attested / "signed" / "dossier"
+    policy = policy_from_toml((folder / "policy.toml").read_bytes())
     record = replace(read_record(folder / "verdict.json", VerdictRecord), verdict=verdict)
-    found = list_statements(folder, record, Environment())
+    found = list_statements("0", policy, record, Environment())
     assert found["test-result"]["predicate"]["result"] == result
     assert found["svr"]["predicate"]["properties"] == properties

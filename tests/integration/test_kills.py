@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.signoff.dossier import check_dossier
+from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store

@@ -63,7 +63,7 @@ def compare(
     from optpipe.measure.search import slo_from_text
     from optpipe.report.files import frame_from_comparison
     from optpipe.report.terminal_compare import render_comparison
-    from optpipe.signoff.release import report_from_overview, write_reports
+    from optpipe.signoff.reports import report_from_overview, write_reports
     from optpipe.workspace.places import require_writable_folder
     from optpipe.workspace.runs import write_bytes, write_parquet
     from optpipe.workspace.store import Store

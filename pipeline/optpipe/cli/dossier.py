@@ -10,7 +10,7 @@ from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.defaults import ROUNDS
 
 if TYPE_CHECKING:
-    from optpipe.signoff.dossier import DossierCheck
+    from optpipe.signoff.verify import VerifiedDossier
 
 DossierArgument = Annotated[Path, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")]
 
@@ -35,7 +35,7 @@ def verify(
     from optpipe.core.errors import ExitStatus
     from optpipe.core.verdict import VerificationRecord
     from optpipe.report.terminal_signoff import render_verification
-    from optpipe.signoff.release import verify_dossier
+    from optpipe.signoff.verify import verify_dossier
 
     with Terminal() as terminal, terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers)
@@ -44,7 +44,7 @@ def verify(
     signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
     if public_key is not None:
         signature = f"attested with {public_key}" + (f", {signature}" if checked.signed else "")
-    found = checked.verdict if checked.intact else None
+    found, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
     record = VerificationRecord(
         dossier=str(dossier),
         intact=found is not None,
@@ -55,23 +55,26 @@ def verify(
         verdict=found.verdict if found else None,
         recomputed=found,
         signature=signature,
-        files=checked.files,
-        size_bytes=checked.size_bytes,
+        files=len(sizes),
+        size_bytes=sum(sizes),
     )
     status = ExitStatus.FAIL if checked.verdict and checked.as_sealed else ExitStatus.BAD_INPUT
     return Outcome(record, lambda: render_verification(record), found.verdict.exit_status if found else status)
 
 
-def _check_attestations(checked: "DossierCheck", attestations: Path | None, public_key: Path | None) -> "DossierCheck":
+def _check_attestations(
+    checked: "VerifiedDossier", attestations: Path | None, public_key: Path | None
+) -> "VerifiedDossier":
     """The check with what is wrong with the attestations; a signature that is not right is a changed byte."""
     from dataclasses import replace
 
     from optpipe.core.errors import BadInputError
     from optpipe.deploy.attest import find_attestation_problems
+    from optpipe.workspace.seal import SUMS
 
     if attestations is None or public_key is None:
         raise BadInputError("--attestations DIR and --public-key FILE belong together")
-    found = tuple(find_attestation_problems(attestations, checked.folder, checked.verdict, public_key))
+    found = tuple(find_attestation_problems(attestations, checked.files.hash(SUMS), checked.verdict, public_key))
     return replace(checked, problems=(*checked.problems, *found), as_sealed=checked.as_sealed and not found)
 
 
@@ -85,22 +88,14 @@ def approve(
 ) -> Outcome:
     """Set a verified dossier as the baseline for later sign-offs."""
     from optpipe.cli.terminal import Terminal
-    from optpipe.core.errors import BadInputError, GateError
-    from optpipe.core.verdict import Verdict
-    from optpipe.signoff.release import verify_dossier
+    from optpipe.signoff.verify import require_pass, verify_dossier
     from optpipe.workspace.baselines import store_baseline
 
     with Terminal() as terminal, terminal.step("verify"):
         checked = verify_dossier(dossier)
-    if checked.problems or checked.verdict is None:
-        raise BadInputError(f"{dossier} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
-    found = checked.verdict
-    if because is None and (found.verdict is not Verdict.PASS or found.waived):
-        state = f"{len(found.waived)} criteria waived" if found.verdict is Verdict.PASS else found.verdict
-        raise GateError(
-            f"{dossier} is not an unqualified PASS ({state}); pass --because TEXT to set it as baseline anyway"
-        )
-    target = store_baseline(dossier, workspace, because)
+    _, found, _ = checked.require_intact()
+    require_pass(dossier, found, because, "set it as baseline")
+    target = store_baseline(checked.files, workspace, because)
     document = {"model": found.model, "baseline": str(target), "verdict": found.verdict, "because": because}
     return Outcome(document, lambda: f"{dossier} is now the baseline for {found.model} ({target})")
 

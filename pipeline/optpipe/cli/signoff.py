@@ -52,9 +52,9 @@ def signoff(
     from optpipe.core.errors import BadInputError
     from optpipe.report.terminal_signoff import render_verdict
     from optpipe.signoff.collect import SignoffRequest
+    from optpipe.signoff.dossier import since_from_text
     from optpipe.signoff.missing import measure_missing_evidence
     from optpipe.signoff.release import document_from_signed, require_possible, sign_off
-    from optpipe.signoff.since import since_from_text
     from optpipe.signoff.steps import MeasurementBudget
     from optpipe.workspace.store import Store
 

@@ -2,12 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.records import plain_from_record
 
 PROSE = ("reason", "remedy", "limit", "about", "message", "note", "detail", "why", "advice", "why_not", "withheld")
 """Sentences about the figures beside them: another version of optpipe may word them differently."""
+
+
+Recomputed = tuple[str, object, object]
+"""The place of a document, the record in it, and the record that the raw files give."""
 
 
 RELATIVE_TOLERANCE = 1e-9
@@ -20,6 +25,12 @@ def list_read_errors() -> tuple[type[Exception], ...]:
 
     wrong_kind = (AttributeError, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
     return (BadInputError, pl.exceptions.PolarsError, *wrong_kind)
+
+
+def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:
+    """Where stored records say something else than their raw files give, one line each."""
+    for place, stored, computed in found:
+        yield from find_disagreements(plain_from_record(stored), plain_from_record(computed), place)
 
 
 def find_disagreements(stored: object, computed: object, place: str) -> list[str]:
@@ -51,8 +62,8 @@ def find_disagreements(stored: object, computed: object, place: str) -> list[str
 
 
 def _common_name(one: object, other: object) -> object:
-    """What both call themselves, so that a line names a criterion and not its place in a list."""
-    names = [each.get("name") if isinstance(each, Mapping) else None for each in (one, other)]
+    """What both call themselves, so that a line names a criterion or a measurement and not its place in a list."""
+    names = [each.get("name") or each.get("id") if isinstance(each, Mapping) else None for each in (one, other)]
     return names[0] if names[0] == names[1] else None
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
-from optpipe.core.hashing import hash_file
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.deploy.statements import CYCLONEDX, SVR, TEST_RESULT, get_result, list_statements, make_svr
-from optpipe.signoff.release import verify_dossier
+from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.places import move_folder, require_unused_path
-from optpipe.workspace.runs import load_runs, write_bytes
+from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
 
@@ -49,22 +48,21 @@ def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Atte
     require_unused_path(output)
     signer = _open_signer(key)
     checked = verify_dossier(dossier)
-    if checked.problems or checked.verdict is None:
-        raise BadInputError(f"{dossier} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
-    place = load_runs(dossier / "runs")[-1].manifest.environment
+    content, verdict, _ = checked.require_intact()
+    place, digest = content.every_run[-1].manifest.environment, checked.files.hash(SUMS)
     with store.scratch("attest") as scratch:
         folder = scratch / "attestations"
         names = []
-        for name, statement in list_statements(dossier, checked.verdict, place).items():
+        for name, statement in list_statements(digest, content.policy, verdict, place).items():
             write_bytes(folder / f"{name}{SUFFIX}", _sign(statement, signer))
             names.append(f"{name}{SUFFIX}")
         move_folder(folder, output)
     return AttestRecord(
         folder=str(output),
-        dossier=checked.verdict.dossier_name,
-        dossier_sha256=hash_file(dossier / SUMS),
-        verdict=checked.verdict.verdict,
-        result=get_result(checked.verdict),
+        dossier=verdict.dossier_name,
+        dossier_sha256=digest,
+        verdict=verdict.verdict,
+        result=get_result(verdict),
         files=tuple(names),
         key=signer.public_key.keyid,
     )
@@ -110,8 +108,13 @@ def _open_public_key(key: Path) -> Any:
         return SSlibKey.from_crypto(load_pem_public_key(key.read_bytes()))
 
 
-def find_attestation_problems(folder: Path, dossier: Path, verdict: VerdictRecord | None, key: Path) -> Iterator[str]:
-    """What is wrong with the attestations in `folder` on a dossier, one line each: signature, digests, or what they state."""
+def find_attestation_problems(
+    folder: Path, dossier_sha256: str, verdict: VerdictRecord | None, key: Path
+) -> Iterator[str]:
+    """What is wrong with the attestations in `folder` on a dossier, one line each: signature, digests, or what they state.
+
+    `dossier_sha256` is of the dossier's list of hashes.
+    """
     public = _open_public_key(key)
     found = sorted(folder.glob(f"*{SUFFIX}"))
     if not found:
@@ -126,7 +129,7 @@ def find_attestation_problems(folder: Path, dossier: Path, verdict: VerdictRecor
             yield f"{path.name}: holds {statement['predicateType']}, not the {name}"
             continue
         digests = {each["name"]: each["digest"].get("sha256") for each in statement["subject"]}
-        if hash_file(dossier / SUMS) not in digests.values():
+        if dossier_sha256 not in digests.values():
             yield f"{path.name}: is about another dossier"
         elif verdict is not None:
             yield from (f"{path.name}: {each}" for each in _find_contradictions(statement, verdict, digests))

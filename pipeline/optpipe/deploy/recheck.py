@@ -16,7 +16,7 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.bench_record import Change, PairMetric
 from optpipe.core.card import Task
 from optpipe.core.defaults import PROCESSES
-from optpipe.core.entries import ModelInfo, VerificationInfo
+from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec
@@ -37,8 +37,8 @@ from optpipe.models.export.exported import reference_from_file
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.means import FEWEST, mean_from_values, subtract_means
 from optpipe.stats.ratio import count_rounds_to_settle
-from optpipe.workspace.file_names import BUILDS, REFERENCE
-from optpipe.workspace.store import Store, entry_from_folder
+from optpipe.workspace.file_names import REFERENCE
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,23 +188,17 @@ def _compare_with_record(
     build: SignedBuild, source: "Mapping[str, np.ndarray]", found: "Mapping[str, np.ndarray]"
 ) -> Sequence[OutputChange]:
     """Equal outputs have equal errors; others differ in one of the recorded figures' digits."""
-    recorded = {each.name: each for each in _read_verification(build).outputs}
+    if build.verification is None:
+        raise BadInputError(
+            f"{build.folder} has no verification of the artifact's outputs; pass --python with the old environment"
+        )
+    recorded = {each.name: each for each in build.verification.info.outputs}
     changes = []
     for name, array in found.items():
         now = compute_output_error(name, source[name][: len(array)], array)
         same = name in recorded and now == recorded[name]
         changes.append(OutputChange(name, array.size, 0 if same else array.size, None, now.relative, None))
     return changes
-
-
-def _read_verification(build: SignedBuild) -> VerificationInfo:
-    for path in sorted((build.folder / BUILDS).glob(f"{VerificationInfo.KIND}-*/")):
-        entry = entry_from_folder(path, VerificationInfo)
-        if build.artifact.id in entry.manifest.parents:
-            return entry.info
-    raise BadInputError(
-        f"{build.folder} has no verification of the artifact's outputs; pass --python with the old environment"
-    )
 
 
 def _get_options(build: SignedBuild) -> Mapping[str, bool | int | str]:

@@ -4,33 +4,30 @@ A dossier holds hashes and measurements; the engine, the pipeline and the refere
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
-from optpipe.core.errors import BadInputError, GateError
+from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_file
-from optpipe.core.records import read_record
-from optpipe.core.verdict import Verdict, VerdictRecord
+from optpipe.core.records import record_from_files
+from optpipe.core.verdict import VerdictRecord
 from optpipe.deploy.records import DossierReference
 from optpipe.evaluate.tasks.registry import find_task
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.measure.recompute import list_artifact_measurements
 from optpipe.models.artifacts.engine import hash_engine
-from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.preprocess.artifact import PreprocessingInfo
 from optpipe.preprocess.recompute import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
-from optpipe.signoff.build_evidence import filter_by_options
-from optpipe.signoff.policy import Policy, policy_from_toml
-from optpipe.signoff.release import verify_dossier
-from optpipe.signoff.since import split_runs
-from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREDICTIONS, PREPROCESSING, REFERENCE, VERDICT
-from optpipe.workspace.runs import Run, load_runs, newest_runs
+from optpipe.signoff.dossier import Dossier
+from optpipe.signoff.policy import Policy
+from optpipe.signoff.verify import require_pass, verify_dossier
+from optpipe.workspace.file_names import CARD, PREDICTIONS, PREPROCESSING, REFERENCE
+from optpipe.workspace.runs import Run, newest_runs
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Entry, Store, entry_from_folder
 
@@ -51,6 +48,8 @@ class SignedBuild:
     policy: Policy
     artifact: Entry[ArtifactInfo]
     card: ModelCard
+    verification: Entry[VerificationInfo] | None
+    """The comparison of the artifact's outputs with the source model's."""
     samples: Entry[ReferenceInfo]
     preprocessing: Entry[PreprocessingInfo] | None
     measured: tuple[RecordedMeasurement, ...]
@@ -64,49 +63,34 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     Raises BadInputError where the dossier fails verification or a file is not here, GateError for anything but an
     unqualified PASS without `because`.
     """
-    with suppress(BadInputError):  # what cannot be read is verification's to say
-        _require_pass(folder, read_record(folder / VERDICT, VerdictRecord), because)
-    checked = verify_dossier(folder)
-    if checked.problems or checked.verdict is None:
-        raise BadInputError(f"{folder} failed verification ({checked.problems[0]}); optpipe verify lists all problems")
-    verdict = checked.verdict
-    _require_pass(folder, verdict, because)
+    verified = verify_dossier(folder)
+    dossier, verdict, evidence = verified.require_intact()
+    require_pass(folder, verdict, because, "deploy it")
     waived = tuple(one.name for one in verdict.waived)
-    runs, _ = split_runs(load_runs(folder / "runs"), verdict.since)
-    policy = policy_from_toml((folder / POLICY).read_bytes(), str(folder / POLICY))
-    artifact = _find_signed_entry(folder, store, verdict.artifact.id)
+    artifact = _find_signed_entry(dossier, store)
     model = store.find(artifact.manifest.parents[0], ModelInfo)
-    measured = filter_by_options(
-        policy.options, list_artifact_measurements(runs, policy.confidence, artifact.id, judged=True)
-    )
     card = card_from_file(store.verify_entry(model, CARD).file(CARD))
     reference = DossierReference(
-        verdict.dossier_name, hash_file(folder / SUMS), verdict.verdict, waived, because if because else None
+        verdict.dossier_name, dossier.files.hash(SUMS), verdict.verdict, waived, because if because else None
     )
     return SignedBuild(
         folder=folder,
         verdict=verdict,
         reference=reference,
-        policy=policy,
+        policy=dossier.policy,
         artifact=artifact,
         card=card,
-        samples=_find_samples(folder, store, artifact, model),
-        preprocessing=_find_preprocessing(runs, artifact, card, store),
-        measured=tuple(measured),
-        runs=runs,
+        verification=dossier.verification,
+        samples=_find_samples(dossier.verification, store, model),
+        preprocessing=_find_preprocessing(dossier.runs, dossier.build, card, store),
+        measured=evidence.measured,
+        runs=dossier.runs,
     )
 
 
-def _require_pass(folder: Path, verdict: VerdictRecord, because: str | None) -> None:
-    if because is None and (verdict.verdict is not Verdict.PASS or verdict.waived):
-        waived = f"PASS with {len(verdict.waived)} criteria waived"
-        state = verdict.verdict if verdict.verdict is not Verdict.PASS else waived
-        raise GateError(f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to deploy it anyway")
-
-
-def _find_signed_entry(folder: Path, store: Store, artifact: str) -> Entry[ArtifactInfo]:
+def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
     """The artifact in the workspace; its bytes must be those of the manifest that lies in the dossier."""
-    signed = entry_from_folder(folder / BUILDS / f"{ArtifactInfo.KIND}-{artifact}", ArtifactInfo)
+    signed, artifact = dossier.artifact, dossier.request.artifact
     path = store.root / f"{ArtifactInfo.KIND}-{artifact}"
     if not path.is_dir():
         raise BadInputError(
@@ -123,28 +107,25 @@ def _find_signed_entry(folder: Path, store: Store, artifact: str) -> Entry[Artif
 
 
 def _find_samples(
-    folder: Path, store: Store, artifact: Entry[ArtifactInfo], model: Entry[ModelInfo]
+    verification: Entry[VerificationInfo] | None, store: Store, model: Entry[ModelInfo]
 ) -> Entry[ReferenceInfo]:
     """What the dossier's verification compared the artifact with; the model's newest reference where it names none."""
     found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     way_out = "build it again"
-    for path in sorted((folder / BUILDS).glob(f"{VerificationInfo.KIND}-*/")):
-        checked = entry_from_folder(path).manifest
-        if artifact.id in checked.parents and (own := checked.recipe.get("reference")) is not None:
-            found, way_out = [each for each in found if each.id == own], f"build it again: {checked.command}"
-            break
+    checked = verification.manifest if verification else None
+    if checked is not None and (own := checked.recipe.get("reference")) is not None:
+        found, way_out = [each for each in found if each.id == own], f"build it again: {checked.command}"
     if not found:
         raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}")
     return store.verify_entry(found[-1], REFERENCE)
 
 
 def _find_preprocessing(
-    runs: Sequence[Run], artifact: Entry[ArtifactInfo], card: ModelCard, store: Store
+    runs: Sequence[Run], build: JudgedBuild, card: ModelCard, store: Store
 ) -> Entry[PreprocessingInfo] | None:
     """The DALI pipeline that the dossier proves on the artifact's model; None where it proves none with the card's steps."""
-    build = judged_build_from_entry(artifact)
     for run in newest_runs(runs, "preprocess"):
-        record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
         proven = record.pipeline
         if not is_proof_for(record, build) or proven.transform != card.transform:
             continue
@@ -178,7 +159,7 @@ def list_signed_images(build: SignedBuild) -> "tuple[str, tuple[tuple[Path, Requ
 
     classifies = build.card.task is Task.CLASSIFICATION
     for run in newest_runs(build.runs, "evaluate"):
-        table = pl.read_parquet(run.path / PREDICTIONS)
+        table = pl.read_parquet(run.files.read(PREDICTIONS))
         column = f"{build.artifact.id}:{find_task(build.card).prediction_column}"
         if column in table.columns and (root := _find_image_root(build.card)) is not None:
             best = table[column].list.first().to_list() if classifies else [None] * len(table)

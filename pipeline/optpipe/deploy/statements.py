@@ -5,16 +5,14 @@ an INCONCLUSIVE: it is WARNED in a test result, and an SVR has no property then,
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from optpipe import __version__
 from optpipe.core.environment import Environment
-from optpipe.core.hashing import hash_file
 from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
+from optpipe.signoff.policy import Policy
 from optpipe.workspace.file_names import POLICY
-from optpipe.workspace.seal import SUMS
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -28,20 +26,20 @@ Plain = dict[str, Any]
 """A JSON object of somebody else's schema."""
 
 
-def list_statements(folder: Path, verdict: VerdictRecord, place: Environment) -> Mapping[str, Plain]:
-    """The statements on a dossier by file name; `place` is where it was measured."""
+def list_statements(digest: str, policy: Policy, verdict: VerdictRecord, place: Environment) -> Mapping[str, Plain]:
+    """The statements by file name on a dossier whose list of hashes has the SHA-256 `digest`, measured at `place`."""
     subject = [
         {"name": f"artifact-{verdict.artifact.id}", "digest": {"sha256": verdict.artifact.sha256}},
-        {"name": verdict.dossier_name, "digest": {"sha256": hash_file(folder / SUMS)}},
+        {"name": verdict.dossier_name, "digest": {"sha256": digest}},
     ]
 
     def state(predicate_type: str, predicate: Plain) -> Plain:
         return {"_type": STATEMENT, "subject": subject, "predicateType": predicate_type, "predicate": predicate}
 
     return {
-        "test-result": state(TEST_RESULT, make_test_result(folder, verdict)),
+        "test-result": state(TEST_RESULT, make_test_result(policy, verdict)),
         "svr": state(SVR, make_svr(verdict)),
-        "ml-bom": state(CYCLONEDX, make_bom(folder, verdict, place)),
+        "ml-bom": state(CYCLONEDX, make_bom(digest, verdict, place)),
     }
 
 
@@ -52,13 +50,16 @@ def get_result(verdict: VerdictRecord) -> str:
     return "PASSED" if verdict.verdict is Verdict.PASS and not verdict.waived else "WARNED"
 
 
-def make_test_result(folder: Path, verdict: VerdictRecord) -> Plain:
+def make_test_result(policy: Policy, verdict: VerdictRecord) -> Plain:
     """The predicate test-result v0.1: a waived criterion is among the warned tests."""
     lists: dict[str, list[str]] = {"passedTests": [], "warnedTests": [], "failedTests": []}
     for one in verdict.criteria:
         lists[_name_list(one)].append(one.name)
-    policy = {"name": POLICY, "digest": {"sha256": hash_file(folder / POLICY)}}
-    return {"result": get_result(verdict), "configuration": [policy], **lists}
+    return {
+        "result": get_result(verdict),
+        "configuration": [{"name": POLICY, "digest": {"sha256": policy.sha256}}],
+        **lists,
+    }
 
 
 def _name_list(one: CriterionResult) -> str:
@@ -79,7 +80,7 @@ def _format_time(text: str) -> str:
     return text.replace("+00:00", "Z")
 
 
-def make_bom(folder: Path, verdict: VerdictRecord, place: Environment) -> Plain:
+def make_bom(digest: str, verdict: VerdictRecord, place: Environment) -> Plain:
     """A CycloneDX 1.6 ML-BOM: the artifact with every judged figure and its interval, and the packages it was measured with."""
     artifact = verdict.artifact
     model = {
@@ -99,7 +100,7 @@ def make_bom(folder: Path, verdict: VerdictRecord, place: Environment) -> Plain:
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid5(NAMESPACE_URL, hash_file(folder / SUMS))}",
+        "serialNumber": f"urn:uuid:{uuid5(NAMESPACE_URL, digest)}",
         "version": 1,
         "metadata": {
             "timestamp": _format_time(verdict.created_utc),

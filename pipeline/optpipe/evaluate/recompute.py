@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optpipe.core.card import Task
-from optpipe.core.disagreements import find_disagreements
+from optpipe.core.disagreements import Recomputed
 from optpipe.core.errors import BadInputError, escape, first_line
 from optpipe.core.observation import RANDOM_WEIGHTS, Observation
-from optpipe.core.records import plain_from_record, record_from_files
-from optpipe.evaluate.result import Accuracy, Agreement, Evaluation, TaskScores
+from optpipe.core.records import record_from_files
+from optpipe.evaluate.result import Accuracy, Evaluation
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
@@ -76,32 +76,25 @@ def read_evaluation(run: Run) -> Evaluation:
     return record_from_files(run.files, EVALUATION, Evaluation)
 
 
-def find_evaluation_disagreements(run: Run) -> Iterator[str]:
-    """Where `evaluate.json` differs from what the predictions give, one line each."""
+def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
+    """The results of an evaluation, where its predictions are there."""
     if not run.files.has(PREDICTIONS):
         return
     stored = read_evaluation(run)
-    task, frame, dataset = _find_task(stored), _read_table(run), stored.dataset
+    task, frame = _find_task(stored), _read_table(run)
     truths, source = _read_truths(frame, task), _read_predictions(frame, task, "source")
     assert source is not None
     for row in stored.results:
         name = row.artifact or "source"
         found = source if name == "source" else _read_predictions(frame, task, name)
-        again: tuple[Agreement | None, Accuracy | TaskScores | None] = (None, None)
+        samples, agreement, scores = row.samples, None, None
         if found is not None:
-            yield from find_disagreements(row.samples, len(source), f"{EVALUATION}: {name}: samples")
-            scored = run.manifest.trained and truths is not None
-            again = (
-                task.compute_parity(source, found),
-                task.score_predictions(truths, source, found, dataset.labels, dataset.classes)
-                if scored and truths
-                else None,
-            )
-        for key, said, computed in zip(
-            ("agreement", "accuracy"), (row.agreement, row.accuracy or row.scores), again, strict=True
-        ):
-            place = f"{EVALUATION}: {name}: {key}"
-            yield from find_disagreements(plain_from_record(said), plain_from_record(computed), place)
+            samples, agreement = len(source), task.compute_parity(source, found)
+            if truths and run.manifest.trained:
+                scores = task.score_predictions(truths, source, found, stored.dataset.labels, stored.dataset.classes)
+        accuracy, scores = (scores, None) if isinstance(scores, Accuracy) else (None, scores)
+        again = replace(row, samples=samples, agreement=agreement, accuracy=accuracy, scores=scores)
+        yield f"{EVALUATION}: {name}", row, again
 
 
 def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dict[str, Observation]:

@@ -1,6 +1,6 @@
 """Everything measured in a workspace, ready to be compared: runs, artifacts and their accuracy."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from optpipe.measure.search import Slo
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.workspace.baselines import find_approved_baseline
-from optpipe.workspace.manifest import MANIFEST
+from optpipe.workspace.manifest import MANIFEST, Manifest
 from optpipe.workspace.runs import Run, list_runs, load_run, load_runs
 from optpipe.workspace.store import Entry, Store
 
@@ -153,11 +153,13 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
     return Baseline(f"approved {model}", "approved", measured)
 
 
-def collect_build_facts(artifacts: Iterable[Entry[ArtifactInfo]], runs: Sequence[Run]) -> dict[str, BuildFacts]:
-    """Size, build time and accuracy of every artifact, by id."""
+def collect_build_facts(
+    artifacts: Iterable[Entry[ArtifactInfo]], runs: Sequence[Run], exported: Mapping[str, Manifest] | None = None
+) -> dict[str, BuildFacts]:
+    """Size, build time and accuracy of every artifact, by id; `exported` as for `judged_build_from_entry`."""
     found = {}
     for entry in artifacts:
-        build = judged_build_from_entry(entry)
+        build = judged_build_from_entry(entry, exported)
         top1 = observe_accuracy(runs, build, 0.95).get("top1")
         accuracy = check_int8_accuracy(runs, build)
         found[entry.id] = BuildFacts(

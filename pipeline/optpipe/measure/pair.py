@@ -12,13 +12,13 @@ from random import Random
 from secrets import randbits
 
 from optpipe.core.bench_record import BenchPairRecord, Change, PairedComparison, PairMetric, Ratio, count_invalid
-from optpipe.core.disagreements import find_disagreements
+from optpipe.core.disagreements import Recomputed
 from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, read_measurements
-from optpipe.core.records import json_from_record, plain_from_record, record_from_files
+from optpipe.core.records import json_from_record, record_from_files
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import measure_load, recover_unfinished, write_measurements
 from optpipe.measure.process import WorkerPool, WorkerProcess
@@ -279,21 +279,20 @@ def pairs_from_runs(
             yield RecordedPair(run.run_id, run.manifest.environment, record.first_rounds, rounds)
 
 
-def find_pair_disagreements(run: Run) -> Iterator[str]:
-    """Where `comparison.json` differs from what the raw samples give, one line each."""
+def recompute_pair(run: Run) -> Iterator[Recomputed]:
+    """The comparison of a run that has one, where all of its raw samples are there."""
     if COMPARISON_FILE not in run.manifest.files or not run.files.has(COMPARISON_FILE):
         return
     stored = record_from_files(run.files, COMPARISON_FILE, PairedComparison)
     by_id = {one.id: one for one in read_measurements(run.files)}
     names = list(islice(draw_names(stored.seed), 2 * len(stored.baseline_ns)))
     if not all(name in by_id for name in names):
-        yield f"{COMPARISON_FILE}: measurements says {', '.join(stored.measurements)}, but its seed gives {', '.join(names)}"
+        yield f"{COMPARISON_FILE}: measurements", stored.measurements, names
         return
     if not all(run.files.has(str(by_id[name].samples_file)) for name in names):
         return
     measured = [recompute_requested(by_id[name], run.files) for name in names]
     again = comparison_from_measurements(measured, stored.first_rounds, stored.metric, stored.seed)
-    yield from find_disagreements(plain_from_record(stored), plain_from_record(again), COMPARISON_FILE)
+    yield COMPARISON_FILE, stored, again
     rounds = decide_rounds(measured, stored.first_rounds, stored.metric)
-    if rounds != len(stored.baseline_ns):
-        yield f"{COMPARISON_FILE}: has {len(stored.baseline_ns)} rounds, but its first {stored.first_rounds} give {rounds}"
+    yield f"{COMPARISON_FILE}: number of rounds", len(stored.baseline_ns), rounds

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from optpipe.core.disagreements import find_disagreements
+from optpipe.core.disagreements import Recomputed
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
@@ -13,10 +13,8 @@ from optpipe.core.measurement import (
     SAMPLE_COLUMNS,
     Measurement,
     Phase,
-    Validity,
     read_measurements,
 )
-from optpipe.core.records import plain_from_record
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.validity import LIMITS, RULES_REVISION
 from optpipe.models.artifacts.facts import JudgedBuild
@@ -126,26 +124,26 @@ def read_samples(files: Files, name: str, columns: tuple[str, ...] = NEEDED) -> 
         raise BadInputError(f"cannot read raw samples in {files.folder / name}: {first_line(error)}") from error
 
 
-def find_bench_disagreements(run: Run) -> Iterator[str]:
-    """Where `measurements.json` differs from what the raw samples give, one line each."""
+def recompute_bench(run: Run) -> Iterator[Recomputed]:
+    """Every measurement whose raw samples are there.
+
+    A verdict by other rules of validity is taken as it is stored.
+    """
     for stored in read_measurements(run.files):
         if stored.samples_file is not None and run.files.has(stored.samples_file):
             again = recompute_requested(stored, run.files)
-            same_rules = stored.limits.get(RULES_REVISION) == LIMITS[RULES_REVISION]
-            said, found = (_plain(each, same_rules=same_rules) for each in (stored, again))
-            yield from find_disagreements(said, found, f"{MEASUREMENTS_FILE}: {stored.id}")
+            if stored.limits.get(RULES_REVISION) != LIMITS[RULES_REVISION]:
+                again = replace(again, reasons=stored.reasons, verdict=stored.verdict)
+            said, found = (
+                replace(each, reasons=tuple(sorted(each.reasons, key=lambda reason: reason.code)))
+                for each in (stored, again)
+            )
+            yield f"{MEASUREMENTS_FILE}: {stored.id}", said, found
 
 
 def recompute_requested(stored: Measurement, files: Files) -> Measurement:
     """`stored` computed anew with the confidence and the percentiles that were asked for."""
     return recompute_measurement(stored, files, *_read_requested_summary(stored))
-
-
-def _plain(found: Measurement, *, same_rules: bool) -> Any:
-    """Without order among the reasons; without reasons and verdict where other rules of validity were in force."""
-    reasons = tuple(sorted(found.reasons, key=lambda reason: reason.code)) if same_rules else ()
-    verdict = found.verdict if same_rules else Validity.INVALID
-    return plain_from_record(replace(found, reasons=reasons, verdict=verdict))
 
 
 def _read_requested_summary(one: Measurement) -> tuple[float, float]:

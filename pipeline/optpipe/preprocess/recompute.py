@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optpipe.core.disagreements import find_disagreements
+from optpipe.core.disagreements import Recomputed
 from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
-from optpipe.core.records import plain_from_record, record_from_files
+from optpipe.core.records import record_from_files
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.parity.proof import (
     find_stored_task,
@@ -75,16 +75,14 @@ def _explain_few(model: str) -> Blocker:
     )
 
 
-def find_preprocessing_disagreements(run: Run) -> Iterator[str]:
-    """Where `preprocess.json` differs from what the rows of the images give, one line each."""
+def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:
+    """The proof of a preprocess run, where the rows of its images are there."""
     if run.files.has(ROWS):
-        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
+        stored = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
         rows = read_rows(run.files)
-        stored, again = plain_from_record(record.parity.proof), plain_from_record(recompute_proof(rows, record))
-        yield from find_disagreements(stored, again, f"{PREPROCESSING}: parity")
-        yield from find_disagreements(record.parity.images, rows.height, f"{PREPROCESSING}: parity: images")
-        if record.verdict != record.parity.proof.verdict:
-            yield f"{PREPROCESSING}: verdict says {record.verdict}, but its proof says {record.parity.proof.verdict}"
+        proof = recompute_proof(rows, stored)
+        parity = replace(stored.parity, proof=proof, images=rows.height)
+        yield PREPROCESSING, stored, replace(stored, parity=parity, verdict=proof.verdict)
 
 
 def recompute_proof(rows: "pl.DataFrame", record: PreprocessRecord) -> Proof:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import nan
 
-from optpipe.core.disagreements import find_disagreements
+from optpipe.core.disagreements import Recomputed
 from optpipe.core.observation import Blocker, Observation
-from optpipe.core.records import plain_from_record, record_from_files
+from optpipe.core.records import record_from_files
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
@@ -75,17 +75,15 @@ def _observe_share(profile: TraceProfile, name: str, build: JudgedBuild, confide
     return Observation(share, max(0.0, low), min(1.0, high), tuple(blockers), about)
 
 
-def find_profile_disagreements(run: Run) -> Iterator[str]:
-    """Where `profile.json` differs from what the tables of the trace give, one line each."""
+def recompute_profile(run: Run) -> Iterator[Recomputed]:
+    """The stages of a profile whose tables are all there, without the sentences of their findings."""
     for stage in read_profile(run).stages:
         if (again := recompute_stage(run, stage)) is not None:
-            stored, computed = (plain_from_record(_without_sentences(each)) for each in (stage.profile, again))
-            yield from find_disagreements(stored, computed, f"{PROFILE}: {stage.subject.name}")
-
-
-def _without_sentences(profile: TraceProfile) -> TraceProfile:
-    """`profile` without what its findings say in words; their gains and rows are the figures."""
-    return replace(profile, findings=tuple(replace(finding, evidence="") for finding in profile.findings))
+            said, found = (
+                replace(each, findings=tuple(replace(finding, evidence="") for finding in each.findings))
+                for each in (stage.profile, again)
+            )
+            yield f"{PROFILE}: {stage.subject.name}", said, found
 
 
 def recompute_stage(run: Run, stage: StageProfile) -> TraceProfile | None:

@@ -27,9 +27,10 @@ from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.preprocess.recompute import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.build_evidence import is_of_other_file
-from optpipe.signoff.judge import DossierRequest, require_waivable
+from optpipe.signoff.dossier import DossierRequest, split_runs
+from optpipe.signoff.evidence import JUDGED_RUNS
+from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
-from optpipe.signoff.since import split_runs
 from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
 from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
 from optpipe.workspace.hashes import find_changed_files
@@ -41,7 +42,6 @@ LARGEST_TABLE_BYTES = 1024 * 1024
 """Of a profile or parity run; its record and a proof's rows, which the verdict rests on, are always copied."""
 LARGEST_OTHERS_BYTES = 1536 * 1024
 """Of all bench runs' files about builds that are not judged."""
-JUDGED_KINDS = ("bench", "evaluate", "preprocess", "profile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
     model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
-        about = run.kind in JUDGED_KINDS and is_run_about(run, entry, store)
+        about = run.kind in JUDGED_RUNS and is_run_about(run, entry, store)
         if about and run.kind == "bench" and is_of_other_file(run, build):
             other_file.append(run.run_id)
         elif about:
@@ -263,4 +263,4 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
         wanted = {parent for name in wanted for parent in entries[name].manifest.parents}
     for entry in found.values():
         target = folder / BUILDS / entry.path.name / MANIFEST
-        write_bytes(target, json_from_record(strip_folders(read_manifest(entry.path / MANIFEST))))
+        write_bytes(target, json_from_record(strip_folders(read_manifest(Files(entry.path)))))

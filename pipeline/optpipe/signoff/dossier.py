@@ -1,75 +1,187 @@
-"""A judged build's dossier: its seal, and whether it follows from its own raw files."""
+"""A dossier as values, each of its files read once.
 
-from dataclasses import dataclass
+A dossier's folder (see `optpipe.workspace.seal` for its seal)
+    request.json               what was asked: model, artifact, waivers, the optpipe that judged, when
+    policy.toml                the policy, byte for byte
+    builds/KIND-ID/manifest.json  the store's records: of the engine (its hash, its proven precision, its weights), of the
+                               comparison of its outputs with the source model's, and of all that they were made from
+    runs/RUN/…                 run folders with raw samples; `baseline/` holds the same of the approved baseline
+    verdict.json               the verdict as `judge_dossier` computes it
+    report.html, report.md, junit.xml, comparison.json   the same for people
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from optpipe.core.disagreements import find_disagreements, list_read_errors
-from optpipe.core.errors import first_line
+from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files
-from optpipe.core.records import plain_from_record, read_record
-from optpipe.core.verdict import VerdictRecord
-from optpipe.signoff.consistency import find_contradictions, list_unbacked
-from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.recompute import find_untrue_figures
-from optpipe.workspace.file_names import VERDICT
+from optpipe.core.records import record_from_files
+from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
+from optpipe.quantize.selection import SelectionInfo
+from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo
+from optpipe.signoff.policy import Policy, policy_from_toml
+from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
+from optpipe.workspace.manifest import MANIFEST, Manifest
 from optpipe.workspace.places import move_folder
-from optpipe.workspace.runs import load_runs
-from optpipe.workspace.seal import SIGNATURE, find_seal_problems, find_signature_problem, seal_folder, sign_folder
+from optpipe.workspace.runs import RemovedRun, Run, run_from_files
+from optpipe.workspace.seal import seal_folder, sign_folder
+from optpipe.workspace.store import Entry, entry_from_files
+
+DOSSIER_SCHEMA = "optpipe.dossier"
+DOSSIER_SCHEMA_VERSION = 1
+BUILD_KINDS = {
+    kind.KIND: kind
+    for kind in (
+        ArtifactInfo, CalibrationInfo, GraphInfo, MethodsInfo, ModelInfo, ReferenceInfo, SelectionInfo, SensitivityInfo,
+        VerificationInfo,
+    )
+}  # fmt: skip
+"""The kinds of the store's records in a dossier."""
 
 
 @dataclass(frozen=True, slots=True)
-class DossierCheck:
-    """What `verify` found."""
+class DossierRequest:
+    """What was asked: `request.json`."""
 
-    folder: Path
-    problems: tuple[str, ...]
-    as_sealed: bool
-    """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
-    verdict: VerdictRecord | None
-    """The verdict as recomputed; None where the folder is not intact enough to compute it."""
-    signed: bool
-    files: int
-    size_bytes: int
-    unbacked: tuple[str, ...] = ()
-    """What is stated and no raw file in the dossier shows."""
-    not_compared: tuple[str, ...] = ()
-    """Reports that could not be rendered again here, and why."""
+    model: str
+    artifact: str
+    waivers: Mapping[str, str]
+    """Reasons by criterion."""
+    baseline: str | None
+    """Name of the approved dossier, of which `baseline_artifact` was judged."""
+    baseline_artifact: str | None
+    optpipe: str
+    created_utc: str
+    drawn_with: Mapping[str, str]
+    """Versions of the packages that drew the report's figures; empty for a report without figures."""
+    removed: tuple[RemovedRun, ...] = ()
+    """Bench runs of the artifact that were removed from the workspace before."""
+    other_file: tuple[str, ...] = ()
+    """Bench runs of another file under the artifact's id, which are not in the dossier."""
+    network: str | None = None
+    """`describe_network` of the judged build; None where the store had no record of it, and in older dossiers."""
+    baseline_network: str | None = None
+    """`describe_network` of the approved build."""
+    since: str | None = None
+    """Bench runs that were started earlier are in the dossier and not judged."""
+    schema: str = field(default=DOSSIER_SCHEMA)
+    schema_version: int = field(default=DOSSIER_SCHEMA_VERSION)
+
+
+@dataclass(frozen=True)
+class Dossier:
+    """What lies in a dossier."""
+
+    files: Files
+    request: DossierRequest
+    policy: Policy
+    every_run: tuple[Run, ...]
+    baseline_runs: tuple[Run, ...]
+    builds: tuple[Entry[Any], ...]
+    """The store's records."""
 
     @property
-    def intact(self) -> bool:
-        """Whether every byte is as sealed and every number follows from the raw files."""
-        return not self.problems
+    def folder(self) -> Path:
+        return self.files.folder
+
+    @cached_property
+    def artifact(self) -> Entry[ArtifactInfo]:
+        """The judged artifact. Raises BadInputError where its record is not there."""
+        name = f"{ArtifactInfo.KIND}-{self.request.artifact}"
+        if (found := next((each for each in self.builds if each.path.name == name), None)) is None:
+            raise BadInputError(f"{self.folder}: has no {BUILDS}/{name}/{MANIFEST}; the dossier is incomplete")
+        return found
+
+    @cached_property
+    def build(self) -> JudgedBuild:
+        """The judged artifact as the build that it is."""
+        return judged_build_from_entry(self.artifact, self.manifests)
+
+    @cached_property
+    def manifests(self) -> Mapping[str, Manifest]:
+        """The manifests of the builds, by id."""
+        return {each.id: each.manifest for each in self.builds}
+
+    @cached_property
+    def artifacts(self) -> tuple[Entry[ArtifactInfo], ...]:
+        """The artifacts among the builds."""
+        return tuple(each for each in self.builds if isinstance(each.info, ArtifactInfo))
+
+    @cached_property
+    def verification(self) -> Entry[VerificationInfo] | None:
+        """The comparison of the judged artifact's outputs with the source model's."""
+        found = (each for each in self.builds if isinstance(each.info, VerificationInfo))
+        return next((each for each in found if self.artifact.id in each.manifest.parents), None)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs that are judged."""
+        return split_runs(self.every_run, self.request.since)[0]
+
+    @cached_property
+    def earlier_runs(self) -> tuple[Run, ...]:
+        """The bench runs that `--since` left out."""
+        return split_runs(self.every_run, self.request.since)[1]
 
 
-def check_dossier(folder: Path, allowed_signers: Path | None = None) -> DossierCheck:
-    """Verifies the seal, the signature and every number of a dossier, from its raw files alone.
+def read_dossier(files: Files) -> Dossier:
+    """Reads a dossier. Raises BadInputError where a file is missing, damaged or of another version."""
+    request = record_from_files(files, REQUEST, DossierRequest)
+    if (request.schema, request.schema_version) != (DOSSIER_SCHEMA, DOSSIER_SCHEMA_VERSION):
+        raise BadInputError(
+            f"{files.folder}: {request.schema!r} version {request.schema_version}; "
+            f"this version of optpipe reads {DOSSIER_SCHEMA!r} version {DOSSIER_SCHEMA_VERSION}"
+        )
+    return Dossier(
+        files=files,
+        request=request,
+        policy=policy_from_toml(files.read(POLICY), str(files.folder / POLICY)),
+        every_run=tuple(run_from_files(each) for each in _list_folders(files, "runs")),
+        baseline_runs=tuple(run_from_files(each) for each in _list_folders(files, "baseline/runs")),
+        builds=tuple(
+            entry_from_files(each, BUILD_KINDS.get(each.folder.name.rsplit("-", 1)[0]))
+            for each in _list_folders(files, BUILDS)
+        ),
+    )
 
-    Raises BadInputError where `folder` is not a dossier.
-    """
-    problems = find_seal_problems(Files(folder))
-    signature = find_signature_problem(Files(folder), allowed_signers)
-    problems += [signature] if signature else []
-    as_sealed, verdict = not problems, None
-    if as_sealed:
-        try:
-            verdict = judge_dossier(folder)
-            stored = read_record(folder / VERDICT, VerdictRecord)
-            problems += find_disagreements(plain_from_record(stored), plain_from_record(verdict), VERDICT)
-            problems += find_contradictions(folder)
-            for run in (*load_runs(folder / "baseline" / "runs"), *load_runs(folder / "runs")):
-                problems += find_untrue_figures(run)
-        except list_read_errors() as error:
-            problems.append(f"cannot be recomputed: {first_line(error)}")
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return DossierCheck(
-        folder=folder,
-        problems=tuple(problems),
-        as_sealed=as_sealed,
-        verdict=verdict,
-        signed=(folder / SIGNATURE).is_file(),
-        files=len(files),
-        size_bytes=sum(path.stat().st_size for path in files),
-        unbacked=tuple(list_unbacked(folder, verdict)) if verdict and not problems else (),
+
+def _list_folders(files: Files, name: str) -> list[Files]:
+    return [files.below(f"{name}/{path.name}") for path in sorted((files.folder / name).glob("*/"))]
+
+
+def since_from_text(text: str) -> str:
+    """Reads `--since` as a time in UTC. Raises BadInputError for text that is not a time, and for a time in the future."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadInputError(
+            f"--since {escape(text)}: expected a date or time in UTC, such as 2026-11-21 or 2026-11-21T07:25"
+        ) from error
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    if found > datetime.now(UTC):
+        raise BadInputError(f"--since {escape(text)}: is in the future; nothing was measured since then")
+    return found.isoformat(timespec="milliseconds")
+
+
+def _was_started_since(started_utc: str, since: str | None) -> bool:
+    """Whether a run counts. Raises BadInputError where one of the two is not a time."""
+    try:
+        return since is None or datetime.fromisoformat(started_utc) >= datetime.fromisoformat(since)
+    except (ValueError, TypeError) as error:
+        raise BadInputError(f"a run started {escape(started_utc)}, to be judged since {escape(str(since))}") from error
+
+
+def split_runs(runs: Sequence[Run], since: str | None) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The runs that are judged, and the bench runs that are not. What is not a bench run is always judged."""
+    judged = [run.kind != "bench" or _was_started_since(run.manifest.started_utc, since) for run in runs]
+    return (
+        tuple(run for run, counts in zip(runs, judged, strict=True) if counts),
+        tuple(run for run, counts in zip(runs, judged, strict=True) if not counts),
     )
 
 

@@ -1,13 +1,18 @@
-"""What a build's evidence shows for each criterion of a policy."""
+"""The kinds of evidence: how each is recomputed from its raw files, and what it shows for the criteria of a policy."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, expm1
 
+from optpipe.core.disagreements import Recomputed
 from optpipe.core.observation import Missing, Observation, ScaledTail
 from optpipe.core.quantity import Dimension
-from optpipe.profile.recompute import suggest_profile
+from optpipe.evaluate.recompute import recompute_evaluation
+from optpipe.measure.pair import recompute_pair
+from optpipe.measure.recompute import recompute_bench
+from optpipe.preprocess.recompute import recompute_preprocessing
+from optpipe.profile.recompute import recompute_profile, suggest_profile
 from optpipe.signoff.build_evidence import BuildEvidence, select_groups
 from optpipe.signoff.group_evidence import observe_groups
 from optpipe.signoff.policy import Criterion
@@ -15,11 +20,25 @@ from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
 from optpipe.stats.means import SPEED_GAP, compute_unseen_reach
+from optpipe.workspace.runs import Run
+
+Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceKind:
+    """One kind of evidence. What a run of the kind is read as, `build_evidence.BuildEvidence` holds."""
+
+    observers: Mapping[str, Observer]
+    """What it shows for a criterion, by section of the policy, in the criterion's base unit."""
+    recompute: tuple[Callable[[Run], Iterator[Recomputed]], ...] = ()
+    """What a run's records say, and what its raw files give. Raw files that were too large for a dossier give nothing."""
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     """What `evidence` shows for `criterion`, in the criterion's base unit, and what to do about it."""
-    found = _OBSERVERS[criterion.section](criterion, evidence)
+    kind = KINDS[find_kind(criterion.section)]
+    found = kind.observers[criterion.section](criterion, evidence)
     if isinstance(found, Missing):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
@@ -115,17 +134,34 @@ def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obs
     return [evidence.tensor_core_share]
 
 
-_OBSERVERS: Mapping[str, Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]] = {
-    "latency": lambda criterion, evidence: observe_groups(criterion, evidence, criterion.metric),
-    "throughput": partial(observe_groups, name="throughput"),
-    "regression": observe_regression,
-    "memory": partial(observe_groups, name="memory"),
-    "energy": partial(observe_groups, name="energy"),
-    "stability": partial(observe_groups, name="cv"),
-    "environment": _environment,
-    "accuracy": _accuracy,
-    "preprocessing": _preprocessing,
-    "precision": _precision,
-    "size": _size,
-    "tensor_cores": _tensor_cores,
+KINDS: Mapping[str, EvidenceKind] = {
+    "evaluate": EvidenceKind({"accuracy": _accuracy}, (recompute_evaluation,)),
+    "preprocess": EvidenceKind({"preprocessing": _preprocessing}, (recompute_preprocessing,)),
+    "bench": EvidenceKind(
+        {
+            "latency": lambda criterion, evidence: observe_groups(criterion, evidence, criterion.metric),
+            "throughput": partial(observe_groups, name="throughput"),
+            "regression": observe_regression,
+            "memory": partial(observe_groups, name="memory"),
+            "energy": partial(observe_groups, name="energy"),
+            "stability": partial(observe_groups, name="cv"),
+            "environment": _environment,
+        },
+        (recompute_bench, recompute_pair),
+    ),
+    "profile": EvidenceKind({"tensor_cores": _tensor_cores}, (recompute_profile,)),
+    "build": EvidenceKind({"precision": _precision, "size": _size}),
 }
+"""By kind of run, in the order in which a sign-off makes those that are missing; `build` is the build's own record."""
+JUDGED_RUNS = tuple(name for name in KINDS if name != "build")
+
+
+def find_kind(section: str) -> str:
+    """The kind of evidence that shows the criteria of a section."""
+    return next(name for name, kind in KINDS.items() if section in kind.observers)
+
+
+def recompute_run(run: Run) -> Iterator[Recomputed]:
+    """The records of a run, each with what its raw files give."""
+    for recompute in KINDS[run.kind].recompute if run.kind in KINDS else ():
+        yield from recompute(run)

@@ -1,100 +1,69 @@
-"""The verdict on a dossier's evidence, computed from its raw files alone. `signoff` and `verify` both call `judge_dossier`.
+"""The verdict on a dossier's evidence, computed from its raw files alone: a sign-off and `verify` both call `judge_dossier`."""
 
-A dossier's folder (see `optpipe.workspace.seal` for its seal)
-    request.json               what was asked: model, artifact, waivers, the optpipe that judged, when
-    policy.toml                the policy, byte for byte
-    builds/KIND-ID/manifest.json  the store's records: of the engine (its hash, its proven precision, its weights), of the
-                               comparison of its outputs with the source model's, and of all that they were made from
-    runs/RUN/…                 run folders with raw samples; `baseline/` holds the same of the approved baseline
-    verdict.json               what `judge_dossier` says; report.html, report.md, junit.xml, comparison.json: the same for people
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
-from optpipe.core.records import read_record
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.units import format_snr
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, Note, PolicyReference, Verdict, VerdictRecord
-from optpipe.measure.groups import RecordedMeasurement, find_environment_differences, summarize_group
+from optpipe.measure.groups import (
+    RecordedMeasurement,
+    describe_tries,
+    find_environment_differences,
+    group_processes,
+    summarize_group,
+)
 from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
 from optpipe.measure.recompute import list_artifact_measurements
 from optpipe.models.artifacts.engine import hash_engine
-from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
 from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
+from optpipe.signoff.dossier import Dossier, DossierRequest
 from optpipe.signoff.evidence import observe
-from optpipe.signoff.policy import Policy, policy_from_toml
+from optpipe.signoff.policy import Policy
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.signoff.since import note_since, split_runs
 from optpipe.signoff.suggest import suggest_build, suggest_build_again
-from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
+from optpipe.workspace.file_names import BUILDS
 from optpipe.workspace.manifest import MANIFEST
-from optpipe.workspace.runs import RemovedRun, Run, load_runs, read_dossier_file, require_unchanged
-from optpipe.workspace.store import Entry, entry_from_folder
+from optpipe.workspace.runs import require_unchanged
+from optpipe.workspace.store import Entry
 
-DOSSIER_SCHEMA = "optpipe.dossier"
-DOSSIER_SCHEMA_VERSION = 1
 TRUST_CRITERIA = ("trust.weights", "trust.precision", "trust.outputs", "trust.environment")
 """What is judged beside the policy's criteria."""
 
 
 @dataclass(frozen=True, slots=True)
-class DossierRequest:
-    """What was asked: `request.json`."""
+class Judgment:
+    """A verdict, and what it rests on."""
 
-    model: str
-    artifact: str
-    waivers: Mapping[str, str]
-    """Reasons by criterion."""
-    baseline: str | None
-    """Name of the approved dossier, of which `baseline_artifact` was judged."""
-    baseline_artifact: str | None
-    optpipe: str
-    created_utc: str
-    drawn_with: Mapping[str, str]
-    """Versions of the packages that drew the report's figures; empty for a report without figures."""
-    removed: tuple[RemovedRun, ...] = ()
-    """Bench runs of the artifact that were removed from the workspace before."""
-    other_file: tuple[str, ...] = ()
-    """Bench runs of another file under the artifact's id, which are not in the dossier."""
-    network: str | None = None
-    """`describe_network` of the judged build; None where the store had no record of it, and in older dossiers."""
-    baseline_network: str | None = None
-    """That of the approved dossier."""
-    since: str | None = None
-    """Bench runs that were started earlier are in the dossier and not judged."""
-    schema: str = field(default=DOSSIER_SCHEMA)
-    schema_version: int = field(default=DOSSIER_SCHEMA_VERSION)
+    record: VerdictRecord
+    evidence: BuildEvidence
 
 
-def judge_dossier(folder: Path) -> VerdictRecord:
-    """Judges the evidence in `folder` by the policy in it. Raises BadInputError where a file is missing or damaged."""
-    request = read_request(folder)
-    policy = policy_from_toml(read_dossier_file(folder / POLICY), str(folder / POLICY))
-    every = load_runs(folder / "runs")
-    for run in every:
+def judge_dossier(dossier: Dossier) -> Judgment:
+    """Judges the evidence in a dossier by the policy in it. Raises BadInputError where a file is missing or damaged."""
+    request, policy = dossier.request, dossier.policy
+    for run in dossier.every_run:
         require_unchanged(run, whole=False)
-    runs, earlier = split_runs(every, request.since)
-    artifact = entry_from_folder(folder / BUILDS / f"{ArtifactInfo.KIND}-{request.artifact}", ArtifactInfo)
-    evidence = _gather_evidence(folder, runs, artifact, request, policy)
+    evidence = _gather_evidence(dossier)
     found = (
-        *_judge_trust(artifact, _find_verification(folder, artifact), evidence.measured),
+        *_judge_trust(dossier, evidence.measured),
         *judge_criteria([(each, observe(each, evidence)) for each in policy.criteria], policy.confidence),
     )
     require_waivable(request.waivers, policy)
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
-    left_out = tuple(list_artifact_measurements(earlier, policy.confidence, build.artifact, judged=True))
+    left_out = tuple(list_artifact_measurements(dossier.earlier_runs, policy.confidence, build.artifact, judged=True))
     loads = [group.newest.measurement for group in groups]
-    return VerdictRecord(
+    record = VerdictRecord(
         verdict=decide_overall_verdict(criteria),
         dossier_name=_name_dossier(request.created_utc, build),
         model=build.model,
@@ -104,11 +73,11 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         policy=PolicyReference(policy.name, policy.sha256),
         criteria=criteria,
         notes=(
-            *note_since(request.since, left_out),
+            *_note_since(request.since, left_out),
             *_note_removed_runs(request),
             *_note_other_file(request),
             *_note_other_network(request),
-            *list_int8_notes(artifact.info, build, runs, loads, policy.confidence),
+            *list_int8_notes(dossier.artifact.info, build, dossier.runs, loads, policy.confidence),
         ),
         baseline=request.baseline,
         expires_if=tuple(_list_expiry(evidence)),
@@ -119,17 +88,28 @@ def judge_dossier(folder: Path) -> VerdictRecord:
         created_utc=request.created_utc,
         optpipe=request.optpipe,
     )
+    return Judgment(record, evidence)
 
 
-def read_request(folder: Path) -> DossierRequest:
-    """What a dossier was asked for. Raises BadInputError where it is of another version."""
-    request = read_record(folder / REQUEST, DossierRequest)
-    if (request.schema, request.schema_version) != (DOSSIER_SCHEMA, DOSSIER_SCHEMA_VERSION):
-        raise BadInputError(
-            f"{folder}: {request.schema!r} version {request.schema_version}; "
-            f"this version of optpipe reads {DOSSIER_SCHEMA!r} version {DOSSIER_SCHEMA_VERSION}"
-        )
-    return request
+def _note_since(since: str | None, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:
+    """Names the tries that `--since` left out, and what they showed."""
+    if since is None:
+        return
+    message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged (--since)"
+    tries = [
+        f"{group.load} ({', '.join(dict.fromkeys(one.run for one in group.tries))}): {describe_tries(group)}"
+        + _describe_range([each for run in group.list_values("p50") for each in run])
+        for group in group_processes(left_out)
+    ]
+    message += f"; left out: {'; '.join(tries)}" if tries else "; there are no earlier ones of this build"
+    yield Note("since", message, "omit --since to judge all tries")
+
+
+def _describe_range(p50: Sequence[float]) -> str:
+    if not p50:
+        return ""
+    low, high = (format_quantity(each, Dimension.TIME) for each in (min(p50), max(p50)))
+    return f", p50 {low}" if low == high else f", p50 {low} to {high}"
 
 
 def _note_removed_runs(request: DossierRequest) -> Iterator[Note]:
@@ -171,37 +151,28 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
             raise BadInputError(f"cannot waive unknown criterion {name!r}; criteria are {', '.join(names)}")
 
 
-def _gather_evidence(
-    folder: Path, runs: Sequence[Run], artifact: Entry[ArtifactInfo], request: DossierRequest, policy: Policy
-) -> BuildEvidence:
-    """Everything in `folder` that was gathered for the build, measurements computed anew from raw samples."""
-    build, confidence = judged_build_from_entry(artifact), policy.confidence
-    measured = list_artifact_measurements(runs, confidence, build.artifact, judged=True)
-    baseline = load_runs(folder / "baseline" / "runs")
+def _gather_evidence(dossier: Dossier) -> BuildEvidence:
+    """Everything in a dossier that was gathered for the build, measurements computed anew from raw samples."""
+    request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
+    measured = list_artifact_measurements(dossier.runs, confidence, build.artifact, judged=True)
+    approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact, judged=True)
     return replace(
-        evidence_from_runs(build, runs, policy, measured),
-        baseline=tuple(list_artifact_measurements(baseline, confidence, request.baseline_artifact, judged=True)),
+        evidence_from_runs(build, dossier.runs, dossier.policy, measured),
+        baseline=tuple(approved),
         baseline_name=request.baseline,
-        pairs=tuple(pairs_from_runs(runs, request.baseline_artifact, build.artifact, confidence)),
-        record=describe_record(artifact),
+        pairs=tuple(pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)),
+        record=_describe_record(dossier.artifact),
     )
 
 
-def _find_verification(folder: Path, artifact: Entry[ArtifactInfo]) -> Entry[VerificationInfo] | None:
-    paths = sorted((folder / BUILDS).glob(f"{VerificationInfo.KIND}-*/"))
-    found = [entry_from_folder(path, VerificationInfo) for path in paths]
-    return next((one for one in found if artifact.id in one.manifest.parents), None)
-
-
-def _judge_trust(
-    artifact: Entry[ArtifactInfo], checked: Entry[VerificationInfo] | None, measured: tuple[RecordedMeasurement, ...]
-) -> Iterator[CriterionResult]:
+def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> Iterator[CriterionResult]:
     """What no policy can do without."""
-    info, record = artifact.info, describe_record(artifact)
+    artifact, checked = dossier.artifact, dossier.verification
+    info, record = artifact.info, _describe_record(artifact)
     if info.weights.trained:
         weights = CriterionResult("trust.weights", Verdict.PASS, f"trained weights ({info.weights.source})")
     else:
-        remedy = f"build with the weights you will ship: {suggest_build(judged_build_from_entry(artifact))}"
+        remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
         weights = _doubt_trust("trust.weights", "the weights are random", remedy)
     proof = info.precision_proof
     if proof.proven:
@@ -217,16 +188,16 @@ def _judge_trust(
         )
     yield replace(weights, source=record)
     yield replace(precision, source=record)
-    yield replace(_judge_outputs(artifact, checked), source=describe_record(checked) if checked else "")
+    yield replace(_judge_outputs(dossier), source=_describe_record(checked) if checked else "")
     yield _judge_environment(artifact.id, measured)
 
 
-def describe_record(entry: Entry[Any]) -> str:
+def _describe_record(entry: Entry[Any]) -> str:
     """Where in a dossier the store's record of an entry lies: the source of what no raw file in the dossier shows."""
     return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
 
 
-def _judge_environment(artifact: str, measured: tuple[RecordedMeasurement, ...]) -> CriterionResult:
+def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement]) -> CriterionResult:
     name = "trust.environment"
     if not measured:
         return _doubt_trust(name, "nothing was measured", f"optpipe bench {artifact}")
@@ -236,15 +207,12 @@ def _judge_environment(artifact: str, measured: tuple[RecordedMeasurement, ...])
     return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
 
 
-def _judge_outputs(artifact: Entry[ArtifactInfo], checked: Entry[VerificationInfo] | None) -> CriterionResult:
-    info = artifact.info
-    name, again = (
-        "trust.outputs",
-        f"on a machine where it can run: {suggest_build_again(judged_build_from_entry(artifact))}",
-    )
+def _judge_outputs(dossier: Dossier) -> CriterionResult:
+    info, checked = dossier.artifact.info, dossier.verification
+    name, again = "trust.outputs", f"on a machine where it can run: {suggest_build_again(dossier.build)}"
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
-    if checked.manifest.recipe.get("artifact", {}).get("sha256") != hash_engine(artifact):
+    if checked.manifest.recipe.get("artifact", {}).get("sha256") != hash_engine(dossier.artifact):
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
     snr = checked.info.snr_db
     seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})"

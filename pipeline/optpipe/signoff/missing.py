@@ -14,11 +14,11 @@ from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.export.exported import find_stored_model
 from optpipe.models.export.model import Model
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
-from optpipe.signoff.collect import JUDGED_KINDS, SignoffRequest, find_judged_artifact, is_run_about
-from optpipe.signoff.evidence import observe
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact, is_run_about
+from optpipe.signoff.dossier import split_runs
+from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import SECTIONS, MeasuredSection
-from optpipe.signoff.since import split_runs
 from optpipe.signoff.steps import (
     MeasurementBudget,
     run_bench_step,
@@ -64,7 +64,7 @@ def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
     """The runs about the judged build, without those of another file under its id: these are made again."""
     build = judged_build_from_entry(judged)
     present = (
-        run for run in list_runs(store.workspace) if run.kind in JUDGED_KINDS and is_run_about(run, judged, store)
+        run for run in list_runs(store.workspace) if run.kind in JUDGED_RUNS and is_run_about(run, judged, store)
     )
     return [run for run in present if not is_of_other_file(run, build)]
 
@@ -89,22 +89,13 @@ def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> boo
     return min((group.count_asked(criterion.metric) for group in groups), default=0) < FEWEST
 
 
-RUN_KINDS = {"accuracy": "evaluate", "preprocessing": "preprocess", "tensor_cores": "profile", "environment": "bench"}
-"""Which run shows a section that is not about measurements; `size` and `precision` are shown by the build itself."""
-
-
 def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:
     """The criteria that each kind of run would show; one that was made and does not show them is not made again."""
     present = {run.kind for run in runs}
-    for kind in ("evaluate", "preprocess", "bench", "profile"):
-        criteria = [one for one in needed if _kind(one) == kind]
+    for kind in JUDGED_RUNS:
+        criteria = [one for one in needed if find_kind(one.section) == kind]
         if criteria and (kind == "bench" or kind not in present):
             yield kind, criteria
-
-
-def _kind(criterion: Criterion) -> str | None:
-    measured = issubclass(SECTIONS.get(criterion.section, object), MeasuredSection)
-    return "bench" if measured else RUN_KINDS.get(criterion.section)
 
 
 def _steps(

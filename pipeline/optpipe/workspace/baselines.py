@@ -1,13 +1,14 @@
 """Approved dossiers: the baselines of their models."""
 
-import shutil
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.workspace.file_names import REQUEST
-from optpipe.workspace.runs import read_json, write_json
+from optpipe.workspace.hashes import list_files
+from optpipe.workspace.runs import write_bytes, write_json
 from optpipe.workspace.seal import SUMS, find_seal_problems
 from optpipe.workspace.store import Store
 
@@ -32,21 +33,21 @@ def find_approved_baseline(workspace: Path, model: str) -> Path | None:
     return folder
 
 
-def store_baseline(folder: Path, workspace: Path, because: str | None = None) -> Path:
-    """Stores the verified dossier in `folder` as the next baseline of its model; returns where.
+def store_baseline(files: Files, workspace: Path, because: str | None = None) -> Path:
+    """Stores a dossier, whose files were read to verify it, as the next baseline of its model; returns where.
 
     `because` is the reason for approving something else than a plain PASS; it is kept beside the dossier.
     """
-    request = read_json(folder / REQUEST)
-    target = workspace / BASELINES / Path(str(request["model"])).name
+    target = workspace / BASELINES / Path(str(json.loads(files.read(REQUEST))["model"])).name
     with Store(workspace).scratch("baseline") as scratch:
-        shutil.copytree(folder, scratch / "new")
+        for name in list_files(files.folder):
+            write_bytes(scratch / "new" / name, files.read(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             target.rename(scratch / "old")
         (scratch / "new").rename(target)
     write_json(
         target.parent / f"{target.name}.json",
-        {"approved_utc": get_utc_time(), "because": because, "dossier": folder.name},
+        {"approved_utc": get_utc_time(), "because": because, "dossier": files.folder.name},
     )
     return target

@@ -10,7 +10,8 @@ from typing import Any
 
 from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.records import read_record
+from optpipe.core.files import Files
+from optpipe.core.records import record_from_files
 from optpipe.workspace.hashes import FileHash
 
 MANIFEST_SCHEMA = 2
@@ -44,15 +45,15 @@ class Manifest:
     schema: int = MANIFEST_SCHEMA
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Reads a manifest. Raises UnreadableManifestError where it is damaged or its schema is another."""
+def read_manifest(files: Files) -> Manifest:
+    """The manifest of a folder. Raises UnreadableManifestError where it is damaged or its schema is another."""
     try:
-        found = read_record(path, Manifest)
+        found = record_from_files(files, MANIFEST, Manifest)
     except BadInputError as error:
         raise UnreadableManifestError(str(error)) from error
     if found.schema != MANIFEST_SCHEMA:
         raise UnreadableManifestError(
-            f"{path}: manifest schema {found.schema}; this version of optpipe reads {MANIFEST_SCHEMA}"
+            f"{files.folder / MANIFEST}: manifest schema {found.schema}; this version of optpipe reads {MANIFEST_SCHEMA}"
         )
     return found
 

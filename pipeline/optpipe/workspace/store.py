@@ -90,8 +90,13 @@ def entry_from_folder(folder: Path, kind: type[Info]) -> Entry[Info]: ...
 @overload
 def entry_from_folder(folder: Path, kind: None = None) -> Entry[Any]: ...
 def entry_from_folder(folder: Path, kind: type[Any] | None = None) -> Entry[Any]:
-    """The entry whose manifest lies in `folder`. Raises UnreadableManifestError where it does not, or is of another kind."""
-    manifest = read_manifest(folder / MANIFEST)
+    """The entry whose manifest lies in `folder`. Raises UnreadableManifestError as `entry_from_files`."""
+    return entry_from_files(Files(folder), kind)
+
+
+def entry_from_files(files: Files, kind: type[Any] | None) -> Entry[Any]:
+    """The entry whose manifest is among `files`. Raises UnreadableManifestError where none is, or one of another kind."""
+    manifest, folder = read_manifest(files), files.folder
     if kind is None:
         return Entry(folder, manifest, manifest.info)
     if manifest.kind != kind.KIND:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from optpipe.core.hashing import hash_file
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.attest import KINDS, find_attestation_problems
 from optpipe.deploy.statements import STATEMENT, TEST_RESULT, make_svr
@@ -35,14 +34,13 @@ def test_a_statement_of_another_kind_takes_nobodys_place(tmp_path):
     private = Ed25519PrivateKey.generate()
     key = tmp_path / "key.pub.pem"
     key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    (tmp_path / "SHA256SUMS").write_text("sums")
-    digests = "1", hash_file(tmp_path / "SHA256SUMS")
+    digests = "1", "2"
     subject = [{"name": each, "digest": {"sha256": each}} for each in digests]
     for name, kind in KINDS.items():
         statement = {"_type": STATEMENT, "subject": subject, "predicateType": kind, "predicate": PREDICATES[name]}
         (tmp_path / f"{name}.dsse.json").write_bytes(_sign(statement, CryptoSigner(private)))
-    assert list(find_attestation_problems(tmp_path, tmp_path, VERDICT, key)) == []
+    assert list(find_attestation_problems(tmp_path, digests[1], VERDICT, key)) == []
     shutil.copyfile(tmp_path / "test-result.dsse.json", tmp_path / "svr.dsse.json")
-    assert list(find_attestation_problems(tmp_path, tmp_path, VERDICT, key)) == [
+    assert list(find_attestation_problems(tmp_path, digests[1], VERDICT, key)) == [
         f"svr.dsse.json: holds {TEST_RESULT}, not the svr"
     ]

@@ -11,16 +11,17 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
-from optpipe.core.records import json_from_record
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.core.weights import WeightsRecord
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
+from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.workspace.file_names import BUILDS, REFERENCE, VERDICT
+from optpipe.signoff.release import sign_off
+from optpipe.workspace.file_names import REFERENCE
+from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
 
 PROVEN = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack()))
@@ -51,18 +52,17 @@ def model(store):
     return produced(store, ModelInfo("m", "m", weights, simplified=False, own_precision=None), {})
 
 
-def test_the_samples_are_those_of_the_dossiers_verification(store, model, tmp_path):
+def test_the_samples_are_those_of_the_dossiers_verification(store, model):
     signed = reference(store, model, 800)
     artifact = produced(store, artifact_info(), {}, (model.id,))
     info = VerificationInfo("source model", 800, 0.1, 61.2, None, None, None, (), 80, True)
     checked = produced(store, info, {"reference": signed.id}, (artifact.id, signed.id))
     later = reference(store, model, 8)
-    assert _find_samples(tmp_path, store, artifact, model) == later  # an old dossier may name none
-    shutil.copytree(checked.path, tmp_path / BUILDS / checked.path.name)
-    assert _find_samples(tmp_path, store, artifact, model) == signed
+    assert _find_samples(None, store, model) == later  # a dossier may have none
+    assert _find_samples(checked, store, model) == signed
     shutil.rmtree(signed.path)
     with pytest.raises(BadInputError, match=r"reference outputs of m are not in .*; build it again: \S+"):
-        _find_samples(tmp_path, store, artifact, model)
+        _find_samples(checked, store, model)
 
 
 def pipeline_of(store):
@@ -94,15 +94,17 @@ def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(
     entry, pipeline = pipeline_of(workspace.store)
     run = workspace.preprocess(pipeline=pipeline, **changes)
     card = ModelCard("digits", "card:digits", Task.CLASSIFICATION, (), transform=transform)
-    assert _find_preprocessing([run], artifact, card, workspace.store) == (entry if found else None)
+    assert _find_preprocessing([run], judged_build_from_entry(artifact), card, workspace.store) == (
+        entry if found else None
+    )
 
 
-def test_a_verdict_that_is_no_pass_is_refused_before_anything_is_verified(workspace, tmp_path):
+def test_only_a_dossier_that_is_intact_and_passes_is_opened(workspace, tmp_path):
     workspace.artifact("fp16")
     wanted = SignoffRequest("digits", policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
-    folder = collect_evidence(wanted, workspace.store, tmp_path / "dossier")
-    (folder / VERDICT).write_bytes(json_from_record(judge_dossier(folder)))
+    folder = sign_off(wanted, workspace.store, tmp_path / "dossier", None, SilentListener(), figures=False).folder
     with pytest.raises(GateError, match=r"not an unqualified PASS \(INCONCLUSIVE\); pass --because TEXT"):
         open_signed_build(folder, workspace.store, None)
-    with pytest.raises(BadInputError, match="SHA256SUMS is missing"):
+    (folder / SUMS).write_text("changed")
+    with pytest.raises(BadInputError, match="failed verification"):
         open_signed_build(folder, workspace.store, "a trial")

@@ -6,6 +6,7 @@ import pytest
 from tests.fakes.console import text_of
 
 from optpipe.core.entries import LintFinding, LintSummary
+from optpipe.core.files import Files
 from optpipe.core.measurement import read_measurements
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
@@ -15,9 +16,10 @@ from optpipe.measure.overview import compare_workspace
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.report.terminal_signoff import render_verdict
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import check_dossier, finish_dossier
+from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.runs import write_bytes
 
 LINT = LintSummary(
@@ -86,7 +88,7 @@ def signed(workspace, tmp_path):
     (tmp_path / "scratch").mkdir()
     wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode(), "policy.toml"))
     folder = collect_evidence(wanted, workspace.store, tmp_path / "scratch")
-    found = judge_dossier(folder)
+    found = judge_dossier(read_dossier(Files(folder))).record
     (folder / "verdict.json").write_bytes(json_from_record(found))
     return found, finish_dossier(folder, tmp_path / "dossier")
 

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from optpipe.core.disagreements import compare_recomputed
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.records import json_from_record
 from optpipe.measure.bench import recover_run
-from optpipe.measure.recompute import find_bench_disagreements
+from optpipe.measure.recompute import recompute_bench
 from optpipe.workspace.runs import MANIFEST, load_run
 
 
@@ -20,4 +21,4 @@ def test_what_is_recovered_follows_from_its_raw_files(workspace):
     (folder / "samples" / f"{found.id}.json").write_bytes(json_from_record(begun))
     (row,) = recover_run(folder).measurements
     assert {"interrupted", "dispersion"} <= {reason.code for reason in row.reasons}
-    assert list(find_bench_disagreements(load_run(folder))) == []
+    assert list(compare_recomputed(recompute_bench(load_run(folder)))) == []

@@ -14,7 +14,8 @@ from optpipe.report.junit import render_junit
 from optpipe.report.markdown import render_markdown
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import sign_off, verify_dossier
+from optpipe.signoff.release import sign_off
+from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.seal import seal_folder
 
 POLICY = """schema = 1

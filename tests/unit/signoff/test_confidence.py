@@ -6,9 +6,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from optpipe.core.files import Files
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.trace.recording.read import trace_from_sqlite
@@ -61,12 +63,12 @@ def judged(workspace, tmp_path, request):
         folder.mkdir()
         policy = policy_from_toml((POLICY % confidence).encode())
         collect_evidence(SignoffRequest("digits", policy), workspace.store, folder)
-        return judge_dossier(folder), folder
+        return judge_dossier(read_dossier(Files(folder))).record, folder
 
     found, folder = judge(95.0)
     (folder / "verdict.json").write_bytes(json_from_record(found))
     seal_folder(folder)
-    store_baseline(folder, workspace.path)
+    store_baseline(Files(folder), workspace.path)
     if request.param:
         workspace.pair(entry, entry, peaks=2**20)
     return lambda confidence: {one.name: one for one in judge(confidence)[0].criteria}

@@ -7,16 +7,17 @@ import polars as pl
 import pytest
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.housekeeping import remove_stored
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import check_dossier, finish_dossier
-from optpipe.signoff.dossier_overview import overview_from_dossier
+from optpipe.signoff.dossier import finish_dossier, read_dossier, since_from_text
 from optpipe.signoff.judge import TRUST_CRITERIA, judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import require_possible
-from optpipe.signoff.since import since_from_text
+from optpipe.signoff.reports import overview_from_dossier
+from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.baselines import find_approved_baseline, store_baseline
 from optpipe.workspace.seal import seal_folder
 
@@ -31,7 +32,7 @@ def dossier(workspace, text, tmp_path, name="one", **wanted):
     folder = tmp_path / f".{name}"
     folder.mkdir()
     collect_evidence(SignoffRequest("digits", policy_from_toml(text.encode()), **wanted), workspace.store, folder)
-    signoff = judge_dossier(folder)
+    signoff = judge_dossier(read_dossier(Files(folder))).record
     (folder / "verdict.json").write_bytes(json_from_record(signoff))
     return signoff, finish_dossier(folder, tmp_path / name)
 
@@ -138,7 +139,7 @@ def test_a_regression_against_the_approved_baseline(workspace, tmp_path):
     assert {one.name: one.remedy for one in without.criteria}[
         "regression.p50.b1"
     ] == "approve one: optpipe signoff approve DOSSIER"
-    store_baseline(folder, workspace.path)
+    store_baseline(Files(folder), workspace.path)
     same, _ = dossier(workspace, policy, tmp_path, "second")
     assert same.verdict is Verdict.PASS, [one.reason for one in same.criteria]
     workspace.counter += 100
@@ -185,7 +186,7 @@ def test_a_regression_names_the_options_of_the_baseline(workspace, tmp_path):
     policy = "schema = 1\n[[regression]]\np50 = '5 %'\nbatch_size = 1\n"
     workspace.bench(entry, count=2000, options={"threads": 1})
     _, folder = dossier(workspace, policy, tmp_path, "first")
-    store_baseline(folder, workspace.path)
+    store_baseline(Files(folder), workspace.path)
     workspace.bench(entry, count=2000, options={"threads": 2})
     signoff, _ = dossier(workspace, policy, tmp_path, "second")
     about = next(one.about for one in signoff.criteria if one.name == "regression.p50.b1")
@@ -270,7 +271,7 @@ def test_approving_replaces_the_baseline_whole(workspace, tmp_path):
     _, first = dossier(workspace, LATENCY % "5", tmp_path)
     _, second = dossier(workspace, LATENCY % "6", tmp_path, "two")
     for folder in (first, second):
-        target = store_baseline(folder, tmp_path / "w", "reason")
+        target = store_baseline(Files(folder), tmp_path / "w", "reason")
         assert check_dossier(target).intact
         assert (target / "policy.toml").read_bytes() == (folder / "policy.toml").read_bytes()
     assert sorted(path.name for path in target.parent.iterdir()) == ["digits", "digits.json"]
@@ -279,7 +280,7 @@ def test_approving_replaces_the_baseline_whole(workspace, tmp_path):
 def test_a_damaged_baseline_is_refused_and_not_taken_for_none(workspace, tmp_path):
     workspace.bench(workspace.artifact("fp16"))
     _, folder = dossier(workspace, LATENCY % "5", tmp_path)
-    target = store_baseline(folder, tmp_path / "w")
+    target = store_baseline(Files(folder), tmp_path / "w")
     assert find_approved_baseline(tmp_path / "w", "digits") == target
     (target / "policy.toml").write_text("changed")
     with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe signoff approve DOSSIER`"):
@@ -324,8 +325,11 @@ def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace,
     assert removed.run_id in notes["removed-runs"].message
     assert json.loads((folder / "request.json").read_text())["since"] == since
     assert check_dossier(folder).problems == ()
-    assert [one.artifact for one in overview_from_dossier(folder).comparison.rows] == [entry.id]
-    assert "5 measurements are excluded: earlier than --since" in overview_from_dossier(folder).comparison.warnings
+    assert [one.artifact for one in overview_from_dossier(read_dossier(Files(folder))).comparison.rows] == [entry.id]
+    assert (
+        "5 measurements are excluded: earlier than --since"
+        in overview_from_dossier(read_dossier(Files(folder))).comparison.warnings
+    )
     request = json.loads((folder / "request.json").read_text()) | {"since": None}
     (folder / "request.json").write_text(json.dumps(request))
     seal_folder(folder)
@@ -355,6 +359,6 @@ def test_the_report_shows_the_judged_build_and_none_that_is_called_the_same(work
     workspace.bench(new, mean_ms=14.0)
     workspace.bench(workspace.artifact("int8", trained=False))
     _, folder = dossier(workspace, LATENCY % "50", tmp_path, artifact=old.id)
-    found = overview_from_dossier(folder).comparison
+    found = overview_from_dossier(read_dossier(Files(folder))).comparison
     assert {row.precision: row.artifact == old.id for row in found.rows} == {"fp16": True, "fp32": False}
     assert found.warnings[-1] == "10 measurements are excluded: of another build or model that is called the same"

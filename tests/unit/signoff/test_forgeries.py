@@ -7,9 +7,12 @@ import pytest
 from tests.fakes.console import text_of
 
 from optpipe.core.events import SilentListener
+from optpipe.core.files import Files
 from optpipe.signoff.collect import SignoffRequest
+from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import sign_off, verify_dossier
+from optpipe.signoff.release import sign_off
+from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.manifest import drop_folders
 from optpipe.workspace.seal import seal_folder
 
@@ -143,10 +146,10 @@ def test_looser_limits_of_validity_than_usual_are_named(workspace, tmp_path, max
 
 
 def verify_dossier_of(folder):
-    from optpipe.signoff.consistency import list_unbacked
     from optpipe.signoff.judge import judge_dossier
+    from optpipe.signoff.verify import list_unbacked
 
-    return list_unbacked(folder, judge_dossier(folder))
+    return list_unbacked(read_dossier(Files(folder)), judge_dossier(read_dossier(Files(folder))).record)
 
 
 def test_an_unsigned_dossier_says_what_it_proves(dossier):

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from optpipe.core.files import Files
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.consistency import find_contradictions
-from optpipe.signoff.dossier import finish_dossier
+from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.missing import _group_by_kind, _list_needed, _list_present
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.verify import find_contradictions
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.manifest import MANIFEST
@@ -38,7 +39,9 @@ OTHER = "f" * 64
 def judge(workspace, tmp_path):
     def signed():
         collect_evidence(WANTED, workspace.store, tmp_path)
-        return {one.name: (one.verdict, one.reason) for one in judge_dossier(tmp_path).criteria}
+        return {
+            one.name: (one.verdict, one.reason) for one in judge_dossier(read_dossier(Files(tmp_path))).record.criteria
+        }
 
     return signed
 
@@ -94,9 +97,9 @@ def test_a_bench_run_of_another_file_is_named_and_not_taken(workspace, tmp_path)
     assert [run.run_id for run in _list_present(entry, workspace.store)] == []
     new = workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "dossier")
-    found = judge_dossier(folder)
+    found = judge_dossier(read_dossier(Files(folder))).record
     assert {path.name for path in (folder / "runs").iterdir()} == {of_other.run_id, new.run_id}
-    assert list(find_contradictions(folder)) == []
+    assert list(find_contradictions(read_dossier(Files(folder)))) == []
     assert [each.message for each in found.notes if each.code == "other-file"] == [
         f"1 bench run of another file under this build's ID not judged: {old.run_id}"
     ]
@@ -106,9 +109,9 @@ def test_the_approved_file_may_lie_under_the_id_of_the_judged_one(workspace, tmp
     entry = workspace.artifact("fp16")
     workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "approved")
-    (folder / "verdict.json").write_bytes(json_from_record(judge_dossier(folder)))
-    store_baseline(finish_dossier(folder, tmp_path / "sealed"), workspace.path)
+    (folder / "verdict.json").write_bytes(json_from_record(judge_dossier(read_dossier(Files(folder))).record))
+    store_baseline(Files(finish_dossier(folder, tmp_path / "sealed")), workspace.path)
     workspace.bench(rebuild(workspace, entry))
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "next")
     assert [*(folder / "baseline" / "runs").iterdir()]
-    assert list(find_contradictions(folder)) == []
+    assert list(find_contradictions(read_dossier(Files(folder)))) == []

@@ -10,17 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
+from optpipe.core.disagreements import compare_recomputed
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
+from optpipe.core.files import Files
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.evaluate.recompute import find_evaluation_disagreements
+from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import check_dossier, finish_dossier
+from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import sign_off, verify_dossier
+from optpipe.signoff.release import sign_off
+from optpipe.signoff.verify import check_dossier, verify_dossier
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.workspace.seal import seal_folder
 
@@ -53,7 +56,7 @@ def sealed(make_workspace, tmp_path_factory):
     folder = tmp_path / ".one"
     folder.mkdir()
     collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
-    signoff = judge_dossier(folder)
+    signoff = judge_dossier(read_dossier(Files(folder))).record
     assert signoff.verdict is Verdict.PASS, [(one.name, one.reason) for one in signoff.criteria]
     (folder / "verdict.json").write_bytes(json_from_record(signoff))
     found = finish_dossier(folder, tmp_path / "one")
@@ -207,8 +210,9 @@ def test_an_evaluation_of_more_samples_than_were_predicted_is_found(workspace):
     """Of how many the accuracy flatters is judged by their share."""
     entry = workspace.artifact("fp16")
     run = workspace.evaluate(entry, sha256=entry.sha256("model.onnx"))
-    assert not [each for each in find_evaluation_disagreements(run) if "samples" in each]
+    assert not [each for each in compare_recomputed(recompute_evaluation(run)) if "samples" in each]
     in_json("results", 0, "samples", value=10**6)(run.path / "evaluate.json")
     assert any(
-        "samples says 1000000, but the raw files give 1000" in each for each in find_evaluation_disagreements(run)
+        "samples says 1000000, but the raw files give 1000" in each
+        for each in compare_recomputed(recompute_evaluation(run))
     )

@@ -7,14 +7,16 @@ import shutil
 import pytest
 
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.files import Files
 from optpipe.core.hashing import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.measure.overview import compare_workspace
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import check_dossier, finish_dossier
+from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.seal import seal_folder
 
@@ -28,7 +30,7 @@ def measured(make_workspace, tmp_path_factory):
     old = workspace.artifact("fp16")
     workspace.bench(old, count=2000)
     sign_off(workspace, folder, "approved")
-    store_baseline(folder / "approved", workspace.path)
+    store_baseline(Files(folder / "approved"), workspace.path)
     workspace.counter += 100
     new = workspace.artifact("fp16", macs=0.96)
     workspace.bench(new, count=2000, mean_ms=10.3, seed=5)
@@ -59,7 +61,7 @@ def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
     folder = tmp_path / f".{name}"
     folder.mkdir()
     collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
-    found = judge_dossier(folder)
+    found = judge_dossier(read_dossier(Files(folder))).record
     (folder / "verdict.json").write_bytes(json_from_record(found))
     finish_dossier(folder, tmp_path / name)
     return {one.name: one for one in found.criteria}.get(criterion)
@@ -73,7 +75,7 @@ def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_
         workspace.bench(workspace.artifact("fp16", macs=0.9 + workspace.counter / 1e4, width=width))
         assert sign_off(workspace, tmp_path, name).observed is not None or name == "approved"
         if name == "approved":
-            store_baseline(tmp_path / name, workspace.path)
+            store_baseline(Files(tmp_path / name), workspace.path)
     notes = {name: read_notes(tmp_path / name) for name in ("approved", "again", "other")}
     assert "other-network" not in notes["approved"].keys() | notes["again"].keys()
     assert (

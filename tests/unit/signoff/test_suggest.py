@@ -8,12 +8,13 @@ from tests.command_line import parse_command
 
 from optpipe.cli.bench_options import LoadOptions, TargetOptions
 from optpipe.cli.bench_request import bench_plan_from_options
+from optpipe.core.files import Files
 from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import finish_dossier
+from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
@@ -96,7 +97,7 @@ def judge(workspace, tmp_path, name, policy):
     folder = tmp_path / f".{name}"
     folder.mkdir()
     collect_evidence(SignoffRequest("digits", policy_from_toml(policy.encode())), workspace.store, folder)
-    found = judge_dossier(folder)
+    found = judge_dossier(read_dossier(Files(folder))).record
     (folder / "verdict.json").write_bytes(json_from_record(found))
     finish_dossier(folder, tmp_path / name)
     return found
@@ -126,7 +127,7 @@ def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, monkeypatch,
     old = workspace.artifact("fp16", macs=0.96)
     workspace.bench(old)
     judge(workspace, tmp_path, "approved", EVERYTHING % LIMITS["loose"])
-    store_baseline(tmp_path / "approved", workspace.path)
+    store_baseline(Files(tmp_path / "approved"), workspace.path)
     workspace.counter += 100
     new = workspace.artifact("fp16")
     workspace.bench(new, **state)
@@ -157,7 +158,7 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
     old = workspace.artifact("fp16", macs=0.96)
     workspace.bench(old, **load)
     judge(workspace, tmp_path, "approved", EVERYTHING % LIMITS["loose"])
-    store_baseline(tmp_path / "approved", workspace.path)
+    store_baseline(Files(tmp_path / "approved"), workspace.path)
     workspace.counter += 100
     entry = workspace.artifact("fp16")
     workspace.bench(entry, processes=2, **load)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.files import Files
 from optpipe.core.hashing import hash_value
 from optpipe.models.artifacts.engine import hash_engine, measure_engine
 from optpipe.models.artifacts.lookup import format_model_argument
-from optpipe.workspace.manifest import MANIFEST, Manifest, UnreadableManifestError, read_manifest
+from optpipe.workspace.manifest import Manifest, UnreadableManifestError, read_manifest
 from optpipe.workspace.store import Entry
 
 
@@ -45,8 +46,8 @@ class JudgedBuild:
         return artifact == self.artifact and None not in (sha256, self.sha256) and sha256 != self.sha256
 
 
-def judged_build_from_entry(entry: Entry[ArtifactInfo]) -> JudgedBuild:
-    """The build that a stored artifact is."""
+def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None = None) -> JudgedBuild:
+    """The build that a stored artifact is. The manifest of its model is in `exported`, by id, or lies beside its own."""
     info = entry.info
     return JudgedBuild(
         model=info.model,
@@ -59,14 +60,16 @@ def judged_build_from_entry(entry: Entry[ArtifactInfo]) -> JudgedBuild:
         macs_share=info.precision_proof.share.counted,
         weights=info.weights.source,
         options=info.options,
-        model_sha256=_hash_parent(entry),
+        model_sha256=_hash_parent(entry, exported),
     )
 
 
-def _hash_parent(entry: Entry[ArtifactInfo]) -> str | None:
-    parent = next(iter(entry.manifest.parents), None)
+def _hash_parent(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None) -> str | None:
+    parent = next(iter(entry.manifest.parents), "")
+    if exported is not None:
+        return hash_model(exported[parent]) if parent in exported else None
     with suppress(UnreadableManifestError):
-        return hash_model(read_manifest(entry.path.parent / f"{ModelInfo.KIND}-{parent}" / MANIFEST))
+        return hash_model(read_manifest(Files(entry.path.parent / f"{ModelInfo.KIND}-{parent}")))
     return None
 
 

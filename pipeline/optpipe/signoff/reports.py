@@ -1,0 +1,199 @@
+"""The reports in a dossier and on a comparison: each a function of raw files alone, so that `verify` renders the same bytes."""
+
+import base64
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.comparison import Comparison, Goal
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.environment import Environment
+from optpipe.core.errors import MissingError
+from optpipe.core.measurement import read_measurements
+from optpipe.core.records import json_from_record, record_from_files
+from optpipe.core.verdict import VerdictRecord
+from optpipe.measure.compare import compare_measurements
+from optpipe.measure.groups import find_environment_differences
+from optpipe.measure.overview import Overview, collect_build_facts
+from optpipe.measure.recompute import measurements_from_run
+from optpipe.measure.report_data import list_raw_files, report_from_comparison
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.preprocess.parity.records import WorstImage
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.profile.recompute import read_profile
+from optpipe.report.report import RawFile, Report, ReportImage, StageBar
+from optpipe.signoff.dossier import Dossier
+from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
+from optpipe.workspace.manifest import MANIFEST
+from optpipe.workspace.runs import Run, newest_runs, write_bytes
+from optpipe.workspace.store import Entry
+
+REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
+DRAWN_WITH = ("altair", "vl-convert-python")
+"""The packages whose versions decide the bytes of a figure."""
+MAX_IMAGES = 6
+
+
+def report_from_dossier(dossier: Dossier, verdict: VerdictRecord) -> Report:
+    """The report on a dossier: a function of its raw files alone, so that `verify` renders the same."""
+    found, folder = overview_from_dossier(dossier), dossier.folder
+    return report_from_comparison(
+        f"{verdict.model}: {verdict.policy.name}",
+        found.comparison,
+        found.measured,
+        found.runs,
+        folder,
+        verdict=verdict,
+        stages=tuple(_list_stage_bars(dossier)),
+        stage_files=tuple(_list_build_files(dossier)),
+        files=list_raw_files(found.runs, folder),
+        created_utc=verdict.created_utc,
+        **_collect_documents(found.runs, folder),
+    )
+
+
+def write_reports(report: Report, folder: Path, *, figures: bool = True) -> list[Path]:
+    """Writes the report in every form; returns the files."""
+    texts = render_reports(report, figures=figures)
+    for name, text in texts.items():
+        write_bytes(folder / name, text.encode())
+    return [folder / name for name in texts]
+
+
+def render_reports(report: Report, *, figures: bool) -> dict[str, str]:
+    """The report in every form, by file name. The same report gives the same bytes."""
+    from optpipe.report.html import render_html
+    from optpipe.report.junit import render_junit
+    from optpipe.report.markdown import render_markdown
+
+    texts = {HTML: render_html(report, with_figures=figures), MARKDOWN: render_markdown(report)}
+    if report.verdict is not None:
+        texts[JUNIT] = render_junit(report.verdict)
+    return texts | {COMPARISON: json_from_record(report.comparison).decode()}
+
+
+def list_drawing_versions() -> dict[str, str]:
+    """The versions of what draws the figures. Raises MissingError where it is not installed."""
+    try:
+        return {name: version(name) for name in DRAWN_WITH}
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            f"the report's figures need {error.name}: pip install {' '.join(DRAWN_WITH)}; or use --no-figures"
+        ) from error
+
+
+def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
+    """Why `report.html` cannot be rendered again here with the same bytes; empty where it can."""
+    try:
+        here = list_drawing_versions() if drawn_with else {}
+    except MissingError:
+        return [f"{HTML}: rendering it again needs {', '.join(DRAWN_WITH)}"]
+    other = [
+        f"{name} {drawn_with[name]} (here: {here.get(name)})"
+        for name in drawn_with
+        if drawn_with[name] != here.get(name)
+    ]
+    return [f"{HTML}: its figures were drawn by {', '.join(other)}"] if other else []
+
+
+def report_from_overview(found: Overview, folder: Path) -> Report:
+    """The report on a comparison that will lie in `folder`."""
+    files = list_raw_files(found.runs, folder)
+    return report_from_comparison("Comparison", found.comparison, found.measured, found.runs, folder, files=files)
+
+
+def overview_from_dossier(dossier: Dossier) -> Overview:
+    """The comparison of the builds whose raw files lie in a dossier, measured where the judged build last was.
+
+    A function of the dossier alone: a sign-off writes what it gives, and `optpipe verify` computes it again.
+    """
+    request, every = dossier.request, dossier.every_run
+    bench = [run for run in dossier.runs if run.kind == "bench"]
+    measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
+    stated = sum(len(read_measurements(run.files)) for run in bench)
+    mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
+    place = (
+        max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else Environment()
+    )
+    near = tuple(one for one in measured if not find_environment_differences(place, one.environment))
+    others = _find_namesakes(dossier)
+    here = tuple(one for one in near if one.measurement.subject.artifact not in others)
+    if not here:
+        reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
+        nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
+        return Overview(nothing, (), every)
+    comparison = compare_measurements(
+        here, known=collect_build_facts(dossier.artifacts, dossier.runs, dossier.manifests)
+    )
+    notes = (
+        (stated - len(measured), "not in this dossier: raw samples too large or missing"),
+        (len(measured) - len(near), "excluded: from another machine"),
+        (len(near) - len(here), "excluded: of another build or model that is called the same"),
+        (sum(len(read_measurements(run.files)) for run in dossier.earlier_runs), "excluded: earlier than --since"),
+    )
+    said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
+    return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, every)
+
+
+def _find_namesakes(dossier: Dossier) -> set[str]:
+    """The builds that a table would show as the judged one, or as builds of its model, and that are none."""
+    judged, exported = dossier.request.artifact, dossier.manifests
+    labels = {each.id: each.info.label for each in dossier.artifacts}
+    models = {each.id: judged_build_from_entry(each, exported).model_sha256 for each in dossier.artifacts}
+    return {
+        each
+        for each in labels
+        if each != judged and (labels[each] == labels.get(judged) or models[each] != models.get(judged))
+    }
+
+
+def _list_build_files(dossier: Dossier) -> Iterator[RawFile]:
+    for entry in dossier.builds:
+        name = f"{BUILDS}/{entry.path.name}/{MANIFEST}"
+        yield RawFile(name, dossier.files.hash(name), len(dossier.files.read(name)))
+
+
+def _list_stage_bars(dossier: Dossier) -> Iterator[StageBar]:
+    """How long each stage of each build in a dossier took when it was made."""
+    counts = Counter(_describe_build(each) for each in dossier.artifacts)
+    for build in dossier.artifacts:
+        label = _describe_build(build) + (f" {build.id[:8]}" if counts[_describe_build(build)] > 1 else "")
+        ancestry = [dossier.manifests[each] for each in build.manifest.parents if each in dossier.manifests]
+        yield from (StageBar(label, each.kind, each.seconds) for each in (*ancestry, build.manifest))
+
+
+def _describe_build(build: Entry[ArtifactInfo]) -> str:
+    return f"{build.info.backend} {build.info.precision}"
+
+
+def _collect_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
+    """What the report shows of them: fields of a `Report`; file paths are relative to `root`."""
+    fields: dict[str, Any] = {}
+    for run in newest_runs(runs, "profile"):
+        stages = read_profile(run).stages
+        if stages:
+            shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
+            fields["profile"] = shown.profile
+            tables = (path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/"))
+            fields["profile_files"] = tuple(
+                file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name)
+            )
+            break
+    for run in newest_runs(runs, "preprocess"):
+        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
+        fields["pictures"] = tuple(_embed_images(run, record.parity.worst, root))
+        break
+    return fields
+
+
+def _embed_images(run: Run, worst: Sequence[WorstImage], root: Path) -> Iterator[ReportImage]:
+    for each in worst[:MAX_IMAGES]:
+        if run.files.has(each.file):
+            data = base64.b64encode(run.files.read(each.file)).decode()
+            name = Path(each.image).name
+            caption = f"{name}: the model's own, DALI's, and their difference (×{each.difference_times:.3g})"
+            files = (*list_raw_files((run,), root, each.file), *list_raw_files((run,), root, ROWS))
+            yield ReportImage(caption, f"data:image/png;base64,{data}", files)

@@ -33,8 +33,6 @@ _TABLES = {
     "graphs": """CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, "end" INTEGER, graphId INTEGER,
         correlationId INTEGER)""",
     "diagnostics": "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)",
-    "memory": """CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER, deviceId INTEGER, contextId INTEGER,
-        address INTEGER, bytes INTEGER, memKind INTEGER, memoryOperationType INTEGER)""",
     "metrics": "CREATE TABLE GPU_METRICS (rawTimestamp INTEGER, timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER)",
     "metric_names": """CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, sourceId INTEGER, typeName TEXT, metricId INTEGER,
         metricName TEXT)""",
@@ -84,10 +82,6 @@ class Recording:
     def os_call(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
         """A call to the operating system."""
         self._add("os_calls", (_ns(start), _ns(end), thread, self._string(name)))
-
-    def memory(self, at: float, address: int, size: int, *, allocates: bool, kind: int = 2) -> None:
-        """An allocation or a free of `size` bytes; memory kind 1 pinned, 2 device."""
-        self._add("memory", (_ns(at), PROCESS, 0, 1, address, size, kind, 0 if allocates else 1))
 
     def metric(self, at: float, name: str, value: int) -> None:
         """A sample of a GPU metric."""

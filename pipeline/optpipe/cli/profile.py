@@ -95,9 +95,7 @@ class CaptureOptions:
     )
     record: Annotated[
         list[Extra] | None,
-        typer.Option(
-            help="Also record memory usage, GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."
-        ),
+        typer.Option(help="Also record GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."),
     ] = None
     ncu: Annotated[bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels with ncu.")] = False
     keep_raw: Annotated[
@@ -125,8 +123,9 @@ def profile(
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
-    from optpipe.profile.profile_model import diff_recordings, profile_recording, redact_recording
+    from optpipe.profile.profile_model import diff_recordings, profile_recording
     from optpipe.report.terminal_profile import render_diff, render_profile
+    from optpipe.trace.recording.files import redact
     from optpipe.workspace.places import require_writable_file
     from optpipe.workspace.store import Store
 
@@ -147,7 +146,8 @@ def profile(
             return Outcome(compared, lambda: render_diff(compared))
         if trace is not None:
             if recording.redacted is not None:
-                redact_recording(trace, recording.redacted, terminal)
+                with terminal.step(f"redact {trace.name}"):
+                    redact(trace, recording.redacted)
             judged = profile_recording(trace, recording.range, terminal)
             return Outcome(judged, lambda: render_profile(judged))
         assert model is not None

@@ -15,7 +15,6 @@ from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transfor
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.store import Entry, Store
 
-REVISION = 4
 PIPELINE = "1/model.dali"
 CONFIG = "config.pbtxt"
 _TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_UINT8"}
@@ -42,7 +41,7 @@ def build_preprocessing_artifact(
     """
     require_dali()
     recipe = {
-        "revision": REVISION,
+        "revision": 4,
         "model": model,
         "transform": transform.hash,
         "plan": plain_from_record(plan),

@@ -106,28 +106,30 @@ def derive_preprocessing(
         saved = tuple(save_side_by_side(run.path / f"worst-{rank}.png", each, transform) for rank, each in worst)
         if speed is not None:
             _write_batch_times(run.path / "throughput.parquet", speed)
+        pipeline, sha256 = artifact.file(PIPELINE), artifact.sha256(PIPELINE)
+        unreadable = tuple(RefusedImage(each.path.name, each.reason) for each in images.unreadable)
         record = PreprocessRecord(
             model=card.name,
             classifies=card.task is Task.CLASSIFICATION,
             trained=trained,
-            pipeline=_describe_pipeline(artifact, transform, plan),
-            images=_describe_images(images),
+            pipeline=PipelineRecord(artifact.id, pipeline.name, sha256, plan, tuple(transform.to_dict()["steps"])),
+            images=ImagesRecord(images.folder.name, len(images.paths), unreadable, images.left_out),
             parity=replace(proof.record, worst=saved),
             throughput=speed.summarize() if speed else None,
             verdict=proof.record.proof.verdict,
-            run_dir=str(run.path),
+            run_dir=run.run_id,
             task=card.task,
             model_sha256=hash_model(exported.manifest),
         )
-        without_folders = replace(
-            record,
-            run_dir=run.run_id,
-            pipeline=replace(record.pipeline, path=Path(record.pipeline.path).name),
-            images=replace(record.images, folder=images.folder.name),
-        )
-        write_bytes(run.path / PREPROCESSING, json_from_record(without_folders))
+        write_bytes(run.path / PREPROCESSING, json_from_record(record))
         finish_run(run, parents=(artifact.id, exported.id), model=card.name, trained=trained)
-        return record
+    # What is stored names no folder of this machine; what is shown does.
+    return replace(
+        record,
+        run_dir=str(run.path),
+        pipeline=replace(record.pipeline, path=str(pipeline)),
+        images=replace(record.images, folder=str(images.folder)),
+    )
 
 
 def _measure_throughput(
@@ -267,16 +269,6 @@ def _warn_about_differences(proof: Parity, listener: Listener) -> None:
         listener.warn(
             f"edge-case files that do not match: {', '.join(f'{each.name} ({each.outcome})' for each in bad)}"
         )
-
-
-def _describe_pipeline(artifact: Entry, transform: Transform, plan: DaliPlan) -> PipelineRecord:
-    path, sha256 = str(artifact.file(PIPELINE)), artifact.sha256(PIPELINE)
-    return PipelineRecord(artifact.id, path, sha256, plan, tuple(transform.to_dict()["steps"]))
-
-
-def _describe_images(images: ImageFolder) -> ImagesRecord:
-    unreadable = tuple(RefusedImage(each.path.name, each.reason) for each in images.unreadable)
-    return ImagesRecord(str(images.folder), len(images.paths), unreadable, images.left_out)
 
 
 def _write_batch_times(path: Path, speed: TunedPreprocessing) -> None:

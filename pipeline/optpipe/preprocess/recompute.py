@@ -62,17 +62,12 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     if (snr := proof.output.snr_db) is not None:
         extent = compute_snr_interval(row_errors_from_table(rows), confidence)
         low, high = extent or (None, None)
-        found["snr"] = Observation(
-            snr, low, high, blockers if extent else (*blockers, _explain_few(record.model)), about, run.run_id
+        few = Blocker(
+            f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known",
+            f"verify parity on more images: optpipe preprocess {shlex.quote(record.model)} --images DIR",
         )
+        found["snr"] = Observation(snr, low, high, blockers if extent else (*blockers, few), about, run.run_id)
     return found
-
-
-def _explain_few(model: str) -> Blocker:
-    return Blocker(
-        f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known",
-        f"verify parity on more images: optpipe preprocess {shlex.quote(model)} --images DIR",
-    )
 
 
 def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:

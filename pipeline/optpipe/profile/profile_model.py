@@ -1,5 +1,6 @@
 """Profiles a model's stages: each runs in a process of its own under nsys (or torch.profiler), and is judged from its trace."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -30,7 +31,6 @@ from optpipe.profile.record import (
     ProfilePlan,
     Tracer,
     WorkerResult,
-    keep_raw_recording,
     make_worker_command,
     make_worker_job,
     open_scratch_folder,
@@ -53,7 +53,8 @@ from optpipe.trace.layers.ort_nodes import sum_layer_times
 from optpipe.trace.layers.roofline import GraphCosts, graph_costs_from_roofline
 from optpipe.trace.layers.tensor_cores import select_layered_part
 from optpipe.trace.ranges import BUILD_STAGES, Stage
-from optpipe.trace.recording.files import redact, trace_from_folder, trace_from_path, write_trace
+from optpipe.trace.recording.export import KEEP_RAW_WARNING
+from optpipe.trace.recording.files import trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.recording.nsys import find_nsys
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
@@ -145,6 +146,11 @@ def profile_model(
     errors: list[OptpipeError] = []
     parents = (model.id, *(each.entry.id for each in artifacts))
     with open_run(store.workspace, "profile") as run:
+
+        def finish(record: ProfileRecord, status: RunStatus) -> None:
+            write_bytes(run.path / PROFILE, json_from_record(record))
+            finish_run(run, parents=parents, status=status)
+
         try:
             for job in jobs:
                 try:
@@ -156,20 +162,15 @@ def profile_model(
                     failed.append(FailedStage(job.name, kind, str(error), int(error.exit_status)))
         except KeyboardInterrupt:
             if stages:
-                _finish(run, ProfileRecord(tuple(stages), tuple(failed)), parents, "interrupted")
+                finish(ProfileRecord(tuple(stages), tuple(failed)), "interrupted")
             raise
         if not stages:
             raise errors[0]
         record = ProfileRecord(tuple(stages), tuple(failed))
-        _finish(run, record, parents, "complete")
+        finish(record, "complete")
     main = next((each for each in stages if each.subject.kind == "inference"), stages[-1]).subject.name
     not_run = tuple(BlockedArtifact(each.entry.id, each.why_not) for each in artifacts if each.why_not is not None)
     return ModelProfileDocument(record.stages, record.failed, main, not_run, run.path)
-
-
-def _finish(run: OpenRun, record: ProfileRecord, parents: Sequence[str], status: RunStatus) -> None:
-    write_bytes(run.path / PROFILE, json_from_record(record))
-    finish_run(run, parents=parents, status=status)
 
 
 def _list_jobs(
@@ -261,7 +262,11 @@ def _profile_job(
         # What is kept is what is judged, so that it can be judged again.
         whole = analysis_from_trace(trace_from_folder(folder))
         if plan.keep_raw:
-            keep_raw_recording(scratch, folder, listener)
+            kept = folder / "raw"
+            kept.mkdir(mode=0o700)
+            for path in (*scratch.glob("recording*"), *scratch.glob("torch.json")):
+                shutil.copy2(path, kept / path.name)
+            listener.warn(f"{kept}: {KEEP_RAW_WARNING}")
         graph = _make_graph(job, found)
         for stage in job.stages:
             facts = replace(stage.facts, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
@@ -304,12 +309,6 @@ def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, G
         return StageFacts(), None
     roofline = stage.profile.roofline
     return stage.facts, graph_costs_from_roofline(roofline) if roofline else None
-
-
-def redact_recording(path: Path, target: Path, listener: Listener) -> None:
-    """Writes a copy of a recording of nsys without the process environment: what may be passed on."""
-    with listener.step(f"redact {path.name}"):
-        redact(path, target)
 
 
 def diff_recordings(before: Path, after: Path, range_name: str | None, listener: Listener) -> ProfileDiff:

@@ -1,4 +1,4 @@
-"""What the profiled process is told, and what it answers: the records of `job.json` and `result.json`."""
+"""Records one stage of a profile: its job for the profiled process, the run under nsys or torch.profiler, what came of it."""
 
 import shutil
 import sys
@@ -28,7 +28,6 @@ from optpipe.trace.findings.records import StageFacts, StageSubject
 from optpipe.trace.layers.ort_nodes import ClockAnchor, NodeRun, add_node_ranges, match_source_names
 from optpipe.trace.layers.roofline import Peaks
 from optpipe.trace.ranges import Stage
-from optpipe.trace.recording.export import KEEP_RAW_WARNING
 from optpipe.trace.recording.files import trace_from_torch
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.nsys import Extra, Recording, export_recording, record_program, run_recorded
@@ -39,6 +38,16 @@ from optpipe.workspace.store import Entry, Store
 
 Tracer = Literal["nsys", "torch"]
 _LEAST_FREE_BYTES = 1 << 20
+_NSYS_LINES = (
+    "generat",
+    "importer",
+    "processing",
+    "/",
+    "capture range",
+    "unable to retrieve",
+    "collecting",
+    "the target application",
+)
 _ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 4: StageError}
 
 
@@ -93,9 +102,7 @@ class WorkerJob:
     """One profiled process; exactly one of the three kinds of work is given."""
 
     scratch: Path
-    """Where its files lie and go."""
     name: str = "job"
-    """What its own files are called."""
     warm_up: int = 0
     iterations: int = 0
     records_itself: bool = False
@@ -106,7 +113,6 @@ class WorkerJob:
 
     @property
     def file(self) -> Path:
-        """The job itself."""
         return self.scratch / f"{self.name}.json"
 
     @property
@@ -126,7 +132,6 @@ class WorkerJob:
 
     @property
     def torch_trace(self) -> Path:
-        """What torch.profiler recorded."""
         return self.scratch / "torch.json"
 
 
@@ -233,7 +238,6 @@ def _record_with_nsys(
 def _warn_about_missing_tables(trace: Trace, job: ProfileJob, extras: Set[Extra], listener: Listener) -> None:
     """What was asked for and is not there is said, not left out."""
     wanted = (
-        (Extra.MEMORY, "memory", "memory usage", True),
         (Extra.GPU_METRICS, "metrics", "GPU metrics", True),
         (Extra.OS_CALLS, "os_runtime", "OS runtime calls", False),
     )
@@ -315,34 +319,11 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
         line.strip() for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
     ]
     # A traceback says in its last line what happened, faulthandler in its first.
-    why = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else _find_last_words(recorded.log)
+    if not lines:  # the program's last line; what nsys wrote around it is left out
+        own = (line.strip() for line in recorded.log.splitlines() if line.strip())
+        lines = [line for line in own if not line.lower().startswith(_NSYS_LINES)][-1:]
+    why = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else "it was killed or ran out of memory"
     raise StageError(f"the profiled process crashed (exit status {recorded.exit_status}): {why[:300]}")
-
-
-def _find_last_words(said: str) -> str:
-    """The program's last line; what nsys wrote around it is left out."""
-    of_nsys = (
-        "generat",
-        "importer",
-        "processing",
-        "/",
-        "capture range",
-        "unable to retrieve",
-        "collecting",
-        "the target application",
-    )
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    own = [line for line in lines if not line.lower().startswith(of_nsys)]
-    return (own or ["it was killed or ran out of memory"])[-1]
-
-
-def keep_raw_recording(scratch: Path, folder: Path, listener: Listener) -> None:
-    """Copies the raw recording out of the scratch folder, and warns."""
-    kept = folder / "raw"
-    kept.mkdir(mode=0o700)
-    for path in (*scratch.glob("recording*"), *scratch.glob("torch.json")):
-        shutil.copy2(path, kept / path.name)
-    listener.warn(f"{kept}: {KEEP_RAW_WARNING}")
 
 
 @contextmanager

@@ -127,14 +127,8 @@ def render_range_tables(rows: Sequence[RangeRow]) -> list[RenderableType]:
 
 
 def render_requested_tables(profile: TraceProfile) -> list[RenderableType]:
-    """Memory use and GPU metrics, where they were recorded."""
+    """GPU metrics, where they were recorded."""
     parts: list[RenderableType] = []
-    if profile.memory:
-        shown = make_table("memory", right=("start", "peak", "end", "allocations", "frees"), left=())
-        for use in profile.memory[:8]:
-            levels = (format_bytes(size) for size in (use.start_bytes, use.peak_bytes, use.end_bytes))
-            shown.add_row(f"device {use.device}, {use.kind}", *levels, str(use.allocations), str(use.frees))
-        parts.append(shown)
     metrics = [each for each in profile.gpu_metrics if each.max]
     if metrics:
         shown = make_table("GPU metric", right=("mean", "while a kernel runs", "max", "samples"), left=())

@@ -44,8 +44,6 @@ def test_options_that_versions_spell_differently() -> None:
 
 def test_what_is_recorded_on_request() -> None:
     assert "--trace nvtx,osrt" in _command("2022.4.2.1", Extra.OS_CALLS, on_gpu=False)
-    assert "--cuda-memory-usage true" in _command("2022.4.2.1", Extra.MEMORY)
-    assert "cuda" not in _command("2022.4.2.1", Extra.MEMORY, on_gpu=False)
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:

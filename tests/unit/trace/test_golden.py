@@ -361,15 +361,6 @@ def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: 
     assert "threads other than" in quality.withheld["iterations.kernels"]
 
 
-def test_memory_use_by_hand(judged: Judge) -> None:
-    device, pinned = judged(phenomena.recorded_on_request()).measured.memory.to_dicts()
-    assert device == {
-        "device": 0, "kind": "Device", "start_bytes": 1_000_000, "peak_bytes": 3_000_000, "end_bytes": 2_000_000,
-        "allocations": 1, "frees": 2, "allocated_bytes": 2_000_000,
-    }  # fmt: skip
-    assert (pinned["kind"], pinned["peak_bytes"], pinned["end_bytes"]) == ("Pinned", 4_096, 4_096)
-
-
 def test_gpu_metrics_by_hand(judged: Judge) -> None:
     clock, active = judged(phenomena.recorded_on_request()).measured.metrics.to_dicts()
     assert active == {
@@ -380,8 +371,8 @@ def test_gpu_metrics_by_hand(judged: Judge) -> None:
 
 def test_nothing_on_request_is_no_table(judged: Judge) -> None:
     profile = judged(phenomena.gpu_bound())
-    assert {"memory", "metrics"} <= set(profile.whole.trace.absent)
-    assert (profile.memory, profile.gpu_metrics) == ((), ())
+    assert "metrics" in profile.whole.trace.absent
+    assert profile.gpu_metrics == ()
 
 
 def test_what_a_stage_costs_once_and_its_longest_part(read: Callable[[Recording], Trace]) -> None:

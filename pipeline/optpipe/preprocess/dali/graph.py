@@ -58,8 +58,8 @@ class GraphImage:
     """Whether levels are floats, not rounded to 8 bits."""
 
 
-def find_untranslatable_steps(transform: Transform) -> tuple[str, ...]:
-    """The steps that DALI cannot reproduce, each with the reason; empty where all can be."""
+def require_translatable(transform: Transform) -> None:
+    """Raises BadInputError that names every step DALI cannot reproduce, with the reason."""
     reasons = []
     for index, step in enumerate(transform.steps):
         if isinstance(step, Resize) and step.interpolation not in SUPPORT:
@@ -68,12 +68,7 @@ def find_untranslatable_steps(transform: Transform) -> tuple[str, ...]:
             reasons.append(
                 f"step {index + 1}, resize: torch's bicubic without antialias uses a = -0.75, DALI uses a = -0.5"
             )
-    return tuple(reasons)
-
-
-def require_translatable(transform: Transform) -> None:
-    """Raises BadInputError that names every step DALI cannot reproduce."""
-    if reasons := find_untranslatable_steps(transform):
+    if reasons:
         raise BadInputError(f"DALI cannot reproduce this model's preprocessing: {'; '.join(reasons)}")
 
 

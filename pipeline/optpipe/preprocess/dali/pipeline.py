@@ -82,21 +82,27 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
     """
     require_dali()
     require_translatable(transform)
+    from nvidia.dali import types
 
     def graph() -> Any:
         return process_image(_decode_fed_files(transform, plan), transform, plan.resize)
 
+    dtype = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[transform.pack.dtype]
     # declared, so that whoever loads the serialized pipeline can hold its configuration against it
-    return _build_pipeline(graph, plan, prefetch, output_dtype=_get_dali_type(transform), output_ndim=3)
+    return _build_pipeline(graph, plan, prefetch, output_dtype=dtype, output_ndim=3)
 
 
 def make_steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
-    """The same pipeline with an output after decoding, after every resize and crop, and at the end."""
+    """The same pipeline with an output after decoding and after every resize and crop, then the packed tensor."""
     require_dali()
     require_translatable(transform)
 
     def graph() -> Any:
-        return list_outputs(_decode_fed_files(transform, plan), transform, plan.resize)
+        image = _decode_fed_files(transform, plan)
+        after = [image, *apply_each_step(image, transform, plan.resize)]
+        crop = find_crop_to_pack(transform, after[-2]) if len(after) > 1 else None
+        last = pack_image(after[-2], transform, crop) if crop else pack_image(after[-1], transform)
+        return (*(each.pixels for each in after), last)
 
     return _build_pipeline(graph, plan, 1)
 
@@ -184,20 +190,6 @@ def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any 
     if plan.device == "gpu":
         image = replace(image, pixels=image.pixels.gpu())
     return image
-
-
-def list_outputs(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> tuple[Any, ...]:
-    """Pixels after decoding and after every geometric step, then the packed tensor."""
-    after = [image, *apply_each_step(image, transform, arithmetic)]
-    crop = find_crop_to_pack(transform, after[-2]) if len(after) > 1 else None
-    last = pack_image(after[-2], transform, crop) if crop else pack_image(after[-1], transform)
-    return (*(each.pixels for each in after), last)
-
-
-def _get_dali_type(transform: Transform) -> Any:
-    from nvidia.dali import types
-
-    return {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[transform.pack.dtype]
 
 
 def _build_pipeline(

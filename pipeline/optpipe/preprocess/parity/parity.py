@@ -73,7 +73,14 @@ def prove_parity(
                 halves = slice(len(batch)), slice(len(batch), None)
                 outputs = [{name: value[half] for name, value in both.items()} for half in halves]
                 first = (next(iter(each.values())) for each in outputs)
-                parts.append(_rows_from_batch(batch, truth).hstack(rows_from_outputs(*first, classifies=classifies)))
+                columns = {
+                    "image": [each.name for each in batch],
+                    "mean_levels": [each.mean_levels for each in batch],
+                    "max_levels": [each.max_levels for each in batch],
+                    "class": [truth.get(each.name) for each in batch],
+                }
+                measured = pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
+                parts.append(measured.hstack(rows_from_outputs(*first, classifies=classifies)))
                 for known, found in zip(decoded, outputs, strict=True):
                     known += decoder.decode(found, [by_name[each.name] for each in batch]) if decoder else []
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
@@ -103,18 +110,6 @@ def prove_parity(
     return Parity(record, rows, tuple(worst))
 
 
-def _rows_from_batch(batch: Sequence[ComparedImage], truth: Mapping[str, int]) -> "pl.DataFrame":
-    import polars as pl
-
-    columns = {
-        "image": [each.name for each in batch],
-        "mean_levels": [each.mean_levels for each in batch],
-        "max_levels": [each.max_levels for each in batch],
-        "class": [truth.get(each.name) for each in batch],
-    }
-    return pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
-
-
 def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile, ...]:
     """What becomes of files that break pipelines. A truncated one must be refused by both."""
     every = dict(make_edge_case_files())
@@ -124,7 +119,9 @@ def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile
     results: list[EdgeCaseFile] = []
     for name, data in every.items():
         if name in found:
-            results.append(_edge_case_from_compared(found[name]))
+            mean, largest = found[name].mean_levels, found[name].max_levels
+            near: Outcome = "near" if _is_near(mean, largest) else "different"
+            results.append(EdgeCaseFile(name, "equal" if largest <= 1.01 else near, mean, largest))
         else:
             outcome = "refused by DALI" if name in readable else _outcome_from_refused(data, transform, plan)
             results.append(EdgeCaseFile(name, outcome))
@@ -141,12 +138,6 @@ def _is_readable(data: bytes, transform: Transform) -> bool:
 
 def _is_near(mean_levels: float, max_levels: float) -> bool:
     return mean_levels <= NEAR_MEAN_LEVELS and max_levels <= NEAR_MAX_LEVELS
-
-
-def _edge_case_from_compared(found: ComparedImage) -> EdgeCaseFile:
-    mean, largest = found.mean_levels, found.max_levels
-    outcome: Outcome = "equal" if largest <= 1.01 else "near" if _is_near(mean, largest) else "different"
-    return EdgeCaseFile(found.name, outcome, mean, largest)
 
 
 def _outcome_from_refused(data: bytes, transform: Transform, plan: DaliPlan) -> Outcome:

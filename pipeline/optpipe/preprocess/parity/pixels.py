@@ -109,7 +109,11 @@ def compare_images(
             try:
                 outputs = _run(pipeline, [data for _, data in batch])
             except RuntimeError as error:
-                require_memory(error, plan)
+                if is_out_of_memory(error):  # which is no fault of an image
+                    raise StageError(
+                        f"DALI ran out of memory with {plan.batch_size} images per batch; "
+                        f"try --batch-size {max(1, plan.batch_size // 2)}"
+                    ) from error
                 pipeline = None  # a pipeline that raised is of no further use
                 outputs, batch = _run_one_by_one(batch, pixels)
             expected = list(pool.map(lambda data: _run_reference(data, transform), [data for _, data in batch]))
@@ -166,19 +170,11 @@ def _run_one_by_one(
             kept.append((name, data))
         except RuntimeError as error:
             pipeline = None
-            pixels.refused.append(RefusedImage(name, explain_dali_error(error)))
+            pixels.refused.append(RefusedImage(name, _explain_dali_error(error)))
     return outputs, kept
 
 
-def require_memory(error: Exception, plan: DaliPlan) -> None:
-    """Raises StageError where DALI failed for want of memory, which is no fault of an image."""
-    if is_out_of_memory(error):
-        raise StageError(
-            f"DALI ran out of memory with {plan.batch_size} images per batch; try --batch-size {max(1, plan.batch_size // 2)}"
-        ) from error
-
-
-def explain_dali_error(error: Exception) -> str:
+def _explain_dali_error(error: Exception) -> str:
     """The line of DALI's message that names the cause."""
     if said := explain_operator_error(str(error)):
         return said

@@ -189,7 +189,7 @@ def _list_sums(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
 
 
 def read_rows(files: Files) -> "pl.DataFrame":
-    """The rows of a proof. Raises BadInputError where they are not there or are those of an earlier version."""
+    """The rows of a proof. Raises BadInputError where they are not there."""
     import polars as pl
 
     try:
@@ -197,7 +197,5 @@ def read_rows(files: Files) -> "pl.DataFrame":
     except pl.exceptions.PolarsError as error:
         raise BadInputError(f"cannot read the parity results in {files.folder / ROWS}: {first_line(error)}") from error
     if "difference_square" not in rows.columns:
-        raise BadInputError(
-            f"{files.folder / ROWS} was written by an earlier version and has no per-image output errors; run optpipe preprocess again"
-        )
+        raise BadInputError(f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again")
     return rows

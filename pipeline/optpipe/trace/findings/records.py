@@ -141,20 +141,6 @@ class RangeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRow:
-    """Memory of one kind on one device; only what was allocated since the recording began is known."""
-
-    device: int
-    kind: str | None
-    start_bytes: int
-    peak_bytes: int
-    end_bytes: int
-    allocations: int
-    frees: int
-    allocated_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class MetricRow:
     """A GPU metric in the unit that its name says; frequencies in MHz."""
 
@@ -231,7 +217,6 @@ class TraceProfile(TraceViews):
     scope: str
     """`trace`, or the range that bounds what is judged."""
     measured: TraceViews
-    memory: tuple[MemoryRow, ...]
     gpu_metrics: tuple[MetricRow, ...]
     iterations: Iterations | None
     gaps: Gaps | None

@@ -1,7 +1,7 @@
 """A trace judged: quality first, then the views, then what limits the stage and what to do."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 import numpy as np
@@ -22,7 +22,6 @@ from optpipe.trace.findings.records import (
     Iterations,
     KernelRow,
     KindRow,
-    MemoryRow,
     MetricRow,
     RangeRow,
     StageFacts,
@@ -63,33 +62,30 @@ def profile_from_trace(
     quality = check_quality(measured, facts.unprofiled_iteration_ns, expects_gpu=facts.expects_gpu)
     cores = _analyze_tensor_cores(whole, measured, graph) if "tensor_cores" not in quality.withheld else None
     roofline = compute_roofline(graph, facts.unprofiled_iteration_ns, _get_layer_ns(cores)) if graph else None
-    undisturbed_ns = _get_undisturbed_ns(measured, quality, facts)
+    disturbed = quality.distorts_host and UNPROFILED not in quality.withheld and measured.iterations.height
+    undisturbed_ns = facts.unprofiled_iteration_ns if disturbed else None
     scale = compute_idle_scale(measured, undisturbed_ns)
     context = RuleContext(measured, facts, cores, roofline, undisturbed_ns, scale)
     with_gaps = "idle_by_cause" not in quality.withheld
     by_range = _judge_ranges(measured, roofline, scale) if with_gaps else {}
-    everything = make_views(whole, quality, by_range)
+    bottleneck = find_bottleneck(measured, roofline, scale)
+    if not with_gaps and (measured.trace.kernels.height or measured.trace.api.height):
+        bottleneck = Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, quality.withheld["idle_by_cause"])
+    everything = _make_views(whole, quality, by_range)
     return TraceProfile(
-        totals=everything.totals,
-        kernels=everything.kernels,
-        kernel_kinds=everything.kernel_kinds,
-        api=everything.api,
-        copies=everything.copies,
-        os_runtime=everything.os_runtime,
-        ranges=everything.ranges,
+        **{each.name: getattr(everything, each.name) for each in fields(TraceViews)},
         source=whole.trace.source,
         tracer=whole.trace.tracer,
         gpus=whole.trace.gpus,
         trace_quality=quality,
         scope=measured.scope,
-        measured=make_views(measured, quality, by_range),
-        memory=rows_from_table(measured.memory, MemoryRow),
+        measured=_make_views(measured, quality, by_range),
         gpu_metrics=rows_from_table(measured.metrics, MetricRow),
         iterations=_describe_iterations(measured, quality, facts),
         gaps=find_gaps(measured) if with_gaps and not quality.distorts_host else None,
         tensor_cores=cores,
         roofline=roofline,
-        bottleneck=_judge_bottleneck(measured, quality, roofline, scale),
+        bottleneck=bottleneck,
         findings=() if "totals" in quality.withheld else apply_rules(context, with_gaps=with_gaps),
     )
 
@@ -101,24 +97,11 @@ def _analyze_tensor_cores(whole: Analysis, measured: Analysis, graph: GraphCosts
     return analyze_tensor_cores(select_layered_part(whole, measured), peaks, costs)
 
 
-def _get_undisturbed_ns(measured: Analysis, quality: Quality, facts: StageFacts) -> float | None:
-    if not quality.distorts_host or UNPROFILED in quality.withheld or not measured.iterations.height:
-        return None
-    return facts.unprofiled_iteration_ns
-
-
 def _get_layer_ns(cores: TensorCores | None) -> dict[str, float]:
     """Kernel time of one iteration by layer; nothing where the recording names kernels only."""
     if cores is None or cores.basis != "layers":
         return {}
     return {each.name: each.time_ns / cores.iterations for each in cores.layers}
-
-
-def _judge_bottleneck(measured: Analysis, quality: Quality, roofline: Roofline | None, scale: float) -> Bottleneck:
-    withheld = quality.withheld
-    if "idle_by_cause" in withheld and (measured.trace.kernels.height or measured.trace.api.height):
-        return Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, withheld["idle_by_cause"])
-    return find_bottleneck(measured, roofline, scale)
 
 
 def _judge_ranges(measured: Analysis, roofline: Roofline | None, scale: float) -> dict[str, LimitingFactor]:
@@ -130,7 +113,7 @@ def _judge_ranges(measured: Analysis, roofline: Roofline | None, scale: float) -
     return {name: bottleneck.verdict for name, bottleneck in found.items() if bottleneck is not None}
 
 
-def make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, LimitingFactor]) -> TraceViews:
+def _make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, LimitingFactor]) -> TraceViews:
     """The tables of `analysis` without what `quality` withholds; `by_range` is what limits each range."""
     kernels = analysis.kernels.clear() if "kernels" in quality.withheld else analysis.kernels
     ranges = analysis.ranges.head(_RANGES_SHOWN).with_columns(
@@ -259,9 +242,14 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
     per_iteration = bool(before.iterations.height and after.iterations.height)
     counts = (max(before.iterations.height, 1), max(after.iterations.height, 1)) if per_iteration else (1, 1)
     sides = list(zip((before, after), counts, strict=True))
+    # The ranges that bound iterations are left out where it is iterations that are compared.
+    shown = ~pl.col("name").str.starts_with("optpipe.") if per_iteration else pl.lit(value=True)
     kernels, ranges = (
-        [make(side, per_iteration=per_iteration).with_columns(pl.col("ns", "count") / count) for side, count in sides]
-        for make in (_list_kernels, _list_ranges)
+        [make(side).with_columns(pl.col("ns", "count") / count) for side, count in sides]
+        for make in (
+            lambda side: _list_kernels(side, per_iteration=per_iteration),
+            lambda side: side.ranges.filter(shown).select("name", "count", ns="wall_ns"),
+        )
     )
     layers = [_list_layers(side, per_iteration=per_iteration) for side in (one, other)]
     host_ns, unprofiled = _compare_host_times(one, other, per_iteration=per_iteration)
@@ -279,12 +267,6 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
         layers=_align_rows(*layers) if all(each.height for each in layers) else (),
         ranges=_align_rows(*ranges),
     )
-
-
-def _list_ranges(analysis: Analysis, *, per_iteration: bool) -> pl.DataFrame:
-    """Without the ranges that bound iterations, where it is these that are compared."""
-    own = ~pl.col("name").str.starts_with("optpipe.")
-    return analysis.ranges.filter(own if per_iteration else True).select("name", "count", ns="wall_ns")
 
 
 def _list_kernels(analysis: Analysis, *, per_iteration: bool) -> pl.DataFrame:

@@ -36,7 +36,6 @@ class KernelCounters:
 
     @property
     def dram_bytes_per_s(self) -> float | None:
-        """The rate of the kernel's DRAM traffic."""
         return self.dram_bytes / self.duration_ns * 1e9 if self.dram_bytes and self.duration_ns else None
 
 
@@ -90,7 +89,9 @@ def counters_from_csv(text: str) -> tuple[KernelCounters, ...]:
     launches: dict[str, list[dict[str, float]]] = {}
     for row in csv.DictReader(lines[head:]):
         values = {
-            _METRICS[metric]: float(text.replace(",", "")) for metric, text in row.items() if _is_count(metric, text)
+            _METRICS[metric]: float(text.replace(",", ""))
+            for metric, text in row.items()
+            if metric in _METRICS and isinstance(text, str) and re.fullmatch(r"[\d,]+(\.\d+)?", text)
         }
         if row["Kernel Name"] and values:
             launches.setdefault(row["Kernel Name"], []).append(values)
@@ -99,10 +100,6 @@ def counters_from_csv(text: str) -> tuple[KernelCounters, ...]:
         for name, rows in launches.items()
     ]
     return tuple(sorted(found, key=lambda each: -each.launches * (each.duration_ns or 0.0)))
-
-
-def _is_count(metric: str | None, text: object) -> bool:
-    return metric in _METRICS and isinstance(text, str) and re.fullmatch(r"[\d,]+(\.\d+)?", text) is not None
 
 
 def _base_name(name: str) -> str:

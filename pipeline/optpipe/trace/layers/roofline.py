@@ -13,7 +13,7 @@ B200 product pages; dense rates, without sparsity.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -109,18 +109,14 @@ def measure_cpu_peaks(threads: int | None = None) -> Peaks:
     before = torch.get_num_threads()
     torch.set_num_threads(threads or count_cores())
     try:
-        rate = max(_measure_product_flops_per_s(torch, size) for size in (512, 1024))
+        squares = [torch.randn(size, size) for size in (512, 1024)]
+        rate = max(2 * len(each) ** 3 / _time_best_cpu_run(lambda each=each: each @ each) for each in squares)  # type: ignore[misc]
         buffer = torch.zeros(1 << 28, dtype=torch.uint8)
         target = torch.zeros_like(buffer)
         bandwidth = 2 * buffer.numel() / _time_best_cpu_run(lambda: target.copy_(buffer))
     finally:
         torch.set_num_threads(before)
     return Peaks("CPU", "measured", {"fp32": rate}, bandwidth)
-
-
-def _measure_product_flops_per_s(torch: Any, size: int) -> float:
-    one, other = torch.randn(size, size), torch.randn(size, size)
-    return float(2 * size**3 / _time_best_cpu_run(lambda: one @ other))
 
 
 def _time_best_cpu_run(work: Callable[[], Any]) -> float:
@@ -164,15 +160,12 @@ class LayerCost:
 
     @property
     def is_fused_away(self) -> bool:
-        """Whether it needs no kernel of its own where elementwise operators are fused."""
         return self.fused_bytes == 0 and not self.macs
 
     def math_ns(self, peaks: Peaks) -> float:
-        """The time the arithmetic takes at the peak of the layer's type."""
         return 2 * self.macs / peaks.flops(self.type) * 1e9
 
     def memory_ns(self, peaks: Peaks) -> float:
-        """The time the layer's bytes take at the peak of the memory."""
         return self.bytes / peaks.bytes_per_s * 1e9
 
     def bound_ns(self, peaks: Peaks) -> float:
@@ -272,7 +265,8 @@ def compute_roofline(
     costs, peaks = graph.costs, graph.peaks
     known_ns = layer_ns or graph.layer_ns
     layers = (_compute_layer_roof(cost, peaks, known_ns.get(cost.name)) for cost in costs)
-    bound_ns = max(_known_math_ns(costs, peaks), graph.edge_bytes / peaks.bytes_per_s * 1e9)
+    known_math_ns = sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
+    bound_ns = max(known_math_ns, graph.edge_bytes / peaks.bytes_per_s * 1e9)
     return Roofline(
         peaks=peaks,
         batch_size=graph.batch_size,
@@ -286,11 +280,6 @@ def compute_roofline(
         times_bound=measured_ns / bound_ns if measured_ns and bound_ns else None,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
     )
-
-
-def _known_math_ns(costs: Iterable[LayerCost], peaks: Peaks) -> float:
-    """All arithmetic whose peak is known."""
-    return sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
 
 
 def _sum_costs(costs: Sequence[LayerCost], peaks: Peaks) -> TotalCost:

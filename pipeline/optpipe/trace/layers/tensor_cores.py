@@ -24,7 +24,7 @@ from optpipe.trace.timeline.analysis import Analysis, select_measured_part
 from optpipe.trace.timeline.kernels import classify_kernels, shorten_name
 from optpipe.trace.timeline.timeline import TimeArray, array_from_column
 
-LAYER_SCHEMA = {
+_LAYER_SCHEMA = {
     "layer": pl.String,
     "depth": pl.Int64,
     "count": pl.Int64,
@@ -55,7 +55,7 @@ def attribute_kernels(measured: Analysis) -> pl.DataFrame:
             pl.len().cast(pl.Int64).alias("kernels"),
             pl.col("kernel_ns").sum(),
         )
-        .select(pl.col(column).cast(dtype) for column, dtype in LAYER_SCHEMA.items())
+        .select(pl.col(column).cast(dtype) for column, dtype in _LAYER_SCHEMA.items())
         .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
     )
 
@@ -68,7 +68,7 @@ def list_launches(measured: Analysis) -> pl.DataFrame:
     api_row = operations.api_row[launched]
     launches = array_from_column(measured.trace.api, "start_ns")[api_row]
     thread = array_from_column(measured.trace.api, "thread")[api_row]
-    index = find_innermost(ranges, launches, thread)
+    index = _find_innermost(ranges, launches, thread)
     at = pl.Series(index).replace(-1, None)
     return pl.DataFrame(
         {
@@ -82,7 +82,7 @@ def list_launches(measured: Analysis) -> pl.DataFrame:
     )
 
 
-def tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
+def _tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
     """One row per layer: its kernel time, how much of it is matrix work, and how much ran on Tensor Cores."""
     named = kernels_by_layer.join(
         classify_kernels(kernels_by_layer["kernel"]),
@@ -106,7 +106,7 @@ def tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> TimeArray:
+def _find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> TimeArray:
     """The row of the innermost range (of the same thread) open at each time; -1 for none."""
     result = np.full(at.size, -1, dtype=np.int64)
     owner, starts, ends = (
@@ -118,18 +118,12 @@ def find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> Ti
         rows = np.flatnonzero(owner == each)
         order = rows[np.lexsort((-ends[rows], starts[rows]))]
         mine = np.flatnonzero(thread == each)
-        result[mine] = _find_innermost_of_thread(starts[order], ends[order], order, at[mine])
+        index = np.searchsorted(starts[order], at[mine], side="right") - 1
+        parents = _find_parents(starts[order], ends[order])
+        while (closed := (index >= 0) & (ends[order][np.maximum(index, 0)] <= at[mine])).any():
+            index[closed] = parents[index[closed]]
+        result[mine] = np.where(index >= 0, order[np.maximum(index, 0)], -1)
     return result
-
-
-def _find_innermost_of_thread(starts: TimeArray, ends: TimeArray, rows: TimeArray, at: TimeArray) -> TimeArray:
-    parents = _find_parents(starts, ends)
-    index = np.searchsorted(starts, at, side="right") - 1
-    while True:
-        closed = (index >= 0) & (ends[np.maximum(index, 0)] <= at)
-        if not closed.any():
-            return np.where(index >= 0, rows[np.maximum(index, 0)], -1)
-        index[closed] = parents[index[closed]]
 
 
 def _find_parents(starts: TimeArray, ends: TimeArray) -> TimeArray:
@@ -221,7 +215,7 @@ def analyze_tensor_cores(
     named_ns = int(by_layer["kernel_ns"].sum())
     basis: Literal["layers", "kernels"] = "layers"
     if by_layer.height and named_ns >= _NAMED_SHARE * max(measured.kernel_ns, 1):
-        table = tabulate_layers(by_layer)
+        table = _tabulate_layers(by_layer)
     else:
         table, basis, named_ns = _kernels_as_layers(measured.kernels), "kernels", measured.kernel_ns
     iterations = max(measured.iterations.height, 1)

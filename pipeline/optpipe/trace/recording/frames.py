@@ -5,7 +5,7 @@ Times are nanoseconds on the trace's own clock. `thread` is nsys' serialized glo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import polars as pl
 from polars._typing import PolarsDataType
@@ -26,12 +26,6 @@ COPY_SCHEMA: FrameSchema = {
 }
 """Copies and memsets (kind `Memset`)."""
 RANGE_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE}
-MEMORY_SCHEMA: FrameSchema = {
-    **dict.fromkeys(("time_ns", "pid", "device", "address", "bytes"), pl.Int64),
-    "kind": pl.String,
-    "allocates": pl.Boolean,
-}
-"""Allocations and frees of device, pinned and managed memory; recorded on request."""
 METRIC_SCHEMA: FrameSchema = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME_DTYPE, "value": pl.Float64}
 """GPU metrics at a fixed rate; recorded on request."""
 SCHEMAS: Mapping[str, FrameSchema] = {
@@ -40,13 +34,11 @@ SCHEMAS: Mapping[str, FrameSchema] = {
     "copies": COPY_SCHEMA,
     "ranges": RANGE_SCHEMA,
     "os_runtime": RANGE_SCHEMA,
-    "memory": MEMORY_SCHEMA,
     "metrics": METRIC_SCHEMA,
 }
 
 
 def make_empty_frame(table: str) -> pl.DataFrame:
-    """An empty frame with the schema of `table`."""
     return pl.DataFrame(schema=dict(SCHEMAS[table]))
 
 
@@ -88,16 +80,14 @@ class Trace(TraceHeader):
     copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
     ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
     os_runtime: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_runtime"))
-    memory: pl.DataFrame = field(default_factory=lambda: make_empty_frame("memory"))
     metrics: pl.DataFrame = field(default_factory=lambda: make_empty_frame("metrics"))
 
     @property
     def tables(self) -> dict[str, pl.DataFrame]:
-        """The frames by name, in the order of `SCHEMAS`."""
         return {table: getattr(self, table) for table in SCHEMAS}
 
 
-FARTHEST_NS = 1 << 60
+_FARTHEST_NS = 1 << 60
 """36 years from the clock's origin: a timestamp beyond is damage, and sums of such overflow."""
 
 
@@ -109,20 +99,12 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
     kept, lost = {}, list(header.diagnostics)
     for table, frame in frames.items():
         times = [column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns]
-        timed = frame.drop_nulls(times).filter(*(pl.col(each).abs() < FARTHEST_NS for each in times))
+        timed = frame.drop_nulls(times).filter(*(pl.col(each).abs() < _FARTHEST_NS for each in times))
         kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns")) if "end_ns" in times else timed
         if timed.height < frame.height:
             lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
         if kept[table].height < timed.height:
             lost.append(f"{timed.height - kept[table].height} rows of {table} end before they start")
     absent = tuple(table for table in SCHEMAS if table not in kept or kept[table].is_empty())
-    return Trace(
-        source=header.source,
-        tracer=header.tracer,
-        gpus=header.gpus,
-        diagnostics=tuple(lost),
-        graph_launches_untraced=header.graph_launches_untraced,
-        overhead_ns=header.overhead_ns,
-        absent=absent,
-        **kept,
-    )
+    known = {each.name: getattr(header, each.name) for each in fields(TraceHeader)}
+    return Trace(**known | {"diagnostics": tuple(lost), "absent": absent} | kept)

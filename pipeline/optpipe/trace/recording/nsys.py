@@ -36,7 +36,6 @@ class Extra(StrEnum):
 
     OS_CALLS = "os-calls"
     """Every call to the operating system over 1 µs: huge for torch, so only on request."""
-    MEMORY = "memory"
     GPU_METRICS = "gpu-metrics"
 
 
@@ -68,8 +67,6 @@ def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu:
         command += ["--capture-range", "nvtx", "--nvtx-capture", CAPTURE_RANGE, "--capture-range-end", "stop"]
         # Ranges pushed with plain strings, as torch does, only bound a capture with this set.
         command += ["--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
-    if Extra.MEMORY in extras and on_gpu:
-        command += ["--cuda-memory-usage", "true"]
     if Extra.GPU_METRICS in extras and on_gpu:
         year = int(version[:4]) if version[:4].isdigit() else 2022
         command += ["--gpu-metrics-devices" if year >= 2024 else "--gpu-metrics-device", "all"]

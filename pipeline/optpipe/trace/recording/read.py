@@ -38,11 +38,11 @@ _MEMSET_KIND = -1  # no number of CUPTI's: memsets are read from a table of thei
 _RANGE_EVENTS = "(59, 60, 70, 71)"  # NvtxPushPopRange, NvtxStartEndRange, and the same from text files (NVTXT)
 _DOMAIN_EVENT = 75
 _SEVERITY_WARNING = 2
+_UNKNOWN_VERSION = "of unknown version"
 _LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "incomplete", "exceeded")
 
 _KERNEL, _API = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _MEMCPY, _MEMSET_TABLE = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
-_MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
 
@@ -53,8 +53,7 @@ def trace_from_sqlite(path: Path) -> Trace:
         BadInputError: the file is not a whole export of nsys, or nothing at all was recorded in it.
     """
     export = open_export(path)
-    queries = {table: sql for table, sql in _queries(export).items() if sql}
-    raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **queries})
+    raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)})
     try:
         names = _Names(raw.pop("strings"))
         read = {table: _cast_frame(table, frame, names) for table, frame in raw.items() if table != "memsets"}
@@ -68,11 +67,11 @@ def trace_from_sqlite(path: Path) -> Trace:
         ) from error
     header = TraceHeader(
         source=path.name,
-        tracer=_tracer(export),
-        gpus=_gpus(export),
-        diagnostics=_diagnostics(export),
-        graph_launches_untraced=_count(export, _GRAPH),
-        overhead_ns=_overhead_ns(export),
+        tracer=f"nsys {_read_version(export)}",
+        gpus=_read_gpus(export),
+        diagnostics=_read_losses(export),
+        graph_launches_untraced=_read_number(export, _GRAPH, (), "COUNT(*)"),
+        overhead_ns=_read_number(export, "PROFILER_OVERHEAD", ("start", "end"), 'SUM("end" - start)'),
     )
     trace = trace_from_frames(header, read)
     if not any(frame.height for frame in trace.tables.values()):
@@ -94,7 +93,7 @@ class _Names:
         return names.gather(known["id"].search_sorted(ids.cast(pl.Int64)))
 
 
-def _queries(export: NsysExport) -> dict[str, str]:
+def _make_queries(export: NsysExport) -> dict[str, str]:
     queries = {}
     if export.has(_KERNEL, "start", "end", "demangledName"):
         queries["kernels"] = (
@@ -124,17 +123,6 @@ def _queries(export: NsysExport) -> dict[str, str]:
     if export.has("OSRT_API", "start", "end", "nameId", "globalTid"):
         queries["os_runtime"] = (
             'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, nameId AS name FROM OSRT_API'
-        )
-    return queries | _requested_queries(export)
-
-
-def _requested_queries(export: NsysExport) -> dict[str, str]:
-    """What is recorded on request: memory use and GPU metrics."""
-    queries = {}
-    if export.has(_MEMORY, "start", "address", "bytes", "memKind", "memoryOperationType"):
-        queries["memory"] = (
-            f"SELECT start AS time_ns, {_column(export, _MEMORY, 'globalPid', '0')} AS pid, {_column(export, _MEMORY, 'deviceId', '0')} "
-            f"AS device, address, bytes, memKind AS kind, memoryOperationType = 0 AS allocates FROM {_MEMORY}"
         )
     if export.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value") and export.has(
         "TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"
@@ -180,8 +168,6 @@ def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
 def _name_columns(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Series | pl.Expr]:
     if "name" in frame.columns and frame["name"].dtype.is_integer():
         yield names.of(frame["name"]).alias("name")
-    if table == "memory":
-        yield _label("kind", MEMORY_KINDS)
     if table == "copies":
         yield _label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET})
         yield _label("source_memory", MEMORY_KINDS)
@@ -192,8 +178,9 @@ def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
     return pl.col(column).cast(pl.Int64).replace_strict(labels, default=None, return_dtype=pl.String).alias(column)
 
 
-def _count(export: NsysExport, table: str) -> int:
-    return _integer(fetch_rows(export, f"SELECT COUNT(*) FROM {table}")[0][0]) if export.has(table) else 0
+def _read_number(export: NsysExport, table: str, columns: tuple[str, ...], aggregate: str) -> int:
+    """`aggregate` over a table; 0 where it is absent."""
+    return _integer(fetch_rows(export, f"SELECT {aggregate} FROM {table}")[0][0]) if export.has(table, *columns) else 0
 
 
 def _integer(value: object) -> int:
@@ -201,19 +188,16 @@ def _integer(value: object) -> int:
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
-def _metadata(export: NsysExport) -> dict[str, str]:
-    """Names and values of the export's own metadata; the table had another name up to 2022."""
+def _read_version(export: NsysExport) -> str:
+    """The version of nsys that made the export; its table of metadata had another name up to 2022."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if export.has(table, "name", "value"):
-            return {str(name): str(value) for name, value in fetch_rows(export, f"SELECT name, value FROM {table}")}
-    return {}
+            found = fetch_rows(export, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
+            return str(found[-1][0]) if found else _UNKNOWN_VERSION
+    return _UNKNOWN_VERSION
 
 
-def _tracer(export: NsysExport) -> str:
-    return f"nsys {_metadata(export).get('EXPORT_PRODUCT_VERSION', 'of unknown version')}"
-
-
-def _gpus(export: NsysExport) -> tuple[Gpu, ...]:
+def _read_gpus(export: NsysExport) -> tuple[Gpu, ...]:
     table = "TARGET_INFO_GPU"
     if not export.has(table, "name"):
         return ()
@@ -233,7 +217,7 @@ def _gpus(export: NsysExport) -> tuple[Gpu, ...]:
     )
 
 
-def _diagnostics(export: NsysExport) -> tuple[str, ...]:
+def _read_losses(export: NsysExport) -> tuple[str, ...]:
     """The profiler's warnings and errors that speak of events it lost."""
     if not export.has("DIAGNOSTIC_EVENT", "text", "severity"):
         return ()
@@ -243,9 +227,3 @@ def _diagnostics(export: NsysExport) -> tuple[str, ...]:
     texts = (str(row[0]).strip() for row in found)
     lost = dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS))
     return tuple(f"nsys reports: {text}" for text in lost)
-
-
-def _overhead_ns(export: NsysExport) -> int:
-    if not export.has("PROFILER_OVERHEAD", "start", "end"):
-        return 0
-    return _integer(fetch_rows(export, 'SELECT SUM("end" - start) FROM PROFILER_OVERHEAD')[0][0])

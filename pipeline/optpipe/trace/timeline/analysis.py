@@ -26,6 +26,9 @@ _NUMBERED = r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|prof
 """Repetitions that are numbered: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, but do not repeat."""
 
 
+_PROJECTED = ("gpu_start_ns", "gpu_end_ns", "gpu_ns", "kernel_ns", "kernels", "depth")
+
+
 @dataclass(frozen=True, slots=True)
 class Analysis:
     """A trace, or the part of it that one NVTX range launched, with every table made from it."""
@@ -48,7 +51,6 @@ class Analysis:
     iterations: pl.DataFrame
     """The rows of `projection` that are iterations; empty when nothing repeats."""
     concurrent_ns: int
-    memory: pl.DataFrame
     metrics: pl.DataFrame
 
     @property
@@ -58,12 +60,10 @@ class Analysis:
 
     @property
     def copy_ns(self) -> int:
-        """Summed time of copies and memsets."""
         return int(self.copies["total_ns"].sum())
 
     @property
     def overlapped_copy_ns(self) -> int:
-        """Copy time that runs beside a kernel."""
         return self.timeline.copies.total_ns - self.split.copy_only_ns
 
     @property
@@ -96,7 +96,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         ranges=tabulate_ranges(projection),
         iterations=_find_iterations(projection),
         concurrent_ns=tables.compute_concurrent_ns(trace),
-        memory=tables.tabulate_memory(trace, timeline),
         metrics=tables.tabulate_metrics(trace, timeline),
     )
 
@@ -216,9 +215,13 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     the kernels among them. `busy_ns` and the idle causes split the *projected* window, whoever launched what runs there.
     """
     ranges = trace.ranges.sort("start_ns", "end_ns", pl.col("name").cast(pl.String), descending=[False, True, False])
-    parts = [_project(part, _collect_launched_by(trace, timeline, thread)) for thread, part in _by_thread(ranges)]
+    parts = [
+        _project(part, _collect_launched_by(trace, timeline, int(part["thread"][0] or 0)))
+        for part in ranges.partition_by("thread", maintain_order=True)
+    ]
     order = ("start_ns", "end_ns", "depth")
-    table = pl.concat(parts).sort(*order, descending=[False, True, False]) if parts else _project_nothing(ranges)
+    nothing = ranges.with_columns(pl.lit(None, dtype=pl.Int64).alias(column) for column in _PROJECTED)
+    table = pl.concat(parts or [nothing]).sort(*order, descending=[False, True, False])
     start, end = (table[column].fill_null(0).to_numpy() for column in ("gpu_start_ns", "gpu_end_ns"))
     return table.with_columns(
         _name_families(table["name"]).alias("family"),
@@ -249,11 +252,6 @@ def _name_families(names: pl.Series) -> pl.Series:
     distinct = names.unique()
     families = distinct.cast(pl.String).str.replace(_NUMBERED, "${1}N")
     return names.replace_strict(distinct, families, return_dtype=pl.String) if names.len() else names.cast(pl.String)
-
-
-def _by_thread(ranges: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-    parts = ranges.partition_by("thread", maintain_order=True)
-    return [(int(part["thread"][0] or 0), part) for part in parts]
 
 
 def _collect_launched_by(trace: Trace, timeline: Timeline, thread: int) -> _Launched:
@@ -312,8 +310,3 @@ def _count_depths(start: TimeArray, end: TimeArray) -> TimeArray:
     """How many ranges of the same thread are still open where each one starts; start must ascend."""
     closed = np.searchsorted(np.sort(np.maximum(end, start + 1)), start, side="right")
     return np.arange(start.size, dtype=np.int64) - closed
-
-
-def _project_nothing(ranges: pl.DataFrame) -> pl.DataFrame:
-    added = ("gpu_start_ns", "gpu_end_ns", "gpu_ns", "kernel_ns", "kernels", "depth")
-    return ranges.with_columns(pl.lit(None, dtype=pl.Int64).alias(column) for column in added)

@@ -43,7 +43,6 @@ class TimeIntervals:
 
     @property
     def total_ns(self) -> int:
-        """The time that the intervals cover."""
         return int((self.ends - self.starts).sum())
 
 
@@ -163,19 +162,17 @@ class Split:
 
     @property
     def idle_ns(self) -> int:
-        """The time in which no kernel runs."""
         return self.span_ns - self.busy_ns
 
     @property
     def copy_only_ns(self) -> int:
-        """The time in which copies run and no kernel does."""
         return self.idle_by_cause[IdleCause.COPY]
 
 
 def timeline_from_trace(trace: Trace) -> Timeline:
     """The timeline over everything recorded: from the first GPU operation, API call or range to the last."""
-    operations = _operations(trace)
-    start_ns, end_ns = _bounds(trace)
+    operations = _list_operations(trace)
+    start_ns, end_ns = _find_bounds(trace)
     busy = unite_intervals(operations.starts[operations.is_kernel], operations.ends[operations.is_kernel])
     copies = unite_intervals(operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel])
     active = busy if copies.starts.size == 0 else unite_intervals(operations.starts, operations.ends)
@@ -198,11 +195,6 @@ def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
     return frame[column].fill_null(-1).to_numpy().astype(np.int64, copy=False)
 
 
-def find_sort_order(values: TimeArray) -> TimeArray | None:
-    """The order that sorts `values`, or None when they are sorted already, as most exports are."""
-    return None if (np.diff(values) >= 0).all() else np.argsort(values, kind="stable")
-
-
 def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
     """Which rows have a name that matches `pattern`: looked up once per distinct name, not per row."""
     distinct = frame["name"].unique()
@@ -213,7 +205,7 @@ def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
     return np.asarray(np.isin(codes, matching.to_physical().to_numpy()))
 
 
-def _bounds(trace: Trace) -> tuple[int, int]:
+def _find_bounds(trace: Trace) -> tuple[int, int]:
     spanning = [
         frame for frame in (trace.kernels, trace.copies, trace.api, trace.ranges, trace.os_runtime) if frame.height
     ]
@@ -223,7 +215,7 @@ def _bounds(trace: Trace) -> tuple[int, int]:
     return min(starts), max(int(array_from_column(frame, "end_ns").max()) for frame in spanning)
 
 
-def _operations(trace: Trace) -> Operations:
+def _list_operations(trace: Trace) -> Operations:
     both = (trace.kernels, trace.copies)
     starts, ends, correlation, pid = (
         np.concatenate([array_from_column(frame, name) for frame in both])
@@ -232,21 +224,21 @@ def _operations(trace: Trace) -> Operations:
     is_kernel = np.repeat([True, False], [frame.height for frame in both])
     row = np.concatenate([np.arange(frame.height) for frame in both])
     api_row = _find_api_rows(trace, correlation, pid)
-    order = _operation_order(trace, starts, ends, api_row, is_kernel)
+    order = _sort_operations(trace, starts, ends, api_row, is_kernel)
     if order is not None:
         starts, ends, row, api_row = (values[order] for values in (starts, ends, row, api_row))
         is_kernel = is_kernel[order]
     return Operations(starts, ends, is_kernel, api_row, row)
 
 
-def _operation_order(
+def _sort_operations(
     trace: Trace, starts: TimeArray, ends: TimeArray, api_row: TimeArray, is_kernel: npt.NDArray[np.bool_]
 ) -> TimeArray | None:
     """By start, None where that is the order already; of those that start at once, the one launched first stands first.
 
     Which operation ends a gap decides what the gap was waiting for: it must not depend on the order of rows.
     """
-    order = find_sort_order(starts)
+    order = None if (np.diff(starts) >= 0).all() else np.argsort(starts, kind="stable")
     at_once = np.flatnonzero(np.diff(starts if order is None else starts[order]) == 0)
     if at_once.size == 0:
         return order

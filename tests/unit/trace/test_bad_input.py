@@ -2,7 +2,7 @@
 
 import shutil
 import sqlite3
-import sys
+from collections.abc import Callable
 from contextlib import closing, suppress
 from io import StringIO
 from pathlib import Path
@@ -28,29 +28,26 @@ from optpipe.trace.recording.files import trace_from_path
 NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
 
 
-def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="no such file"):
-        trace_from_path(tmp_path / "none.sqlite")
-
-
-def test_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "empty.sqlite").touch()
-    with pytest.raises(BadInputError, match="the file is empty"):
-        trace_from_path(tmp_path / "empty.sqlite")
-
-
-def test_foreign_file(tmp_path: Path) -> None:
-    (tmp_path / "text.sqlite").write_text("hello " * 100)
-    with pytest.raises(BadInputError, match="not an SQLite export"):
-        trace_from_path(tmp_path / "text.sqlite")
-
-
-def test_foreign_database(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as connection:
+def _write_foreign_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
         connection.commit()
-    with pytest.raises(BadInputError, match="not an export of Nsight Systems"):
-        trace_from_path(tmp_path / "other.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda _: None, "no such file"),
+        (Path.touch, "the file is empty"),
+        (lambda path: path.write_text("hello " * 100), "not an SQLite export"),
+        (_write_foreign_database, "not an export of Nsight Systems"),
+        (lambda path: Recording().write(path), "the recording is empty"),
+    ],
+)
+def test_what_is_no_recording(tmp_path: Path, write: Callable[[Path], object], said: str) -> None:
+    write(tmp_path / "file.sqlite")
+    with pytest.raises(BadInputError, match=said):
+        trace_from_path(tmp_path / "file.sqlite")
 
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
@@ -67,11 +64,6 @@ def test_damaged_page(tmp_path: Path) -> None:
     (tmp_path / "damaged.sqlite").write_bytes(damaged)
     with pytest.raises(BadInputError):
         trace_from_path(tmp_path / "damaged.sqlite")
-
-
-def test_nothing_recorded(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="the recording is empty"):
-        trace_from_path(Recording().write(tmp_path / "nothing.sqlite"))
 
 
 def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
@@ -105,13 +97,6 @@ def test_a_trace_without_gpu_rows_is_judged_as_far_as_it_goes(tmp_path: Path) ->
     assert outcome.status is ExitStatus.DONE
     assert isinstance(outcome.document, TraceProfile)
     assert outcome.document.trace_quality.withheld["kernels"].startswith("no GPU rows")
-
-
-def test_without_adbc_the_same_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_driver = trace_from_path(SAMPLE)
-    monkeypatch.setitem(sys.modules, "adbc_driver_sqlite", None)
-    without = trace_from_path(SAMPLE)
-    assert all(frame.equals(without.tables[table]) for table, frame in with_driver.tables.items())
 
 
 MUTATIONS = ("NULL", "'[bold]x'", "-5", "9223372036854775807", "0", "1.5", "x'ff00'")

@@ -2,7 +2,7 @@
 
 Reading was chosen by measuring (2 cores, one million kernels and two million API calls): ADBC with large batches hands
 columns to Polars without a Python object per cell, one connection per table side by side; Python's own `sqlite3` takes
-about four times as long. It stays in use for the few rows of the small tables.
+about four times as long. It reads the few rows of the small tables.
 
 A raw export carries environment variables, command lines, host and user names, paths and the GPU's UUID in
 TARGET_INFO_SYSTEM_ENV, META_DATA_CAPTURE, PROCESSES, ProcessStreams and StringIds. The copy is made by an allow-list: a
@@ -90,10 +90,8 @@ def fetch_frames(export: NsysExport, queries: Mapping[str, str]) -> dict[str, pl
 
 
 def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
-    try:
-        from adbc_driver_sqlite import dbapi
-    except ModuleNotFoundError:  # hosts without the driver read the same rows, only more slowly
-        return _fetch_frame_by_rows(path, sql)
+    from adbc_driver_sqlite import dbapi
+
     try:
         with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
@@ -103,16 +101,6 @@ def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
             return pl.DataFrame(cursor.fetch_arrow()).with_columns(text)
     except (dbapi.Error, OSError, pl.exceptions.PolarsError) as error:
         raise BadInputError(_format_damage(path, first_line(error))) from error
-
-
-def _fetch_frame_by_rows(path: Path, sql: str) -> pl.DataFrame:
-    try:
-        with closing(_connect(path)) as connection:
-            cursor = connection.execute(sql)
-            names = [column[0] for column in cursor.description]
-            return pl.DataFrame(cursor.fetchall(), schema=names, orient="row", infer_schema_length=None)
-    except sqlite3.DatabaseError as error:
-        raise BadInputError(_format_damage(path, str(error))) from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -102,12 +102,12 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
         )
     if recorded.recording is None:
         raise MissingError(
-            f"nsys recorded nothing: {find_refusal(recorded.log)}\nprofile with torch.profiler instead: --tracer torch"
+            f"nsys recorded nothing: {_find_refusal(recorded.log)}\nprofile with torch.profiler instead: --tracer torch"
         )
     return sqlite_from_recording(recorded.recording, directory)
 
 
-def find_refusal(said: str) -> str:
+def _find_refusal(said: str) -> str:
     """The line in which nsys says why, as far as one can be told."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if _REFUSALS.search(line)]
@@ -205,7 +205,7 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     find_nsys(
         otherwise=f"or export it where nsys is installed and pass the result: nsys export --type sqlite {recording.name}"
     )
-    report = report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
+    report = _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.sqlite"
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
     finished = _run([str(find_nsys()), "export", *options, str(report)])
@@ -217,7 +217,7 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     return target
 
 
-def report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
+def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     """Runs the importer that nsys did not find."""
     importers = list(_find_importers(find_nsys()))
     if not importers:

@@ -1,14 +1,13 @@
-"""What the server adds to a request: the same requests at the same load, in-process and through gRPC, in rounds that alternate.
+"""What the server adds to a request: the same requests at the same load, in-process and through gRPC, in rounds of both.
 
-Arrivals are those of `optpipe.measure.worker.loops`: one request after the other, or a seeded Poisson process in an open loop, whose
-latency counts from when a request was due.
+One request follows the other, or a Poisson process in an open loop says when each is due: its latency counts from then.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
-from time import perf_counter_ns, sleep
+from secrets import randbits
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from optpipe.core.errors import StageError
@@ -20,10 +19,12 @@ from optpipe.deploy.load_client import open_load_clients, prepare_requests, send
 from optpipe.deploy.records import ServerCost, ServerThroughput
 from optpipe.deploy.session_process import Answer
 from optpipe.deploy.triton_config import list_positions
+from optpipe.measure.trials import iterate_arrivals, time_call, time_calls_for, warm_up
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.signoff.policy import Policy
 from optpipe.stats.means import mean_from_values
 from optpipe.stats.percentiles import summary_from_ns
+from optpipe.stats.ratio import Order, alternate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
     from optpipe.deploy.server import RunningServer
 
 ROUNDS = 4
-WARM_UP_REQUESTS = 20
-WARM_UP_CALLS = 3
-WARM_UP_S = 0.5
+WARM_UP_S = 0.1
+MAX_WARM_UP_S = 0.5
 RATE_CONFIDENCE = 0.95
 PERCENTS = (50.0, 90.0, 99.0)
 MAX_IN_FLIGHT = 256
-Lap = Callable[[LoadSpec, float, int], list[int]]
-"""Puts a load on something for a number of seconds with a seed of its arrivals; the latencies in ns."""
+Trial = Callable[[LoadSpec, float, int], list[int]]
+"""Puts a load on a subject for a number of seconds, with a seed of its arrivals; the latencies in ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,8 @@ def measure_costs(
         load = replace(wanted, length=read_length(checked.card, rows))
         rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
-            own = _lap_in_process(partial(engine, [rows]))
-            served = _lap_served(server.grpc, record.engine, name_inputs(checked.serving, rows))
-            cost = _alternate(own, served, load, source, plan.seconds)
+            served = _make_served_trial(server.grpc, record.engine, name_inputs(checked.serving, rows))
+            cost = _compare(partial(_time_requests, partial(engine, [rows])), served, load, source, plan.seconds)
         yield cost
 
 
@@ -109,21 +108,17 @@ def measure_throughputs(
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
     with open_load_clients(server.grpc, record.engine, name_inputs(checked.serving, rows)) as clients:
         for count in plan.concurrency:
-            joined = min(count, largest) or 1
-            own: list[float] = []
-            served: list[float] = []
-            latencies: list[int] = []
+            joined, seed = min(count, largest) or 1, randbits(32)
+            subjects = {
+                "in-process": partial(_measure_rate, partial(engine, [rows] * joined), joined, plan.seconds / ROUNDS),
+                "server": partial(clients.run_trial, count, plan.seconds / ROUNDS),
+            }
             with listener.step(f"throughput, {count} in flight"):
-                clients.run_lap(count, WARM_UP_S)
-                for turn in range(ROUNDS):
-                    for alone in (True, False) if turn % 2 else (False, True):
-                        if alone:
-                            own.append(joined * _count_calls(partial(engine, [rows] * joined), plan.seconds / ROUNDS))
-                        else:
-                            rate, found = clients.run_lap(count, plan.seconds / ROUNDS)
-                            served.append(rate)
-                            latencies += found
-            yield ServerThroughput(count, _estimate(own), _estimate(served), _summarize(latencies))
+                clients.run_trial(count, MAX_WARM_UP_S)
+                found = alternate(subjects, ROUNDS, seed)
+            own, served = ([rate for rate, _ in found[name]] for name in subjects)
+            latencies = [each for _, several in found["server"] for each in several]
+            yield ServerThroughput(count, _estimate(own), _estimate(served), _summarize(latencies), seed)
 
 
 def name_inputs(serving: "Serving | None", rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
@@ -137,18 +132,13 @@ def _estimate(rates: Sequence[float]) -> Estimate:
     mean = mean_from_values(rates)
     assert mean is not None
     low, high = mean.interval(RATE_CONFIDENCE)
-    return Estimate(mean.value, low, high, f"{RATE_CONFIDENCE:.0%}, over {ROUNDS} laps")
+    return Estimate(mean.value, low, high, f"{RATE_CONFIDENCE:.0%}, over {ROUNDS} rounds")
 
 
-def _count_calls(call: Callable[[], object], seconds: float) -> float:
-    """Calls per second."""
-    for _ in range(WARM_UP_CALLS):
-        call()
-    started, count = perf_counter_ns(), 0
-    while (now := perf_counter_ns()) - started < seconds * 1e9:
-        call()
-        count += 1
-    return count / (now - started) * 1e9
+def _measure_rate(call: Callable[[], object], requests: int, seconds: float) -> tuple[float, list[int]]:
+    """Requests per second of calls of so many each, and what the calls took in ns."""
+    times = _time_requests(call, LoadSpec(requests), seconds, 0)
+    return requests * len(times) / sum(times) * 1e9, times
 
 
 def _take_rows(inputs: "Mapping[str, np.ndarray]", size: int) -> "dict[str, np.ndarray]":
@@ -157,16 +147,15 @@ def _take_rows(inputs: "Mapping[str, np.ndarray]", size: int) -> "dict[str, np.n
     return {name: np.resize(array, (size, *array.shape[1:])) for name, array in inputs.items()}
 
 
-def _alternate(own: Lap, served: Lap, load: LoadSpec, source: str, seconds: float) -> ServerCost:
-    each = seconds / ROUNDS
-    before: list[int] = []
-    after: list[int] = []
+def _compare(own: Trial, served: Trial, load: LoadSpec, source: str, seconds: float) -> ServerCost:
+    seed = randbits(32)
+    order, trials = Order(seed), {"in-process": own, "server": served}
+    latencies: dict[str, list[int]] = {name: [] for name in trials}
     for turn in range(ROUNDS):
-        for lap, kept in ((own, before), (served, after)) if turn % 2 else ((served, after), (own, before)):
-            kept += lap(load, each, turn)
-    alone, through = _summarize(before), _summarize(after)
-    added = through.mean - alone.mean
-    return ServerCost(str(replace(load)), source, alone, through, added)
+        for name in order.draw(trials):
+            latencies[name] += trials[name](load, seconds / ROUNDS, turn)  # the same arrivals for both
+    alone, through = (_summarize(each) for each in latencies.values())
+    return ServerCost(str(load), source, alone, through, through.mean - alone.mean, seed)
 
 
 def _summarize(latencies: Sequence[int]) -> LatencySummary:
@@ -177,47 +166,32 @@ def _summarize(latencies: Sequence[int]) -> LatencySummary:
     return summary_from_ns(np.asarray(latencies), PERCENTS)
 
 
-def _lap_in_process(call: Callable[[], object]) -> Lap:
-    def lap(load: LoadSpec, seconds: float, seed: int) -> list[int]:
-        for _ in range(WARM_UP_REQUESTS):
-            call()
-        found = []
-        for due in _arrivals(load, seconds, seed):
-            call()
-            found.append(perf_counter_ns() - due)
-        return found
-
-    return lap
+def _time_requests(call: Callable[[], object], load: LoadSpec, seconds: float, seed: int) -> list[int]:
+    """Latencies in ns of one request after the other; in an open loop from when each was due."""
+    warm_up(partial(time_call, call), WARM_UP_S, MAX_WARM_UP_S)
+    if load.rate_per_s is None:
+        return time_calls_for(call, seconds)
+    return [time_call(call, due) for due in _iterate_due(load.rate_per_s, seconds, seed)]
 
 
-def _arrivals(load: LoadSpec, seconds: float, seed: int) -> Iterator[int]:
-    """When each request is due: now in a closed loop, else by a Poisson process; waits until then."""
-    gaps, started = Random(f"arrivals {seed}"), perf_counter_ns()
-    due = started
-    while due - started < seconds * 1e9:
-        if load.scenario is Scenario.SERVER and load.rate_per_s:
-            due += round(gaps.expovariate(load.rate_per_s) * 1e9)
-            while (left := due - perf_counter_ns()) > 0:
-                sleep(left / 1e9 if left > 200_000 else 0)
-        else:
-            due = perf_counter_ns()
+def _iterate_due(rate_per_s: float, seconds: float, seed: int) -> Iterator[int]:
+    """When each request is due; the last one is the first after `seconds`."""
+    end = perf_counter_ns() + seconds * 1e9
+    for due in iterate_arrivals(rate_per_s, seed):
         yield due
+        if due >= end:
+            return
 
 
-def _lap_served(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Lap:
+def _make_served_trial(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Trial:
     """Through gRPC; in an open loop requests are in flight together, so that the server can form batches."""
     client, inputs = prepare_requests(url, rows)
+    ask = partial(client.infer, model, inputs)
 
-    def lap(load: LoadSpec, seconds: float, seed: int) -> list[int]:
-        for _ in range(WARM_UP_REQUESTS):
-            client.infer(model, inputs)
-        arrivals = _arrivals(load, seconds, seed)
-        if load.scenario is Scenario.SERVER:
-            return send_in_flight(client, model, inputs, MAX_IN_FLIGHT, arrivals)
-        found: list[int] = []
-        for due in arrivals:
-            client.infer(model, inputs)
-            found.append(perf_counter_ns() - due)
-        return found
+    def run(load: LoadSpec, seconds: float, seed: int) -> list[int]:
+        if load.rate_per_s is None:
+            return _time_requests(ask, load, seconds, seed)
+        warm_up(partial(time_call, ask), WARM_UP_S, MAX_WARM_UP_S)
+        return send_in_flight(client, model, inputs, MAX_IN_FLIGHT, _iterate_due(load.rate_per_s, seconds, seed))
 
-    return lap
+    return run

@@ -1,7 +1,7 @@
 """`python -m optpipe.deploy.load_client URL MODEL`: a client in a process of its own, which keeps requests in flight.
 
 One Python process sends fewer requests than a server answers, so that a server's throughput needs several clients. The first frame
-holds a request's inputs; each that follows asks for a lap.
+holds a request's inputs; each that follows asks for a trial.
 """
 
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CORES_PER_CLIENT = 4
 MOST_CLIENTS = 8
 START_AFTER_NS = 20_000_000
-"""How long after it was asked for a lap begins, in all clients at once."""
+"""How long after it was asked for a trial begins, in all clients at once."""
 
 
 class LoadClients:
@@ -34,7 +34,7 @@ class LoadClients:
     def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         self._processes = processes
 
-    def run_lap(self, count: int, seconds: float) -> tuple[float, list[int]]:
+    def run_trial(self, count: int, seconds: float) -> tuple[float, list[int]]:
         """Answers per second with `count` requests in flight, and latencies in ns. Raises StageError where the server fails."""
         chosen = self._processes[:count]
         begin, latencies = perf_counter_ns() + START_AFTER_NS, []
@@ -92,7 +92,7 @@ def main() -> None:
     assert first is not None
     client, given = prepare_requests(sys.argv[1], first[1])
     while (frame := read_frame(sys.stdin.buffer)) is not None:
-        write_frame(sys.stdout.buffer, *_run_lap(client, sys.argv[2], given, frame[0]))
+        write_frame(sys.stdout.buffer, *_run_trial(client, sys.argv[2], given, frame[0]))
 
 
 def prepare_requests(url: str, inputs: "Mapping[str, np.ndarray]") -> tuple[Any, list[Any]]:
@@ -134,7 +134,7 @@ def send_in_flight(client: Any, model: str, given: Sequence[Any], count: int, ar
     return found
 
 
-def _run_lap(
+def _run_trial(
     client: Any, model: str, given: Sequence[Any], asked: Mapping[str, Any]
 ) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
     """Those still in flight at the end count."""

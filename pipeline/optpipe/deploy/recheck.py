@@ -1,6 +1,6 @@
 """`optpipe signoff recheck`: a dossier's artifact and requests again, in today's environment or another interpreter's.
 
-With another interpreter the two take turns in pairs of fresh processes (`laps.py`), and outputs are compared to the last bit.
+With another interpreter the two take turns in pairs of fresh processes (`measure.pair`), and outputs are compared to the last bit.
 Without, the new processes are compared with those in the dossier, which were measured at another time, and the outputs with
 the errors that the dossier's verification recorded.
 """
@@ -22,13 +22,19 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.interpreter import Interpreter, open_interpreter
-from optpipe.deploy.laps import KIND, Side, compare_sides
 from optpipe.deploy.outputs import list_output_changes, outputs_of_interpreter
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import ProcessGroup, group_processes
 from optpipe.measure.measure import RunContext
-from optpipe.measure.pair import MAX_ROUND_FACTOR, PAIR_CONFIDENCE, read_pair_figure, require_enough_rounds
+from optpipe.measure.pair import (
+    MAX_ROUND_FACTOR,
+    PAIR_CONFIDENCE,
+    TrialSubject,
+    compare_environments,
+    read_pair_figure,
+    require_enough_rounds,
+)
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.session_plan import BenchPlan, prepare_session
 from optpipe.measure.worker.plan import SessionPlan
@@ -55,7 +61,7 @@ class RecheckPlan:
     """Another environment; this one where nothing is said."""
     rounds: int = 10
     seconds: float = 0.5
-    """Of each process, over all its laps."""
+    """Of each process, over all its trials."""
     max_slowdown: float = 0.05
     """Of the latency's ratio: the whole interval must stay below for a PASS."""
     loader: tuple[str, Mapping[str, object]] | None = None
@@ -225,12 +231,12 @@ def _compare_latency(
         changed = replace(session, loader=loader, arguments=planted)
     with _open_pool(sides[0], scratch / "old") as old_pool, _open_pool(sides[1], scratch / "new") as new_pool:
         subject = group.newest.measurement.subject
-        old, new = Side(session, old_pool, frame, subject), Side(changed, new_pool, frame, subject)
+        old, new = TrialSubject(session, old_pool, frame, subject), TrialSubject(changed, new_pool, frame, subject)
         if plan.python is None and plan.loader is None:
-            new_pool.expect(KIND, PROCESSES)
+            new_pool.expect(subject.artifact, PROCESSES)
             return _compare_with_dossier(new, group, load, listener)
         for pool in (old_pool, new_pool):
-            pool.expect(KIND, plan.rounds)
+            pool.expect(subject.artifact, plan.rounds)
         return _compare_in_turn(old, new, load, plan, listener)
 
 
@@ -238,9 +244,11 @@ def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:
     return WorkerPool(folder, python=interpreter.program, environment=interpreter.environment)
 
 
-def _compare_in_turn(old: Side, new: Side, load: LoadSpec, plan: RecheckPlan, listener: Listener) -> LatencyChange:
+def _compare_in_turn(
+    old: TrialSubject, new: TrialSubject, load: LoadSpec, plan: RecheckPlan, listener: Listener
+) -> LatencyChange:
     with listener.step(f"{load}, {plan.rounds} rounds or up to {MAX_ROUND_FACTOR} times as many", plan.rounds) as step:
-        ratio = compare_sides(old, new, load, plan.rounds, randbits(32), step.advance)
+        ratio = compare_environments(old, new, load, plan.rounds, randbits(32), step.advance)
     how = f"{ratio.rounds} rounds of two processes in turn"
     needed = count_rounds_to_settle(ratio, plan.max_slowdown)
     return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how, needed)
@@ -258,7 +266,7 @@ def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) ->
     return replace(session, arguments=arguments), frame
 
 
-def _compare_with_dossier(side: Side, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:
+def _compare_with_dossier(side: TrialSubject, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:
     """Welch's interval of the difference of mean logarithms: the processes were not measured in turn."""
     old, values = group.compute_mean("p50", logarithms=True), []
     assert old is not None

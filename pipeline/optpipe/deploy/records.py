@@ -153,6 +153,8 @@ class ServerCost:
     server: LatencySummary
     added_ns: float
     """Difference of the means."""
+    seed: int = 0
+    """Of the order in each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ class ServerThroughput:
     server: Estimate
     latency: LatencySummary
     """Through the server, from sending a request to its answer."""
+    seed: int = 0
+    """Of the order in each round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ again and again, as it would in A B B A (Fisher, The Design of Experiments, 1935
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from math import exp, log
 from pathlib import Path
-from random import Random
 from secrets import randbits
+from statistics import median
 
 from optpipe.core.bench_record import BenchPairRecord, Change, PairedComparison, PairMetric, Ratio, count_invalid
 from optpipe.core.disagreements import Recomputed
@@ -17,10 +18,10 @@ from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, read_measurements
+from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, Subject, read_measurements
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.measure.measure import measure_load, recover_unfinished, write_measurements
+from optpipe.measure.measure import RunContext, measure_load, recover_unfinished, write_measurements
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.recompute import measurements_from_run, recompute_requested
 from optpipe.measure.session_plan import (
@@ -31,8 +32,9 @@ from optpipe.measure.session_plan import (
     warn_about_threads,
 )
 from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
-from optpipe.stats.ratio import compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
+from optpipe.stats.ratio import Order, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
 from optpipe.workspace.runs import Run, begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
 
@@ -84,9 +86,9 @@ def require_enough_rounds(rounds: int) -> None:
 
 def draw_names(seed: int) -> Iterator[str]:
     """The names of all processes in their order: `a` or `b` with the round, such as `b000`, `a000`, `a001`, `b001`, …"""
-    order = Random(f"order {seed}")
+    order = Order(seed)
     for turn in count():
-        yield from (f"{side}{turn:03}" for side in order.sample("ab", 2))
+        yield from (f"{side}{turn:03}" for side in order.draw("ab"))
 
 
 def decide_rounds(measured: Sequence[Measurement], first: int, metric: PairMetric) -> int:
@@ -296,3 +298,86 @@ def recompute_pair(run: Run) -> Iterator[Recomputed]:
     yield COMPARISON_FILE, stored, again
     rounds = decide_rounds(measured, stored.first_rounds, stored.metric)
     yield f"{COMPARISON_FILE}: number of rounds", len(stored.baseline_ns), rounds
+
+
+TRIALS = 12
+"""Of each process in a round of two environments."""
+FEWEST_QUERIES = 3
+"""That a trial has time for, however slow they are."""
+MAX_TRIAL_WARM_UP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSubject:
+    """A session that trials are made of, in the environment of its pool."""
+
+    session: SessionPlan
+    pool: WorkerPool
+    frame: RunContext
+    subject: Subject
+
+    def open(self) -> WorkerProcess:
+        """A fresh process."""
+        return WorkerProcess(self.session, self.pool, self.subject.artifact)
+
+    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
+        """One measurement in an open process."""
+        return measure_load(worker, self.subject, load, name, self.frame)[0]
+
+
+def compare_environments(
+    old: TrialSubject,
+    new: TrialSubject,
+    load: LoadSpec,
+    rounds: int,
+    seed: int,
+    on_round: Callable[[], None] = lambda: None,
+) -> Ratio:
+    """New over old, of p50: a round is a fresh process of each, and the two take turns in short trials.
+
+    Where other work runs, a machine has several speeds, and a process that is measured alone has one of them by chance: medians of
+    processes then scatter by as much (11 % on two shared cores, at any priority). Trials of two processes that live at the same time
+    meet the same speeds, and the median of the ratios of adjacent trials is that of two trials at one speed. What is left, the layout
+    of a process, differs from round to round, so that a round is one observation (Kalibera & Jones, ISMM 2013). After `rounds` it is
+    decided once how many there will be. Raises StageError where one fails.
+    """
+    order, last = Order(seed), rounds
+    before: list[float] = []
+    after: list[float] = []
+    while len(before) < last:
+        one, other = _compare_once(old, new, load, order)
+        before.append(one)
+        after.append(other)
+        on_round()
+        if len(before) == rounds:
+            last = decide_round_count(before, after, rounds)
+    return judge_rounds(before, after, rounds)
+
+
+def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: Order) -> tuple[float, float]:
+    """The old process's median over its trials in ns, and that times the median ratio of adjacent trials."""
+    seconds, logs = load.min_seconds / TRIALS, []
+    first = replace(load, min_seconds=seconds, max_seconds=seconds, max_warm_up_seconds=MAX_TRIAL_WARM_UP_S)
+    with old.open() as one, new.open() as other:
+        subjects = {"a": (old, one), "b": (new, other)}
+        slowest_ns = max(
+            _read_median(side.measure(worker, first, f"{name}-warm")) for name, (side, worker) in subjects.items()
+        )
+        seconds = max(seconds, FEWEST_QUERIES * slowest_ns / 1e9)
+        trial = replace(load, min_seconds=seconds, max_seconds=seconds, warm_up_seconds=0.0, max_warm_up_seconds=0.0)
+        for turn in range(TRIALS):
+            times = {}
+            for name in order.draw("ab"):
+                side, worker = subjects[name]
+                times[name] = log(_read_median(side.measure(worker, trial, f"{name}{turn:03}")))
+            logs.append((times["a"], times["b"]))
+    before = exp(median(one for one, _ in logs))
+    return before, before * exp(median(other - one for one, other in logs))
+
+
+def _read_median(found: Measurement) -> float:
+    """The trial's median; its mean where it has too few queries for one, as with a slow model or a trial that was disturbed."""
+    if found.interrupted:
+        raise StageError("interrupted before the comparison was complete; nothing is said of the latency")
+    few = found.latency_ns is not None and found.latency_ns.median is None
+    return read_pair_figure(found, PairMetric.MEAN if few else PairMetric.P50)

@@ -14,14 +14,13 @@ fastest build is lost in 0.5 % of races, at 11 % in 13 %, which costs 1 % of tim
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, log2
-from random import Random
 
 from optpipe.core.bench_record import Change, Ratio, TrialRecord, TuningRecord
 from optpipe.core.measurement import Measurement, Options
 from optpipe.measure.search import has_figures
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.stats.means import compute_pairwise_confidence
-from optpipe.stats.ratio import Scatter, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
+from optpipe.stats.ratio import Order, Scatter, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
 
 RACE_ROUNDS = 3
 BUILD_LAG = 0.15
@@ -91,7 +90,7 @@ def race_builds(
     `measure` starts a fresh process for one build and gives its times at some sizes; `expect` hears how many are coming. A
     single build is measured once.
     """
-    order = Random(f"race {seed}")
+    order = Order(seed)
     heats = [Heat(size, names) for size in sizes]
     run_heats(heats, measure, order, BUILD_LAG)
     for heat in heats:
@@ -104,7 +103,7 @@ def race_builds(
     return {heat.size: heat.judge() for heat in heats}
 
 
-def run_heats(heats: Sequence["Heat"], measure: Measure, order: Random, lag: float) -> None:
+def run_heats(heats: Sequence["Heat"], measure: Measure, order: Order, lag: float) -> None:
     """RACE_ROUNDS rounds; what takes `lag` longer than the fastest after one, half of it after two, … is dropped."""
     for turn in range(RACE_ROUNDS):
         measure_round([heat for heat in heats if turn == 0 or len(heat.running) > 1], measure, order, final=False)
@@ -167,10 +166,10 @@ class Heat:
         return ratio_from_rounds(self.times[other].final, self.times[name].final, confidence)
 
 
-def measure_round(heats: Sequence[Heat], measure: Measure, order: Random, *, final: bool) -> None:
+def measure_round(heats: Sequence[Heat], measure: Measure, order: Order, *, final: bool) -> None:
     """One process for each build that is still in at some size, in an order drawn anew."""
     names = list(dict.fromkeys(name for heat in heats for name in heat.running))
-    for name in order.sample(names, len(names)):
+    for name in order.draw(names):
         inside = [heat for heat in heats if name in heat.running]
         found = measure(name, [heat.size for heat in inside])
         for heat in inside:
@@ -253,7 +252,7 @@ def tune_options(
     `measure` loads the artifact with some options in a fresh process and measures all batch `sizes`. What is `fixed` was
     asked for and stays.
     """
-    tried = _Tried(measure, sizes, Random(f"tuning {seed}"))
+    tried = _Tried(measure, sizes, Order(seed))
     best: Options = dict(defaults)
     try:
         for name, values in list_alternatives(defaults, cpus, fixed).items():
@@ -276,7 +275,7 @@ class _Tried:
     """All trials so far: what was measured, of which options."""
 
     def __init__(
-        self, measure: Callable[[Options], tuple[Measurement, ...]], sizes: Sequence[int], order: Random
+        self, measure: Callable[[Options], tuple[Measurement, ...]], sizes: Sequence[int], order: Order
     ) -> None:
         self._measure, self._sizes, self._order = measure, sizes, order
         self._found: list[tuple[Options, list[Measurement]]] = []

@@ -17,6 +17,7 @@ from typing import Any
 
 from optpipe.core.transform import Transform
 from optpipe.measure.machine import read_busy_ticks, read_process_ticks
+from optpipe.measure.trials import time_calls
 from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.preprocess.dali.pipeline import make_reading_pipeline
@@ -112,23 +113,22 @@ def time_batches(
     the measurement, and must not take long.
     """
     compute_rate_interval([1] * WINDOWS, 1, 1)  # imports what it needs, which must not fall into the measurement
-    done = 0
-    started = perf_counter_ns()
-    while done < 2 * prefetched or done % group or perf_counter_ns() - started < WARM_UP_S * 1e9:
-        batch()
-        done += 1
+    calls, done, started = time_calls(batch), 0, perf_counter_ns()
+    for done, (_, _, ended) in enumerate(calls, 1):
+        if done >= 2 * prefetched and not done % group and ended - started >= WARM_UP_S * 1e9:
+            break
     if settled is not None:
         settled()
     reader_ns: list[int] = []
     batch_ns: list[int] = []
     others = _read_others_ticks()
     started = last = perf_counter_ns()
-    while len(batch_ns) % group or not has_enough_batches(batch_ns, group, (last - started) / 1e9, seconds, patience):
-        read = batch()
-        now = perf_counter_ns()
+    for _, read, ended in calls:
         reader_ns.append(read - last)
-        batch_ns.append(now - last)
-        last = now
+        batch_ns.append(ended - last)
+        last = ended
+        if not len(batch_ns) % group and has_enough_batches(batch_ns, group, (last - started) / 1e9, seconds, patience):
+            break
     other_ticks = max(0, _read_others_ticks() - others)
     other_cpu_cores = other_ticks / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9)
     return BatchTimes(tuple(reader_ns), tuple(batch_ns), group, done, other_cpu_cores)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
+from optpipe.measure.trials import time_calls
 from optpipe.profile.layers_worker import LayerRecorder, record_layers
 from optpipe.profile.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.trace.layers.roofline import Peaks
@@ -182,11 +184,7 @@ def _measure(iteration: Callable[[], None], job: WorkerJob, layers: LayerRecorde
     while warmed < job.warm_up or time.perf_counter() < deadline:
         iteration()
         warmed += 1
-    times = []
-    for _ in range(job.iterations):
-        started = time.perf_counter_ns()
-        iteration()
-        times.append(time.perf_counter_ns() - started)
+    times = [end - begun for begun, _, end in islice(time_calls(iteration), job.iterations)]
     with mark_range(CAPTURE_RANGE):
         for _ in range(SETTLING):
             iteration()

@@ -1,15 +1,17 @@
-"""Is B faster than A? Interleaved blocks, fresh processes as the unit of replication, an interval on the ratio.
+"""Is B faster than A? Rounds of subjects in turn, fresh processes as the unit of replication, an interval on the ratio.
 
 Samples of one process share its memory layout, clocks and thread placement: a thousand of them are one observation of
 what the next process will do (Georges et al., OOPSLA 2007; Kalibera & Jones, ISMM 2013). So each process gives one
 number, the pair of one round gives one log ratio, and Student's t over the rounds gives the interval. Rounds are pairs
-in time, which takes slow changes of the machine out.
+in time, which takes slow changes of the machine out. The order is drawn for each round: a disturbance that comes back every
+few trials meets the same subject again and again in A B B A, and not in a drawn order (Fisher, The Design of Experiments, 1935).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, isfinite, log, log1p, sqrt
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
 
 from optpipe.core.bench_record import Change, Ratio
 from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
@@ -17,8 +19,32 @@ from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_va
 if TYPE_CHECKING:
     import numpy as np
 
+T = TypeVar("T")
+
 SMALLEST_ROUNDS = 4
 """With fewer rounds the interval of Student's t is so wide that the comparison would be theatre."""
+
+
+class Order:
+    """The order of the subjects in each round, drawn from `seed`, which is recorded with the trials."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(f"order {seed}")
+
+    def draw(self, subjects: Iterable[T]) -> list[T]:
+        """All `subjects`, in the order of the next round."""
+        listed = list(subjects)
+        return self._random.sample(listed, len(listed))
+
+
+def alternate(subjects: Mapping[str, Callable[[], T]], rounds: int, seed: int) -> dict[str, list[T]]:
+    """Calls every subject once in each round; what they returned, by subject in the order of the rounds."""
+    order = Order(seed)
+    found: dict[str, list[T]] = {name: [] for name in subjects}
+    for _ in range(rounds):
+        for name in order.draw(subjects):
+            found[name].append(subjects[name]())
+    return found
 
 
 def ratio_from_rounds(

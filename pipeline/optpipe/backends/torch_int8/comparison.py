@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from random import Random
+from functools import partial
 from typing import Any
 
 from optpipe.backends.base import BuildRequest
@@ -10,7 +10,7 @@ from optpipe.backends.torch_int8.program import Program
 from optpipe.backends.torch_int8.tuning import capture_launches, time_replay
 from optpipe.core.bench_record import Ratio
 from optpipe.core.precision import Precision
-from optpipe.stats.ratio import ratio_from_rounds
+from optpipe.stats.ratio import alternate, ratio_from_rounds
 
 ROUNDS = 10
 LAUNCHES = 4
@@ -43,14 +43,11 @@ class SpeedOverFp16:
 
 def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Clock, seed: int = 0) -> Ratio:
     """FP16's time over that of `low` over ROUNDS rounds, in an order drawn for each; one round before them is not counted."""
-    order, sides = Random(f"comparison {seed}"), (low, fp16)
-    times: tuple[list[float], list[float]] = ([], [])
-    for each in sides:
-        clock(each)
-    for _ in range(ROUNDS):
-        for side in order.sample([0, 1], 2):
-            times[side].append(clock(sides[side]))
-    return ratio_from_rounds(times[0], times[1])
+    subjects = {"low": partial(clock, low), "fp16": partial(clock, fp16)}
+    for each in subjects.values():
+        each()
+    times = alternate(subjects, ROUNDS, seed)
+    return ratio_from_rounds(times["low"], times["fp16"])
 
 
 def compare_programs(

@@ -15,7 +15,7 @@ from optpipe.core.measurement import OutputCheck
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.measure.worker.rotation import MIN_ROTATED_BATCHES, Rotation, make_unseen_batch
 from optpipe.models.inputs.rows import to_rows
-from optpipe.stats.ratio import SMALLEST_ROUNDS
+from optpipe.stats.ratio import SMALLEST_ROUNDS, Order
 
 if TYPE_CHECKING:
     import numpy as np
@@ -206,15 +206,15 @@ def probe_cache(
     tolerance: float,
     axes: Mapping[str, int | None] | None = None,
 ) -> CacheProbe:
-    """Asks known and never seen inputs in turn, `probes` times, or as often as PROBE_SECONDS allow."""
+    """Asks known and never seen inputs in rounds, `probes` of them or as many as PROBE_SECONDS allow."""
     import numpy as np
 
     known = {name: np.array(array) for name, array in turns.batches[0].items()}
     times: dict[str, list[int]] = {"known_ns": [], "new_ns": []}
-    stale, begun = False, perf_counter()
+    stale, begun, order = False, perf_counter(), Order(seed)
     for probe in range(probes):
         late = probe + 1 >= SMALLEST_ROUNDS and perf_counter() - begun > PROBE_SECONDS
-        for kind in ("new", "known") if probe % 2 else ("known", "new"):
+        for kind in order.draw(("known", "new")):
             batch = make_unseen_batch(known, seed + probe, axes) if kind == "new" else known
             lane.replace(0, batch)
             lane.stage(0)

@@ -5,16 +5,16 @@ one query is a batch on each stream at once, answered when all are. Offline: as 
 Poisson arrivals in an open loop; a query's latency starts when it was due, so falling behind is never hidden.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from random import Random
-from statistics import median
+from itertools import count, repeat
 from threading import Lock
-from time import perf_counter_ns, sleep
+from time import perf_counter_ns
 from typing import Any
 
 from optpipe.core.measurement import LoadSpec, Phase, Scenario
+from optpipe.measure.trials import iterate_arrivals, warm_up
 from optpipe.measure.worker.checks import Reservoir
 from optpipe.measure.worker.lanes import CudaLane, Lane
 from optpipe.measure.worker.spool import Spool
@@ -24,16 +24,10 @@ from optpipe.stats.percentiles import (
     count_transient_queries,
     plan_sample_count,
 )
-from optpipe.stats.stability import is_steady
 
-WINDOWS_PER_WARM_UP = 6
 IN_FLIGHT = 2
 MAX_SAMPLE_FACTOR = 4
 """Samples that follow each other closely are worth fewer: up to this many times as many are measured for the percentile."""
-SPIN_NS = 150_000
-"""Sleeping is not exact; the last part before an arrival is waited for by reading the clock."""
-POLL_NS = 200_000_000
-"""How long is slept at most before it is looked whether the measurement is over."""
 
 
 @dataclass
@@ -53,6 +47,10 @@ class PointRun:
     service_ns: float = 0.0
     """Of one query in the last window of the warm-up, median."""
     write: Callable[..., None] = field(init=False)
+    lock: Lock = field(default_factory=Lock)
+    started_ns: int = 0
+    count: int = 0
+    """Measured so far."""
     _enough: int = 0
     """How many samples there will be: decided once, when there are as many as independent samples would be enough."""
 
@@ -102,9 +100,10 @@ def run_load(load: PointRun) -> None:
     """Warms up until steady, then measures."""
     _warm_up(load)
     load.on_measuring()
+    load.started_ns = perf_counter_ns()
     scenario = load.spec.scenario
     if scenario is Scenario.SINGLE_STREAM:
-        _run_closed_loop(load)
+        _run_lane(load, 0, repeat(None))
     elif scenario is Scenario.MULTI_STREAM:
         _run_multi_stream(load)
     elif scenario is Scenario.SERVER:
@@ -116,49 +115,41 @@ def run_load(load: PointRun) -> None:
 
 
 def _warm_up(load: PointRun) -> None:
-    """Every lane in turn, in windows of equal time, until the windows' medians agree or the time is up."""
-    spec = load.spec
-    window_ns = int(max(spec.warm_up_seconds, 0.05) / WINDOWS_PER_WARM_UP * 1e9)
-    begun, turn = perf_counter_ns(), 0
-    medians: list[float] = []
-    while not load.spool.stopped:
-        window_began = perf_counter_ns()
-        durations: list[int] = []
-        while len(durations) < 3 or perf_counter_ns() - window_began < window_ns:
-            stream = turn % len(load.lanes)
-            index = turn % load.inputs
-            times = _run_query(load, stream, index, Phase.WARM_UP)
-            durations.append(times[1] - times[0])
-            turn += 1
-        medians.append(median(durations))
-        load.service_ns = medians[-1]
-        seconds = (perf_counter_ns() - begun) / 1e9
-        if seconds >= spec.warm_up_seconds and is_steady(medians):
-            load.steady = True
-            return
-        if seconds >= spec.max_warm_up_seconds:
-            return
+    """Every lane in turn until they are steady."""
+    turns = count()
+
+    def ask() -> int:
+        turn = next(turns)
+        stream, index = turn % len(load.lanes), turn % load.inputs
+        load.lanes[stream].stage(index)
+        times = load.lanes[stream].query()
+        load.write(Phase.WARM_UP, stream, index, load.spec.batch_size, 0, times[0], *times)
+        return times[1] - times[0]
+
+    found = warm_up(ask, load.spec.warm_up_seconds, load.spec.max_warm_up_seconds, lambda: load.spool.stopped)
+    load.steady, load.service_ns = found.steady, found.call_ns
 
 
-def _run_query(load: PointRun, stream: int, index: int, phase: int) -> Any:
-    lane = load.lanes[stream]
-    lane.stage(index)
-    times = lane.query()
-    load.write(phase, stream, index, load.spec.batch_size, 0, times[0], *times)
-    return times
-
-
-def _run_closed_loop(load: PointRun) -> None:
-    lane, write, size, inputs = load.lanes[0], load.write, load.spec.batch_size, load.inputs
-    stage, query, started, count, now, measured = lane.stage, lane.query, perf_counter_ns(), 0, 0, Phase.MEASURED
-    while not load.finished(started, now or started, count):
-        index = count % inputs
-        stage(index)
+def _run_lane(load: PointRun, stream: int, arrivals: Iterable[int | None], transient: int = 0) -> None:
+    """One query after the other on one lane, each when it is due; the first `transient` ones are not measured."""
+    lane, write, size, inputs = load.lanes[stream], load.write, load.spec.batch_size, load.inputs
+    stage, query, lock = lane.stage, lane.query, load.lock
+    stage(0)
+    for issued, due in enumerate(arrivals):
+        index, measured = issued % inputs, issued >= transient
         times = query()
-        write(measured, 0, index, size, 0, times[0], *times)
-        load.keep(lane, index)
-        count += 1
         now = times[1]
+        phase = Phase.MEASURED if measured else Phase.WARM_UP
+        with lock:
+            write(phase, stream, index, size, 0, times[0] if due is None else due, *times)
+            if measured:
+                load.keep(lane, index)
+                load.count += 1
+            else:
+                load.started_ns = now
+            if load.finished(load.started_ns, now, load.count):
+                return
+        stage((issued + 1) % inputs)
 
 
 def _run_multi_stream(load: PointRun) -> None:
@@ -184,39 +175,12 @@ def _run_multi_stream(load: PointRun) -> None:
 
 
 def _run_server(load: PointRun) -> None:
-    spec, lane, write, size = load.spec, load.lanes[0], load.write, load.spec.batch_size
-    if spec.rate_per_s is None:
+    if load.spec.rate_per_s is None:
         raise ValueError("the server scenario needs a rate")
-    gaps = Random(f"arrivals {load.seed}")  # no other draw follows the same numbers
-    arrival = started = perf_counter_ns() + 10_000_000
-    count, now, transient = 0, started, count_transient_queries(load.utilization, spec.percentile)
-    while not load.finished(started, now, count):
-        arrival += round(gaps.expovariate(spec.rate_per_s) * 1e9)
-        index = count % load.inputs
-        lane.stage(index)
-        if not _wait_until(arrival, load, started):
-            return
-        times = lane.query()
-        now = times[1]
-        if transient:
-            transient -= 1
-            started = now
-            write(Phase.WARM_UP, 0, index, size, 0, arrival, *times)
-            continue
-        write(Phase.MEASURED, 0, index, size, 0, arrival, *times)
-        load.keep(lane, index)
-        count += 1
-
-
-def _wait_until(due_ns: int, load: PointRun, started_ns: int) -> bool:
-    """Whether the next query came before the end: at a low rate the time is up, or the parent's word comes, in between."""
-    while (left := due_ns - SPIN_NS - perf_counter_ns()) > 0:
-        sleep(min(left, POLL_NS) / 1e9)
-        if load.over(started_ns, perf_counter_ns()):
-            return False
-    while perf_counter_ns() < due_ns:
-        pass
-    return True
+    arrivals = iterate_arrivals(
+        load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns())
+    )  # at a low rate the time is up, or the parent asks for the end, in between
+    _run_lane(load, 0, arrivals, count_transient_queries(load.utilization, load.spec.percentile))
 
 
 def _run_pipelined(load: PointRun, lanes: Sequence[CudaLane]) -> None:
@@ -251,27 +215,9 @@ def _collect_query(load: PointRun, lanes: Sequence[CudaLane], query: tuple[int, 
 
 
 def _run_threads(load: PointRun) -> None:
-    """Offline on the CPU: a closed loop per stream, each in a thread of its own (runtimes release Python's lock)."""
+    """A closed loop on every lane, each in a thread: runtimes release Python's lock."""
     if len(load.lanes) == 1:
-        _run_closed_loop(load)
+        _run_lane(load, 0, repeat(None))
         return
-    lock, started, counts = Lock(), perf_counter_ns(), [0] * len(load.lanes)
-
-    def serve(stream: int) -> None:
-        lane, now = load.lanes[stream], started
-        while True:
-            with lock:
-                if load.finished(started, now, sum(counts)):
-                    return
-            index = counts[stream] % load.inputs
-            lane.stage(index)
-            times = lane.query()
-            now = times[1]
-            with lock:
-                size = load.spec.batch_size
-                load.write(Phase.MEASURED, stream, index, size, 0, times[0], *times)
-                load.keep(lane, index)
-                counts[stream] += 1
-
     with ThreadPoolExecutor(len(load.lanes)) as threads:
-        list(threads.map(serve, range(len(load.lanes))))
+        list(threads.map(lambda stream: _run_lane(load, stream, repeat(None)), range(len(load.lanes))))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from optpipe.measure import trials
 from optpipe.preprocess import throughput_worker as measured
 from optpipe.preprocess.throughput import (
     FEWEST_WINDOWS,
@@ -53,7 +54,8 @@ class Loader:
 @pytest.mark.parametrize("workers", [1, 2, 5, 16])
 def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
     loader = Loader(workers, 1.0)
-    monkeypatch.setattr(measured, "perf_counter_ns", loader.clock)
+    for module in (measured, trials):
+        monkeypatch.setattr(module, "perf_counter_ns", loader.clock)
     found = time_batches(loader.batch, 3.0, prefetched=2 * workers + 1, group=workers)
     batches = found.batch_ns
     rate = 64 * len(batches) / (sum(batches) / 1e9)

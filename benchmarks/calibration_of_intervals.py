@@ -19,7 +19,7 @@ import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
 
-from optpipe.core.bench_record import Change, PairMetric
+from optpipe.core.bench_record import Change, PairMetric, TuningRecord
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LatencySummary,
@@ -581,7 +581,8 @@ def tuned(generator, defaults, noise, gain):
         level = np.exp(noise * generator.standard_normal()) / (gain if options["threads"] == 4 else 1.0)
         return (planted(level, options=options),)
 
-    return tune_options(measured, defaults, (1,), 8, seed=int(generator.integers(2**32))).chosen[1]
+    blank = TuningRecord("", "", int(generator.integers(2**32)))
+    return tune_options(measured, blank, defaults, (1,), 8).chosen[1]
 
 
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {

@@ -147,11 +147,12 @@ class TuningRecord:
     artifact: str
     label: str
     seed: int
-    chosen: Mapping[int, Options]
+    """Of the order of the processes."""
+    chosen: Mapping[int, Options] = field(default_factory=dict)
     """Options by batch size; empty where it was interrupted."""
-    final: Mapping[int, Ratio]
+    final: Mapping[int, Ratio] = field(default_factory=dict)
     """Times of the winner of the races over those of the defaults, by batch size; empty where the defaults won the races."""
-    trials: tuple[TrialRecord, ...]
+    trials: tuple[TrialRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,8 @@ from optpipe.measure.measure import RunContext, measure_load, recover_unfinished
 from optpipe.measure.process import PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.race import (
     FINAL_ROUNDS,
-    Tuning,
     choose_tuning_sizes,
     find_nearest_options,
-    record_from_tuning,
     tune_options,
 )
 from optpipe.measure.search import (
@@ -53,6 +51,7 @@ from optpipe.measure.session_plan import (
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.percentiles import count_samples_needed
+from optpipe.stats.ratio import Order
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.runs import MANIFEST, OpenRun, Run, begin_run, finish_run, write_bytes
 from optpipe.workspace.store import Store
@@ -107,7 +106,7 @@ class BenchSubject:
         first = next(iter(self.sessions))
         if plan.tune:
             tuning = self._tuned(choose_tuning_sizes(sizes), first)
-            tunings.append(record_from_tuning(self.artifact.entry.id, self.artifact.label, tuning))
+            tunings.append(tuning)
             if running.interrupted:  # what was not tried cannot lose
                 return
             options = {size: dict(each) for size, each in tuning.chosen.items()}
@@ -179,7 +178,7 @@ class BenchSubject:
         )
         self.points = [(self.best_rate.load, options)] if self.best_rate else []
 
-    def _tuned(self, sizes: Sequence[int], length: int | None) -> Tuning:
+    def _tuned(self, sizes: Sequence[int], length: int | None) -> TuningRecord:
         quick = replace(
             self.running.plan.load, length=length,
             scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=0.5, max_seconds=5.0,
@@ -196,7 +195,8 @@ class BenchSubject:
 
         cpus = len(self.running.plan.affinity or ()) or count_cores()
         self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # of a race's length nobody knows
-        return tune_options(measured, self.defaults, sizes, cpus, fixed=self.given, seed=randbits(32))
+        blank = TuningRecord(self.artifact.entry.id, self.artifact.label, randbits(32))
+        return tune_options(measured, blank, self.defaults, sizes, cpus, self.given)
 
     def _one(
         self, workers: "_Workers", load: LoadSpec, options: Options, *, trial: bool = False, second_stage: bool = False
@@ -345,12 +345,12 @@ def _measure_and_finish(
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
-    """The processes after the first, subjects in turn; more of them where an interval is to be reached, decided once."""
-    plan = running.plan
+    """The processes after the first, in rounds of all subjects; more of them where an interval is to be reached, decided once."""
+    plan, order = running.plan, Order(running.plan.seed)
     for subject in subjects:
         subject.expect(plan.processes - 1)
     for _ in range(1, plan.processes):
-        for subject in subjects:
+        for subject in order.draw(subjects):
             subject.repeat()
     if plan.interval is None or running.interrupted:
         return
@@ -362,7 +362,7 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     for subject in subjects:
         subject.expect(min(more, most))
     for _ in range(min(more, most)):
-        for subject in subjects:
+        for subject in order.draw(subjects):
             subject.repeat(second_stage=True)
 
 

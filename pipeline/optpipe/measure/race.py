@@ -12,7 +12,7 @@ fastest build is lost in 0.5 % of races, at 11 % in 13 %, which costs 1 % of tim
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log, log2
 
 from optpipe.core.bench_record import Change, Ratio, TrialRecord, TuningRecord
@@ -185,27 +185,6 @@ FINAL_CONFIDENCE = 0.97
 stay in at least 95 of 100 tunings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Options that were tried, with what they gave at each batch size in each round."""
-
-    options: Options
-    measurements: tuple[Measurement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What was tried, and what is used at each batch size."""
-
-    trials: tuple[Trial, ...]
-    chosen: Mapping[int, Options] = field(default_factory=dict)
-    """Options by batch size; empty where it was interrupted."""
-    final: Mapping[int, Ratio] = field(default_factory=dict)
-    """Times of the winner of the races over those of the defaults, by batch size; empty where the defaults won the races."""
-    seed: int = 0
-    """Of the order of the processes."""
-
-
 def list_choices(cpus: int) -> dict[str, tuple[bool | int | str, ...]]:
     """The values worth trying, by option; a test checks the names against what the backends' sessions take.
 
@@ -237,12 +216,12 @@ def list_alternatives(
 
 def tune_options(
     measure: Callable[[Options], tuple[Measurement, ...]],
+    blank: TuningRecord,
     defaults: Options,
     sizes: Sequence[int],
     cpus: int,
     fixed: Container[str] = (),
-    seed: int = 0,
-) -> Tuning:
+) -> TuningRecord:
     """The fastest runtime options of an artifact here: each option's values race with the best so far in the others (Birattari et al.,
     GECCO 2002), and the winner is compared with the defaults in rounds of its own.
 
@@ -250,21 +229,22 @@ def tune_options(
     outputs cannot win; a short trial that is INVALID for noise counts. Options that change the arithmetic (TF32) are never touched.
 
     `measure` loads the artifact with some options in a fresh process and measures all batch `sizes`. What is `fixed` was
-    asked for and stays.
+    asked for and stays. The result is `blank`, which has the seed of the order, with what was tried and chosen.
     """
-    tried = _Tried(measure, sizes, Order(seed))
+    tried = _Tried(measure, sizes, Order(blank.seed))
     best: Options = dict(defaults)
     try:
         for name, values in list_alternatives(defaults, cpus, fixed).items():
             best = tried.race([best, *({**best, name: value} for value in values)])
         if best == dict(defaults):
-            trials = tried.trials or (Trial(dict(defaults), tuple(measure(defaults))),)
-            return Tuning(trials, {size: dict(defaults) for size in sizes}, seed=seed)
+            if not tried.trials:
+                tried.measure(defaults)
+            return replace(blank, trials=tried.trials, chosen={size: dict(defaults) for size in sizes})
         final = tried.compare(dict(defaults), best)
     except _Interrupted:
-        return Tuning(tried.trials, seed=seed)
+        return replace(blank, trials=tried.trials)
     chosen = {size: best if _clearly_faster(final.get(size)) else dict(defaults) for size in sizes}
-    return Tuning(tried.trials, chosen, final, seed)
+    return replace(blank, trials=tried.trials, chosen=chosen, final=final)
 
 
 class _Interrupted(Exception):
@@ -281,8 +261,19 @@ class _Tried:
         self._found: list[tuple[Options, list[Measurement]]] = []
 
     @property
-    def trials(self) -> tuple[Trial, ...]:
-        return tuple(Trial(options, tuple(found)) for options, found in self._found)
+    def trials(self) -> tuple[TrialRecord, ...]:
+        return tuple(trial_from_measurements(options, found) for options, found in self._found)
+
+    def measure(self, options: Options) -> tuple[Measurement, ...]:
+        """One more trial of these options. Raises _Interrupted where it was cut off."""
+        measured = self._measure(options)
+        known = next((found for seen, found in self._found if seen == options), None)
+        if known is None:
+            self._found.append((dict(options), known := []))
+        known += measured
+        if any(each.interrupted for each in measured):
+            raise _Interrupted
+        return measured
 
     def race(self, contenders: list[Options]) -> Options:
         """The one of `contenders` with the most throughput over all sizes; the first unless another has MIN_TUNING_GAIN more."""
@@ -313,16 +304,9 @@ class _Tried:
 
     def _measure_times(self, options: Options) -> dict[int, float]:
         """Seconds per image by batch size of one more trial; without those that have no figures or are not `is_usable`."""
-        measured = self._measure(options)
-        known = next((found for seen, found in self._found if seen == options), None)
-        if known is None:
-            self._found.append((dict(options), known := []))
-        known += measured
-        if any(each.interrupted for each in measured):
-            raise _Interrupted
         return {
             each.load.batch_size: 1 / each.throughput_images_per_s.value
-            for each in measured
+            for each in self.measure(options)
             if has_figures(each) and each.throughput_images_per_s and is_usable(each)
         }
 
@@ -351,21 +335,15 @@ def choose_tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
 
 
-def record_from_tuning(artifact: str, label: str, tuning: Tuning) -> TuningRecord:
-    """What was tried and chosen, for `tuning.json`."""
-    trials = tuple(_record_from_trial(trial) for trial in tuning.trials)
-    return TuningRecord(artifact, label, tuning.seed, tuning.chosen, tuning.final, trials)
-
-
-def _record_from_trial(trial: Trial) -> TrialRecord:
+def trial_from_measurements(options: Options, measurements: Sequence[Measurement]) -> TrialRecord:
     """Figures, verdicts and reasons by batch size, in the order of the rounds."""
     by_size: dict[int, list[Measurement]] = {}
-    for each in trial.measurements:
+    for each in measurements:
         by_size.setdefault(each.load.batch_size, []).append(each)
     rates = {size: [each.throughput_images_per_s for each in found] for size, found in by_size.items()}
     codes = {size: {reason.code for each in found for reason in each.reasons} for size, found in by_size.items()}
     return TrialRecord(
-        trial.options,
+        options,
         {size: tuple(rate.value if rate else None for rate in found) for size, found in rates.items()},
         {size: tuple(each.verdict for each in found) for size, found in by_size.items()},
         {size: tuple(sorted(found)) for size, found in codes.items()},

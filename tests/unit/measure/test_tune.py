@@ -8,6 +8,7 @@ from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
+from optpipe.core.bench_record import TuningRecord
 from optpipe.core.measurement import Reason, Subject
 from optpipe.measure.race import list_alternatives, list_choices, tune_options
 
@@ -34,7 +35,7 @@ def tuned(latency, reasons=lambda _options: (), fixed=(), noise=0.0, seed=0):
         level = np.exp(noise * generator.standard_normal())
         return tuple(planted(subject, size, level * latency(options, size), reasons=invalid) for size in SIZES)
 
-    return tune_options(measured, DEFAULTS, SIZES, 4, fixed, seed)
+    return tune_options(measured, TuningRecord("a", "a", seed), DEFAULTS, SIZES, 4, fixed)
 
 
 def test_tuning_finds_the_fastest_and_nothing_outside_the_choices():
@@ -61,7 +62,7 @@ def test_every_trial_has_its_own_options_and_what_was_asked_for_stays():
 
 def test_what_lags_behind_is_not_started_again():
     found = tuned(lambda options, size: size * (2.0 if options["threads"] else 1.0))
-    tried = {trial.options["threads"]: len(trial.measurements) // len(SIZES) for trial in found.trials}
+    tried = {trial.options["threads"]: len(trial.verdicts[1]) for trial in found.trials}
     assert [tried[threads] for threads in (1, 2, 4)] == [1, 1, 1]
 
 
@@ -85,7 +86,7 @@ def test_nothing_is_chosen_of_an_interrupted_tuning():
         stopped = replace(planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0), interrupted=True)
         return (stopped,)
 
-    assert tune_options(measured, DEFAULTS, (1,), 4).chosen == {}
+    assert tune_options(measured, TuningRecord("a", "a", 0), DEFAULTS, (1,), 4).chosen == {}
 
 
 def test_without_anything_to_try_the_defaults_are_used():

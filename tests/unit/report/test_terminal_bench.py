@@ -17,13 +17,14 @@ from optpipe.core.bench_record import (
     PairedComparison,
     PairMetric,
     Ratio,
+    TuningRecord,
     UnjudgedPoint,
 )
 from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import InputPool, LoadSpec, Reason, Subject, Validity
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
-from optpipe.measure.race import Trial, Tuning, record_from_tuning
+from optpipe.measure.race import trial_from_measurements
 from optpipe.report.terminal_bench import render_bench, render_pair
 
 SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)
@@ -125,10 +126,10 @@ def test_a_pair_is_answered_in_words():
 def test_options_that_give_wrong_outputs_are_named():
     wrong = Reason("wrong-output", "a timed output is wrong", "choose another", invalidates=True)
     trials = [
-        Trial({"nhwc": nhwc}, tuple(planted(SUBJECT, size, 1.0, reasons=found) for size in (1, 64)))
+        trial_from_measurements({"nhwc": nhwc}, [planted(SUBJECT, size, 1.0, reasons=found) for size in (1, 64)])
         for nhwc, found in ((True, ()), (False, (wrong,)))
     ]
-    tuning = Tuning(tuple(trials), {1: {"nhwc": True}, 64: {"nhwc": True}})
-    record = record_from_tuning("a", "onnxruntime fp16 (cuda)", tuning)
+    chosen: dict[int, dict[str, bool | int | str]] = {size: {"nhwc": True} for size in (1, 64)}
+    record = TuningRecord("a", "onnxruntime fp16 (cuda)", 0, chosen, {}, tuple(trials))
     assert [each.reasons[64] for each in record.trials] == [(), ("wrong-output",)]
     assert_golden(table_of(row(1, 0.5), tuning=(record,)), "bench-tuned.txt")

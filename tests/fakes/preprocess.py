@@ -16,7 +16,7 @@ from optpipe.preprocess.parity.records import (
 )
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
 from optpipe.preprocess.throughput import BatchTimes, LoaderPlan, Throughput, ThroughputJob
-from optpipe.preprocess.tuning import TunedPreprocessing
+from optpipe.preprocess.tuning import record_from_throughputs
 
 CPU = DaliPlan()
 
@@ -53,7 +53,7 @@ def preprocess_record(plan=CPU, *, proof=None, images=800, trained=True, tuned=T
         pipeline=PipelineRecord("ab12", "/store/1/model.dali", "0123456789abcdef", plan, ({"step": "decode"},)),
         images=ImagesRecord("/images", images, (RefusedImage("/images/bad.png", "truncated"),)),
         parity=parity,
-        throughput=tuned_preprocessing(plan).summarize() if tuned else None,
+        throughput=tuned_preprocessing(plan) if tuned else None,
         verdict=proof.verdict,
         run_dir="/runs/preprocess-1",
     )
@@ -71,4 +71,4 @@ def tuned_preprocessing(plan):
     dali, decode = (ThroughputJob(name, (), {}, 1.0, plan=plan) for name in ("dali", "dali-decode"))
     tried = throughput(loaders[0], 20), throughput(loaders[1], error="out of memory"), throughput(dali, 10)
     winners = throughput(loaders[0], 20, 22), throughput(dali, 10, 11), throughput(decode, 8)
-    return TunedPreprocessing(tried, *winners, plan, "1 workers not tried: 2 reached 0.60 of the best")
+    return record_from_throughputs(tried, *winners, "1 workers not tried: 2 reached 0.60 of the best")

@@ -28,8 +28,8 @@ from optpipe.preprocess.parity.pixels import save_side_by_side
 from optpipe.preprocess.parity.proof import PredictionDecoder, open_prediction_decoder
 from optpipe.preprocess.parity.records import RefusedImage
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
-from optpipe.preprocess.throughput import warm_page_cache, warn_about_other_load
-from optpipe.preprocess.tuning import TunedPreprocessing, TuningSearch, tune_preprocessing
+from optpipe.preprocess.throughput import Throughput, ThroughputTuning, warm_page_cache, warn_about_other_load
+from optpipe.preprocess.tuning import TuningSearch, tune_preprocessing
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.runs import finish_run, open_run, write_bytes, write_parquet
@@ -90,10 +90,12 @@ def derive_preprocessing(
     images, labels = choose_images(card, given, *which, listener)
     trained = exported.info.weights.trained
     decoder = open_prediction_decoder(card, images, listener) if trained else None
-    speed, plan = None, request.plan
+    speed: ThroughputTuning | None = None
+    times: tuple[Throughput, ...] = ()
+    plan = request.plan
     if request.throughput:
-        speed = _measure_throughput(images, transform, request, listener)
-        plan = speed.plan  # what is proven and stored is what was found fastest
+        speed, times = _measure_throughput(images, transform, request, listener)
+        plan = speed.dali.plan or plan  # what is proven and stored is what was found fastest
     with listener.step("pipeline") as step:
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
@@ -104,8 +106,8 @@ def derive_preprocessing(
         write_parquet(run.path / ROWS, proof.rows)
         worst = enumerate(proof.worst, 1)
         saved = tuple(save_side_by_side(run.path / f"worst-{rank}.png", each, transform) for rank, each in worst)
-        if speed is not None:
-            _write_batch_times(run.path / "throughput.parquet", speed)
+        if times:
+            _write_batch_times(run.path / "throughput.parquet", times)
         pipeline, sha256 = artifact.file(PIPELINE), artifact.sha256(PIPELINE)
         unreadable = tuple(RefusedImage(each.path.name, each.reason) for each in images.unreadable)
         record = PreprocessRecord(
@@ -115,7 +117,7 @@ def derive_preprocessing(
             pipeline=PipelineRecord(artifact.id, pipeline.name, sha256, plan, tuple(transform.to_dict()["steps"])),
             images=ImagesRecord(images.folder.name, len(images.paths), unreadable, images.left_out),
             parity=replace(proof.record, worst=saved),
-            throughput=speed.summarize() if speed else None,
+            throughput=speed,
             verdict=proof.record.proof.verdict,
             run_dir=run.run_id,
             task=card.task,
@@ -134,15 +136,15 @@ def derive_preprocessing(
 
 def _measure_throughput(
     images: ImageFolder, transform: Transform, request: PreprocessRequest, listener: Listener
-) -> TunedPreprocessing:
+) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
     warm_page_cache(images.paths)
     search = TuningSearch(
         images.paths, transform, request.plan, count_cores(), request.seconds, listener, request.fixed
     )
-    speed = tune_preprocessing(search)
+    speed, times = tune_preprocessing(search)
     for each in (speed.dataloader, speed.dali):
-        warn_about_other_load(each.other_cpu_cores, each.job.implementation, listener)
-    return speed
+        warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
+    return speed, times
 
 
 def _prove_on_model(
@@ -271,13 +273,13 @@ def _warn_about_differences(proof: Parity, listener: Listener) -> None:
         )
 
 
-def _write_batch_times(path: Path, speed: TunedPreprocessing) -> None:
-    """Raw times of every batch; `row` counts the configurations that were tried, then the three measured anew."""
+def _write_batch_times(path: Path, measured: Sequence[Throughput]) -> None:
+    """Raw times of every batch; `row` counts the configurations that were tried, then the three measured again."""
     import polars as pl
 
     rows = [
         {"row": row, "implementation": each.job.implementation, "reader_ns": reader, "batch_ns": batch}
-        for row, each in enumerate((*speed.tried, speed.dataloader, speed.dali, speed.decode_only))
+        for row, each in enumerate(measured)
         for times in each.repeats
         for reader, batch in zip(times.reader_ns, times.batch_ns, strict=True)
     ]

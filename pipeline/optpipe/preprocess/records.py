@@ -8,7 +8,7 @@ from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.preprocess.parity.records import ParityRecord, RefusedImage
-from optpipe.preprocess.throughput import TuningRecord
+from optpipe.preprocess.throughput import ThroughputTuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PreprocessRecord:
     pipeline: PipelineRecord
     images: ImagesRecord
     parity: ParityRecord
-    throughput: TuningRecord | None
+    throughput: ThroughputTuning | None
     verdict: Verdict
     """Of the parity proof; speed is reported, not judged."""
     run_dir: str

@@ -188,8 +188,8 @@ class ThroughputRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TuningRecord:
-    """The configurations that were tried, and the fastest of each kind measured anew, in turn."""
+class ThroughputTuning:
+    """The configurations that were tried, and the fastest of each kind measured again, in rounds."""
 
     tried: tuple[ThroughputRecord, ...]
     dataloader: ThroughputRecord
@@ -202,6 +202,8 @@ class TuningRecord:
     """DALI over its decoding alone."""
     left_out: str | None
     """What was not tried, and why."""
+    seed: int = 0
+    """Of the order in which the fastest were measured again."""
 
 
 THROUGHPUT_WORKER = "optpipe.preprocess.throughput_worker"

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from secrets import randbits
 
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
@@ -13,12 +15,13 @@ from optpipe.preprocess.throughput import (
     LoaderPlan,
     Throughput,
     ThroughputJob,
-    TuningRecord,
+    ThroughputTuning,
     compute_ratio_interval,
     make_dali_job,
     make_loader_job,
     measure_throughputs,
 )
+from optpipe.stats.ratio import alternate
 
 LOADER_BATCH = 64
 """Larger batches make the DataLoader no faster and its rounds longer: each worker makes whole batches."""
@@ -28,36 +31,9 @@ LOADS = (1.0, 0.9)
 """Shares of the hardware JPEG decoder worth trying; less makes the SMs the limit (0.65: 10 % slower, 0: a third)."""
 CPU_SHARES = (0.125, 0.25)
 """Shares that the CPU's cores may take off a hardware decoder that is the limit."""
+ROUNDS = 2
 QUICK = 0.5
 """Measuring time while searching, of what the winners get."""
-
-
-@dataclass(frozen=True, slots=True)
-class TunedPreprocessing:
-    """Every configuration that was tried, the winners measured anew, and decoding alone beside them."""
-
-    tried: tuple[Throughput, ...]
-    dataloader: Throughput
-    dali: Throughput
-    decode_only: Throughput
-    plan: DaliPlan
-    left_out: str | None = None
-    """What was not tried, and why."""
-
-    def summarize(self) -> TuningRecord:
-        """What is stored and shown of it."""
-        ours, theirs = self.dali.compute_interval(), self.dataloader.compute_interval()
-        rate, other = self.dali.images_per_s, self.dataloader.images_per_s
-        return TuningRecord(
-            tuple(each.summarize() for each in self.tried),
-            self.dataloader.summarize(),
-            self.dali.summarize(),
-            self.decode_only.summarize(),
-            speedup=rate / other,
-            speedup_ci=compute_ratio_interval(rate, ours, other, theirs) if ours and theirs else None,
-            share_of_decode_only=rate / self.decode_only.images_per_s,
-            left_out=self.left_out,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +52,19 @@ class TuningSearch:
     """Fields that are as `plan` has them in every pipeline that is tried."""
 
 
-def tune_preprocessing(search: TuningSearch) -> TunedPreprocessing:
+def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
     """Sweeps workers from all cores down, then where to decode, who takes which share of it, and threads.
 
+    Also the raw times of all that was tried, in that order, then of the DataLoader, DALI and decoding alone, measured again.
     What fails (out of memory, say) is a row with its reason; raises StageError where nothing of a kind worked.
     """
     loaders, left_out = _try_loaders(search)
     found = _try_pipelines(search)
-    best = max(found, key=lambda each: found[each].images_per_s)
+    plan = max(found, key=lambda each: found[each].images_per_s)
     loader = max(loaders, key=lambda row: row.images_per_s)
-    return _measure_in_turn(search, best, loader, (*loaders, *found.values()), left_out)
+    seed = randbits(32)
+    tried, again = (*loaders, *found.values()), _measure_again(search, plan, loader, seed)
+    return record_from_throughputs(tried, *again, left_out, seed), (*tried, *again)
 
 
 def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
@@ -133,22 +112,50 @@ def _try_pipelines(search: TuningSearch) -> dict[DaliPlan, Throughput]:
     return tried
 
 
-def _measure_in_turn(
-    search: TuningSearch, plan: DaliPlan, loader: Throughput, rows: tuple[Throughput, ...], left_out: str | None
-) -> TunedPreprocessing:
-    """The winners again, DALI's between those of the loader, so that drift of the machine hits both alike."""
+def _measure_again(
+    search: TuningSearch, plan: DaliPlan, loader: Throughput, seed: int
+) -> tuple[Throughput, Throughput, Throughput]:
+    """DataLoader, DALI and DALI's decoding alone, in rounds, so that drift of the machine hits all alike."""
     again = replace(loader.job, seconds=search.seconds, patience=PATIENCE)
     ours = make_dali_job(search.paths, search.transform, plan, search.seconds)
     decode = make_dali_job(search.paths, search.transform, plan, search.seconds, decode_only=True)
-    kinds: dict[str, list[Throughput]] = {"dataloader": [], "dali": [], "dali-decode": []}
-    order = ([again], [ours, decode, ours], [again])
-    with search.listener.step("both, interleaved", total=sum(map(len, order))) as step:
-        for jobs in order:
+    with search.listener.step("both, interleaved", total=3 * ROUNDS) as step:
+
+        def measure(*jobs: ThroughputJob) -> list[Throughput]:
+            found = []
             for row in measure_throughputs(jobs):
-                kinds[row.job.implementation].append(row)
+                found.append(row)
                 step.advance()
-    merged = {name: merge_repeats(found) for name, found in kinds.items()}
-    return TunedPreprocessing(rows, merged["dataloader"], merged["dali"], merged["dali-decode"], plan, left_out)
+            return found
+
+        found = alternate({"loader": partial(measure, again), "dali": partial(measure, ours, decode)}, ROUNDS, seed)
+    loaders, pipelines, decoders = ([rows[0] for rows in found["loader"]], *zip(*found["dali"], strict=True))
+    return merge_repeats(loaders), merge_repeats(pipelines), merge_repeats(decoders)
+
+
+def record_from_throughputs(
+    tried: Sequence[Throughput],
+    dataloader: Throughput,
+    dali: Throughput,
+    decode_only: Throughput,
+    left_out: str | None = None,
+    seed: int = 0,
+) -> ThroughputTuning:
+    """What is stored and shown of a tuning."""
+    ours, theirs, rate, other = (
+        dali.compute_interval(), dataloader.compute_interval(), dali.images_per_s, dataloader.images_per_s
+    )  # fmt: skip
+    return ThroughputTuning(
+        tuple(each.summarize() for each in tried),
+        dataloader.summarize(),
+        dali.summarize(),
+        decode_only.summarize(),
+        speedup=rate / other,
+        speedup_ci=compute_ratio_interval(rate, ours, other, theirs) if ours and theirs else None,
+        share_of_decode_only=rate / decode_only.images_per_s,
+        left_out=left_out,
+        seed=seed,
+    )
 
 
 def shorten_job(job: ThroughputJob) -> ThroughputJob:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from optpipe.preprocess.parity.records import EdgeCaseFile, ParityRecord, Proof
     from optpipe.preprocess.records import PreprocessRecord
-    from optpipe.preprocess.throughput import ThroughputRecord, TuningRecord
+    from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning
 
 
 def render_preprocess(record: "PreprocessRecord") -> RenderableType:
@@ -90,7 +90,7 @@ def _format_edge_cases(files: "Sequence[EdgeCaseFile]") -> str:
     return text
 
 
-def _render_throughput(tuning: "TuningRecord", images: int) -> Table:
+def _render_throughput(tuning: "ThroughputTuning", images: int) -> Table:
     table = make_table("", "device", "threads", right=("images/s", "95 % interval", "reader_cost", "batch_cost"))
     for each in tuning.tried:
         table.add_row(*_format_throughput_row(each), style="dim")

@@ -23,7 +23,7 @@ from optpipe.preprocess.throughput import (
     LoaderPlan,
     Throughput,
     ThroughputJob,
-    TuningRecord,
+    ThroughputTuning,
     make_dali_job,
     make_loader_job,
     measure_throughputs,
@@ -64,8 +64,8 @@ def test_repetitions_are_put_together_and_widen_the_interval():
 
 
 def test_a_record_is_read_back_as_it_was_written():
-    tuned = tuned_preprocessing(DaliPlan(threads=3)).summarize()
-    assert record_from_json(json_from_record(tuned), TuningRecord, "here") == tuned
+    tuned = tuned_preprocessing(DaliPlan(threads=3))
+    assert record_from_json(json_from_record(tuned), ThroughputTuning, "here") == tuned
 
 
 @pytest.mark.slow
@@ -118,41 +118,40 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
         return rate - (0 if plan.prefetch == 2 else 900)
 
     simulated(monkeypatch, dali, lambda workers: 100 + 50 * workers if workers <= 8 else 450)
-    found = tune_preprocessing(
+    found, _ = tune_preprocessing(
         TuningSearch([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, SilentListener())
     )
-    assert (found.plan.hw_decoder_load, found.plan.threads, found.plan.prefetch) == (1.0, 4, 2)
-    assert found.plan.cpu_share == 0
-    assert found.dataloader.job.loader.workers == 8
-    assert found.dataloader.job.batch_size == 64
-    record = found.summarize()
-    assert record.speedup == pytest.approx(10_500 / 500)
-    assert record.share_of_decode_only == pytest.approx(0.5)
-    assert record.left_out == "2 workers not tried: 4 reached 0.60 of the best"
+    assert (found.dali.plan.hw_decoder_load, found.dali.plan.threads, found.dali.plan.prefetch) == (1.0, 4, 2)
+    assert found.dali.plan.cpu_share == 0
+    assert found.dataloader.loader.workers == 8
+    assert found.dataloader.loader.batch_size == 64
+    assert found.speedup == pytest.approx(10_500 / 500)
+    assert found.share_of_decode_only == pytest.approx(0.5)
+    assert found.left_out == "2 workers not tried: 4 reached 0.60 of the best"
 
 
 def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):
     simulated(monkeypatch, lambda plan: 10_000 * (1 + plan.cpu_share) + plan.threads, lambda workers: 100 * workers)
-    found = tune_preprocessing(
+    found, _ = tune_preprocessing(
         TuningSearch([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, SilentListener())
     )
-    assert (found.plan.cpu_share, found.plan.threads) == (0.25, 16)
+    assert (found.dali.plan.cpu_share, found.dali.plan.threads) == (0.25, 16)
 
 
 def test_what_was_asked_for_is_not_tuned(monkeypatch):
     asked = DaliPlan(decode="mixed", device="gpu", batch_size=256, threads=3)
     simulated(monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100)
-    found = tune_preprocessing(
+    found, _ = tune_preprocessing(
         TuningSearch([], TRANSFORM, asked, 16, 1.0, SilentListener(), frozenset({"decode", "threads"}))
     )
-    tried = [row.job.plan for row in found.tried if row.job.plan]
+    tried = [row.plan for row in found.tried if row.plan]
     assert {(each.decode, each.threads) for each in tried} == {("mixed", 3)}
 
 
 def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
     simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
-    found = tune_preprocessing(TuningSearch([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, SilentListener()))
-    assert found.plan.threads == 1
+    found, _ = tune_preprocessing(TuningSearch([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, SilentListener()))
+    assert found.dali.plan.threads == 1
     assert {row.error for row in found.tried} == {None, "out of memory"}
 
 

@@ -361,7 +361,7 @@ def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: O
     with old.open() as one, new.open() as other:
         subjects = {"a": (old, one), "b": (new, other)}
         slowest_ns = max(
-            _read_median(side.measure(worker, first, f"{name}-warm")) for name, (side, worker) in subjects.items()
+            read_trial_ns(side.measure(worker, first, f"{name}-warm")) for name, (side, worker) in subjects.items()
         )
         seconds = max(seconds, FEWEST_QUERIES * slowest_ns / 1e9)
         trial = replace(load, min_seconds=seconds, max_seconds=seconds, warm_up_seconds=0.0, max_warm_up_seconds=0.0)
@@ -369,13 +369,13 @@ def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: O
             times = {}
             for name in order.draw("ab"):
                 side, worker = subjects[name]
-                times[name] = log(_read_median(side.measure(worker, trial, f"{name}{turn:03}")))
+                times[name] = log(read_trial_ns(side.measure(worker, trial, f"{name}{turn:03}")))
             logs.append((times["a"], times["b"]))
     before = exp(median(one for one, _ in logs))
     return before, before * exp(median(other - one for one, other in logs))
 
 
-def _read_median(found: Measurement) -> float:
+def read_trial_ns(found: Measurement) -> float:
     """The trial's median; its mean where it has too few queries for one, as with a slow model or a trial that was disturbed."""
     if found.interrupted:
         raise StageError("interrupted before the comparison was complete; nothing is said of the latency")

@@ -27,6 +27,8 @@ from optpipe.workspace.environment import count_cores
 MAX_STANDING_BY = 8
 """Of memory: each holds the libraries' own data, some 300 MB with torch."""
 STOP_SECONDS = 10.0
+FAILURES = ("out-of-memory", "failed", "ended")
+"""Events that end a point without a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,26 @@ class WorkerProcess:
         self._running().send(point)
         return self._listen(point)
 
+    def begin(self, point: Point, seconds: float) -> None:
+        """Puts a point on the worker and returns as it is being measured. Raises StageError where that takes longer than `seconds`."""
+        self._running().send(point)
+        until = monotonic() + seconds
+        while (event := self._event(max(0.0, until - monotonic()))) is None or event.kind != "measuring":
+            if event is None:
+                raise StageError(f"a worker did not respond within {seconds:.0f} s")
+            if event.kind in FAILURES:
+                raise StageError(self._failed(point, event, []).message)
+
+    def signal(self, number: int) -> None:
+        """Sends the process a signal. Raises StageError where it has ended."""
+        if not self.alive:
+            raise StageError(self._last_words(self._running().process.wait()))
+        self._running().process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends the process whatever it does."""
+        self._running().process.kill()
+
     def _listen(self, point: Point) -> PointResult:
         rows: list[MachineRow] = []
         sampler: MachineSampler | None = self._sampler()
@@ -218,7 +240,7 @@ class WorkerProcess:
                 return PointResult(point, event.report, rows=tuple(rows), interrupted=stopped)
             elif event and deadline is not None:
                 return PointResult(point, None, rows=tuple(rows), interrupted=True)
-            elif event and kind in ("out-of-memory", "failed", "ended"):
+            elif event and kind in FAILURES:
                 return self._failed(point, event, rows)
             if deadline is not None and monotonic() > deadline:
                 self._running().process.kill()

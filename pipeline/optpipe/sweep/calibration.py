@@ -33,8 +33,7 @@ def calibrate_host(
         if artifact is None:
             with listener.step(f"build {cell.recipe.label}"):
                 artifact = _build(cell, mine[0], store)
-        size = cell.load.batch_size
-        return measure_neighbor_effect(artifact, cell.recipe.label, size, mine, store, listener, rounds=rounds)
+        return measure_neighbor_effect(artifact, cell.load.batch_size, mine, store, listener, rounds=rounds)
 
 
 def _build(cell: Cell, slot: Slot, store: Store) -> str:

@@ -7,21 +7,25 @@ gives one ratio, Student's t over rounds its interval. A stopped neighbor keeps 
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from math import inf
 from pathlib import Path
-from random import Random
-from time import monotonic, sleep
+from secrets import randbits
 
 from optpipe.core.bench_record import Ratio
-from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
+from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import json_from_record, read_record
-from optpipe.stats.ratio import ratio_from_rounds
+from optpipe.measure.pair import TrialSubject, read_trial_ns
+from optpipe.measure.process import WorkerPool
+from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.measure.worker.plan import Point
+from optpipe.models.artifacts.lookup import find_artifacts
+from optpipe.stats.ratio import alternate, ratio_from_rounds
 from optpipe.sweep.slots import Slot, name_host
 from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.store import Store
@@ -30,6 +34,7 @@ HOSTS = "hosts"
 """Folder of the workspace with what is known of each host."""
 TOLERATED = 0.02
 """A larger effect makes figures taken side by side incomparable with figures taken alone."""
+WINDOW_S = 1.0
 READY_S = 300.0
 
 
@@ -82,119 +87,47 @@ def _path(workspace: Path, slot: Slot) -> Path:
     return workspace / HOSTS / f"{name_neighborhood(slot)}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """What a probing process is told: `python -m optpipe.sweep.probe PROBE.json`."""
-
-    workspace: str
-    artifact: str
-    batch_size: int
-    cpus: tuple[int, ...]
-    window_s: float
-    busy: bool
-    """Whether it only keeps its GPU busy until it is ended."""
-
-
 def measure_neighbor_effect(
-    artifact: str,
-    label: str,
-    batch_size: int,
-    slots: Sequence[Slot],
-    store: Store,
-    listener: Listener,
-    *,
-    rounds: int = 10,
-    window_s: float = 1.0,
-    seed: int = 0,
+    artifact: str, batch_size: int, slots: Sequence[Slot], store: Store, listener: Listener, *, rounds: int = 10
 ) -> NeighborEffect:
-    """Measures it on two slots or more and stores it. Raises StageError where a probe dies."""
-    probe = Probe(str(store.workspace), artifact, batch_size, (), window_s, busy=False)
-    alone: list[float] = []
-    beside: list[float] = []
-    draw = Random(seed)  # an order, not a secret
+    """Measures it on two slots or more and stores it. Raises StageError where a worker dies."""
+    (found,) = find_artifacts(artifact, store)
+    load = LoadSpec(batch_size, percentile=50.0, min_seconds=WINDOW_S, max_seconds=WINDOW_S, cache_probes=0)
+    trial, seed = replace(load, warm_up_seconds=0.0, max_warm_up_seconds=0.0), randbits(32)
     with store.scratch("neighbors") as scratch, ExitStack() as stack:
+        session, context = prepare_session(found, BenchPlan(load), store, scratch / "inputs", scratch)
+        about = subject_from_artifact(found, found.resolve_effective_options({}))
+        subjects = [
+            TrialSubject(session, stack.enter_context(_open_pool(slot, scratch / f"slot{at}")), context, about)
+            for at, slot in enumerate(slots)
+        ]
         with listener.step("load the artifact on every slot"):
-            subject = stack.enter_context(_probing(probe, slots[0], scratch, 0))
-            others = [
-                stack.enter_context(_probing(replace(probe, busy=True), slot, scratch, at))
-                for at, slot in enumerate(slots[1:], start=1)
-            ]
-            for one in (subject, *others):
-                one.wait_until_ready()
-        with listener.step("neighbor effect", total=rounds) as step:
-            for _ in range(rounds):
-                for busy in draw.sample((True, False), 2):
-                    for other in others:
-                        other.signal(signal.SIGCONT if busy else signal.SIGSTOP)
-                    (beside if busy else alone).append(subject.measure())
+            measured, *others = (stack.enter_context(each.open()) for each in subjects)
+            subjects[0].measure(measured, load, "warm-up")
+            for at, other in enumerate(others):
+                stack.callback(other.kill)  # it has no end, and may be stopped
+                forever = replace(load, min_seconds=inf, max_seconds=inf)
+                other.begin(Point(f"busy{at}", str(scratch / f"busy{at}.spool"), forever), READY_S)
+        with listener.step("neighbor effect", total=2 * rounds) as step:
+
+            def measure(*, busy: bool) -> float:
+                for other in others:
+                    other.signal(signal.SIGCONT if busy else signal.SIGSTOP)
+                value = read_trial_ns(subjects[0].measure(measured, trial, f"busy-{busy}"))
                 step.advance()
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    found = NeighborEffect(
-        name_host(), slots[0].fingerprint, artifact, label, batch_size, len(slots),
-        ratio_from_rounds(alone, beside), tuple(alone), tuple(beside), now, seed,
+                return value
+
+            times = alternate(
+                {"alone": partial(measure, busy=False), "beside": partial(measure, busy=True)}, rounds, seed
+            )
+    effect = NeighborEffect(
+        name_host(), slots[0].fingerprint, artifact, found.label, batch_size, len(slots),
+        ratio_from_rounds(times["alone"], times["beside"]), tuple(times["alone"]), tuple(times["beside"]),
+        datetime.now(UTC).isoformat(timespec="seconds"), seed,
     )  # fmt: skip
-    write_bytes(_path(store.workspace, slots[0]), json_from_record(found))
-    return found
+    write_bytes(_path(store.workspace, slots[0]), json_from_record(effect))
+    return effect
 
 
-class _Probing:
-    """A probing process."""
-
-    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
-        self._process, self._log = process, log
-
-    def wait_until_ready(self) -> None:
-        self._read(READY_S)
-
-    def measure(self) -> float:
-        """Median time per query of one window, in ns."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("measure\n")
-        self._process.stdin.flush()
-        return float(self._read(READY_S))
-
-    def signal(self, number: int) -> None:
-        if self._process.poll() is not None:
-            raise StageError(self._explain())
-        self._process.send_signal(number)
-
-    def _read(self, limit_s: float) -> str:
-        import select
-
-        assert self._process.stdout is not None
-        deadline = monotonic() + limit_s
-        while monotonic() < deadline:
-            if select.select([self._process.stdout], [], [], 1.0)[0]:
-                if line := self._process.stdout.readline():
-                    return line.strip()
-                sleep(0.1)
-                raise StageError(self._explain())
-        raise StageError(f"a probe did not respond within {limit_s:.0f} s")
-
-    def _explain(self) -> str:
-        words = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"the probe of the neighbor effect ended: {words[-1][:240] if words else 'no output'}"
-
-
-@contextmanager
-def _probing(probe: Probe, slot: Slot, scratch: Path, number: int) -> Iterator[_Probing]:
-    path, log = scratch / f"probe{number}.json", scratch / f"probe{number}.log"
-    write_bytes(path, json_from_record(replace(probe, cpus=slot.cpus)))
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "optpipe.sweep.probe", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu or ""},
-            start_new_session=True,
-        )
-    try:
-        yield _Probing(process, log)
-    finally:
-        process.kill()  # also ends one that is stopped
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream:
-                stream.close()
+def _open_pool(slot: Slot, folder: Path) -> WorkerPool:
+    return WorkerPool(folder, slot.cpus, environment={**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu or ""})

@@ -88,7 +88,7 @@ def test_who_comes_late_gets_the_arrivals_that_are_past(clock):
     assert next(arrivals) < clock.now - 9_000_000_000
 
 
-@pytest.mark.parametrize(("level", "steady"), [(lambda _: 1.0, True), (lambda at: 1 + at / 20, False)])
+@pytest.mark.parametrize(("level", "steady"), [(lambda _: 1.0, True), (lambda at: 1.02**at, False)])
 def test_a_warm_up_ends_when_windows_agree_or_the_time_is_up(clock, level, steady):
     begun, count = clock.now, 0
 

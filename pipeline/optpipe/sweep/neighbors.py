@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from math import inf
 from pathlib import Path
 from secrets import randbits
 
@@ -36,6 +35,7 @@ TOLERATED = 0.02
 """A larger effect makes figures taken side by side incomparable with figures taken alone."""
 WINDOW_S = 1.0
 READY_S = 300.0
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def measure_neighbor_effect(
             subjects[0].measure(measured, load, "warm-up")
             for at, other in enumerate(others):
                 stack.callback(other.kill)  # it has no end, and may be stopped
-                forever = replace(load, min_seconds=inf, max_seconds=inf)
+                forever = replace(load, min_seconds=DAY_S, max_seconds=DAY_S)
                 other.begin(Point(f"busy{at}", str(scratch / f"busy{at}.spool"), forever), READY_S)
         with listener.step("neighbor effect", total=2 * rounds) as step:
 

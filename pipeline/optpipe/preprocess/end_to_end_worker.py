@@ -8,11 +8,10 @@ Each part is measured alone, in the same process, so that overlap can be judged.
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter_ns, process_time_ns
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +31,7 @@ from optpipe.preprocess.end_to_end import (
     PartRates,
     PredictionCheck,
 )
-from optpipe.preprocess.throughput import PATIENCE, compute_images_per_s
+from optpipe.preprocess.throughput import BatchTimes, compute_images_per_s
 from optpipe.preprocess.throughput_worker import time_batches
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.store import Store
@@ -152,41 +151,19 @@ def open_stream(device: str) -> Iterator[Any]:
         yield stream
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What a loop does in its steady state."""
-
-    images_per_s: float
-    cpu_cores: float
-    """Cores that this process kept busy, user and system."""
-    launch_share: float = 0.0
-    """Share of the time that launching takes."""
-    other_cpu_cores: float = 0.0
-    """Cores that other processes kept busy meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class OverlappedRun:
-    """Preprocessing and inference at the same time."""
-
-    rate: Rate
-    batches: OverlappedBatches
-    predictions: tuple[tuple[int, int], ...]
-    """Index of the file and its best class."""
-
-
-def measure_pipeline_rate(pipeline: Any, plan: DaliPlan, seconds: float) -> Rate:
-    """A pipeline alone."""
+def measure_pipeline(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
+    """Images/s of a pipeline alone."""
 
     def batch() -> int:
         pipeline.run()
         return perf_counter_ns()
 
-    return _run_steady(batch, plan, seconds, plan.prefetch + 1)[0]
+    found = time_batches(batch, seconds, plan.prefetch + 1, patience=1.0)
+    return compute_images_per_s(found.batch_ns, plan.batch_size)
 
 
-def measure_inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> Rate:
-    """An artifact alone, on one batch that lies where DALI would leave it."""
+def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
+    """Images/s of an artifact alone, on one batch that lies where DALI would leave it; and the share of launching in its time."""
     values = np.random.default_rng(0).standard_normal(get_batch_shape(plan, transform))
     tensor: Any = values.astype(transform.pack.dtype)
     if isinstance(consumer, DeviceConsumer):
@@ -205,18 +182,21 @@ def measure_inference_rate(consumer: Consumer, plan: DaliPlan, transform: Transf
             consumer.finish(pending.popleft())
         return now
 
-    rate, batch_ns = _run_steady(batch, plan, seconds, consumer.in_flight + 1, settled=launch_ns.clear)
+    found = time_batches(batch, seconds, consumer.in_flight + 1, patience=1.0)
     while pending:
         consumer.finish(pending.popleft())
-    return replace(rate, launch_share=sum(launch_ns) / sum(batch_ns))
+    launching = sum(launch_ns[found.warm_up_batches :]) / sum(found.batch_ns)
+    return compute_images_per_s(found.batch_ns, plan.batch_size), launching
 
 
-def run_overlapped(pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float) -> OverlappedRun:
-    """The whole path: while the consumer computes, DALI makes the next batches."""
+def run_overlapped(
+    pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float
+) -> tuple[BatchTimes, OverlappedBatches, dict[int, int]]:
+    """The whole path: while the consumer computes, DALI makes the next batches. Last the best class by the index of its file."""
     scheduled: deque[int] = deque()
     pending: deque[Any] = deque()
-    rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "output_ns", "latency_ns")}
-    predictions: list[tuple[int, int]] = []
+    rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "output_ns")}
+    taken: list[tuple[int, dict[int, int]]] = []
 
     def schedule() -> None:
         scheduled.append(perf_counter_ns())
@@ -225,8 +205,7 @@ def run_overlapped(pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: An
     def take() -> None:
         begun, index, launched, outputs = pending.popleft()
         best = consumer.finish(launched)
-        rows["latency_ns"].append(perf_counter_ns() - begun)
-        predictions.extend(zip(index, best.tolist(), strict=True))
+        taken.append((perf_counter_ns() - begun, dict(zip(index, best.tolist(), strict=True))))
         del outputs  # its memory goes back to DALI only now, when the predictions are there
 
     def batch() -> int:
@@ -245,46 +224,19 @@ def run_overlapped(pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: An
         rows["output_ns"].append(perf_counter_ns() - launched)
         return ready
 
-    def settled() -> None:
-        predictions.clear()
-        for values in rows.values():
-            values.clear()
-
     for _ in range(plan.prefetch):
         schedule()
-    queue = plan.prefetch + consumer.in_flight + 1
-    rate, batch_ns = _run_steady(batch, plan, seconds, queue, settled=settled, patience=PATIENCE)
+    found = time_batches(batch, seconds, plan.prefetch + consumer.in_flight + 1)
     while pending:
         take()
-    kept = {name: tuple(values[: len(batch_ns)]) for name, values in rows.items()}
-    return OverlappedRun(rate, OverlappedBatches(batch_ns, **kept), tuple(predictions))
-
-
-def _run_steady(
-    batch: Callable[[], int],
-    plan: DaliPlan,
-    seconds: float,
-    prefetched: int,
-    *,
-    settled: Callable[[], None] | None = None,
-    patience: float = 1.0,
-) -> tuple[Rate, tuple[int, ...]]:
-    """Runs `batch` until its rate is known; also the time of each batch."""
-    begun_ns = 0
-
-    def begin() -> None:
-        nonlocal begun_ns
-        if settled is not None:
-            settled()
-        begun_ns = process_time_ns()
-
-    found = time_batches(batch, seconds, prefetched=prefetched, patience=patience, settled=begin)
-    rate = Rate(
-        compute_images_per_s(found.batch_ns, plan.batch_size),
-        cpu_cores=(process_time_ns() - begun_ns) / sum(found.batch_ns),
-        other_cpu_cores=found.other_cpu_cores,
+    first, count = found.warm_up_batches, len(found.batch_ns)
+    timed = taken[first - consumer.in_flight :]
+    batches = OverlappedBatches(
+        found.batch_ns,
+        tuple(latency for latency, _ in timed[:count]),
+        **{name: tuple(values[first:]) for name, values in rows.items()},
     )
-    return rate, found.batch_ns
+    return found, batches, {index: best for _, predicted in timed for index, best in predicted.items()}
 
 
 CHECKED_PREDICTIONS = 32
@@ -301,27 +253,25 @@ def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
     with open_stream(device) as stream, backend.load(entry.path, entry.info, job.options) as session:
         consumer = consumer_from_session(session, plan, transform, stream)
 
-        def measure_alone() -> tuple[Rate, Rate]:
+        def measure_alone() -> tuple[float, tuple[float, float]]:
             pipeline = make_reading_pipeline(paths, transform, plan)
-            return measure_pipeline_rate(pipeline, plan, part_s), measure_inference_rate(
-                consumer, plan, transform, part_s
-            )
+            return measure_pipeline(pipeline, plan, part_s), measure_inference(consumer, plan, transform, part_s)
 
-        read = measure_pipeline_rate(make_bytes_pipeline(paths, plan), plan, part_s / 2)
-        decoding = make_reading_pipeline(paths, transform, plan, decode_only=True)
-        decode = measure_pipeline_rate(decoding, plan, part_s)
+        read = measure_pipeline(make_bytes_pipeline(paths, plan), plan, part_s / 2)
+        decode = measure_pipeline(make_reading_pipeline(paths, transform, plan, decode_only=True), plan, part_s)
         before = measure_alone()
-        whole = run_overlapped(make_reading_pipeline(paths, transform, plan), consumer, plan, stream, job.seconds)
+        pipeline = make_reading_pipeline(paths, transform, plan)
+        times, batches, predictions = run_overlapped(pipeline, consumer, plan, stream, job.seconds)
         after = measure_alone()
-        check = _check_predictions(whole.predictions, session, paths, transform, plan.batch_size)
+        check = _check_predictions(predictions, session, paths, transform, plan.batch_size)
     # the better of two: a part that was disturbed once must not make the overlap look good
-    preprocess, inference = (max(pair, key=lambda rate: rate.images_per_s) for pair in zip(before, after, strict=True))
+    preprocess, inference = max(before[0], after[0]), max(before[1][0], after[1][0])
     return EndToEndMeasurement(
-        whole.batches,
-        PartRates(read.images_per_s, decode.images_per_s, preprocess.images_per_s, inference.images_per_s),
-        launch_share=min(before[1].launch_share, after[1].launch_share),
-        cpu_share=whole.rate.cpu_cores / count_cores(),
-        other_cpu_cores=whole.rate.other_cpu_cores,
+        batches,
+        PartRates(read, decode, preprocess, inference),
+        launch_share=min(before[1][1], after[1][1]),
+        cpu_share=times.cpu_cores / count_cores(),
+        other_cpu_cores=times.other_cpu_cores,
         handover=consumer.handover,
         environment={name: os.environ.get(name) for name in HARDWARE_QUEUES},
         check=check,
@@ -329,10 +279,9 @@ def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
 
 
 def _check_predictions(
-    predictions: Sequence[tuple[int, int]], session: Session, paths: Sequence[Path], transform: Transform, size: int
+    latest: Mapping[int, int], session: Session, paths: Sequence[Path], transform: Transform, size: int
 ) -> PredictionCheck:
     """Compares predictions of the timed run with those of the reference preprocessing, through the same session."""
-    latest = dict(predictions)
     chosen = sorted(latest)[:: max(1, len(latest) // CHECKED_PREDICTIONS)][:CHECKED_PREDICTIONS]
     name, spec = session.outputs[0].name, session.inputs[0]
     rows = [paths[index] for index in chosen]

@@ -111,6 +111,8 @@ class BatchTimes:
     warm_up_batches: int = 0
     other_cpu_cores: float = 0.0
     """Cores that other processes kept busy meanwhile."""
+    cpu_cores: float = 0.0
+    """Cores that this process kept busy, user and system."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from multiprocessing import active_children
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 from optpipe.core.transform import Transform
@@ -105,23 +105,19 @@ def time_batches(
     *,
     group: int = 1,
     patience: float = PATIENCE,
-    settled: Callable[[], None] | None = None,
 ) -> BatchTimes:
     """Runs `batch`, which returns when its data were there, until the rate is known; counts whole groups of batches.
 
-    A slow or an unsteady one ends after `patience` times the seconds. `settled` is called once, between the warm-up and
-    the measurement, and must not take long.
+    A slow or an unsteady one ends after `patience` times the seconds.
     """
     compute_rate_interval([1] * WINDOWS, 1, 1)  # imports what it needs, which must not fall into the measurement
     calls, done, started = time_calls(batch), 0, perf_counter_ns()
     for done, (_, _, ended) in enumerate(calls, 1):
         if done >= 2 * prefetched and not done % group and ended - started >= WARM_UP_S * 1e9:
             break
-    if settled is not None:
-        settled()
     reader_ns: list[int] = []
     batch_ns: list[int] = []
-    others = _read_others_ticks()
+    others, own_ns = _read_others_ticks(), process_time_ns()
     started = last = perf_counter_ns()
     for _, read, ended in calls:
         reader_ns.append(read - last)
@@ -131,7 +127,8 @@ def time_batches(
             break
     other_ticks = max(0, _read_others_ticks() - others)
     other_cpu_cores = other_ticks / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9)
-    return BatchTimes(tuple(reader_ns), tuple(batch_ns), group, done, other_cpu_cores)
+    cpu_cores = (process_time_ns() - own_ns) / sum(batch_ns)
+    return BatchTimes(tuple(reader_ns), tuple(batch_ns), group, done, other_cpu_cores, cpu_cores)
 
 
 def _read_others_ticks() -> int:

@@ -15,7 +15,7 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Measurement, percent_from_name
 from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
 from optpipe.measure.figures import SENSOR_SHARE
-from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, scatter_from_processes
+from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, split_scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,18 +244,13 @@ def summarize_group(group: ProcessGroup, confidence: float = 0.95) -> Measuremen
             figures[name] = GroupFigure(Estimate(shown.value, note="INVALID"), (shown.value,), None, None)
         elif (found := group.estimate(name, confidence)) is not None:
             values = tuple(each for run in group.list_values(name) for each in run)
-            figures[name] = GroupFigure(found, values, *_split_scatter(group, name, confidence))
+            shown_values = [figure for one in group.valid if (figure := read_figure(one.measurement, name)) is not None]
+            halves = [(each.bounds[1] - each.bounds[0]) / 2 for each in shown_values]
+            scatter = split_scatter([each.value for each in shown_values], halves, confidence) or (None, None)
+            figures[name] = GroupFigure(found, values, *scatter)
     subject = group.newest.measurement.subject
     runs = tuple(dict.fromkeys(one.run for one in group.valid))
     return MeasurementGroup(subject, group.load, group.count_processes(), runs, figures, group.left_out)
-
-
-def _split_scatter(group: ProcessGroup, name: str, confidence: float) -> tuple[float | None, float | None]:
-    """Between and inside processes, as shares of the figure; None where it is not known."""
-    estimates = [found for one in group.valid if (found := read_figure(one.measurement, name)) is not None]
-    half_widths = [(found.bounds[1] - found.bounds[0]) / 2 for found in estimates]
-    parts = scatter_from_processes([each.value for each in estimates], half_widths, confidence)
-    return (None, None) if parts is None else (parts.between, parts.inside)
 
 
 def describe_tries(group: ProcessGroup) -> str:

@@ -16,7 +16,6 @@ from optpipe.core.measurement import (
     read_measurements,
 )
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.measure.validity import LIMITS, RULES_REVISION
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.workspace.runs import Run, require_unchanged
 
@@ -125,33 +124,23 @@ def read_samples(files: Files, name: str, columns: tuple[str, ...] = NEEDED) -> 
 
 
 def recompute_bench(run: Run) -> Iterator[Recomputed]:
-    """Every measurement whose raw samples are there.
-
-    A verdict by other rules of validity is taken as it is stored.
-    """
+    """Every measurement whose raw samples are there."""
     for stored in read_measurements(run.files):
         if stored.samples_file is not None and run.files.has(stored.samples_file):
-            again = recompute_requested(stored, run.files)
-            if stored.limits.get(RULES_REVISION) != LIMITS[RULES_REVISION]:
-                again = replace(again, reasons=stored.reasons, verdict=stored.verdict)
             said, found = (
                 replace(each, reasons=tuple(sorted(each.reasons, key=lambda reason: reason.code)))
-                for each in (stored, again)
+                for each in (stored, recompute_requested(stored, run.files))
             )
             yield f"{MEASUREMENTS_FILE}: {stored.id}", said, found
 
 
 def recompute_requested(stored: Measurement, files: Files) -> Measurement:
-    """`stored` computed anew with the confidence and the percentiles that were asked for."""
-    return recompute_measurement(stored, files, *_read_requested_summary(stored))
-
-
-def _read_requested_summary(one: Measurement) -> tuple[float, float]:
-    """Confidence and highest percentile of the stored summary."""
-    if one.latency_ns is None:
-        return 0.95, 99.0
-    asked = [float(name[1:]) for name in (*one.latency_ns.percentiles, *one.latency_ns.withheld)]
-    return one.latency_ns.confidence, max(asked, default=99.0)
+    """`stored` computed again with the confidence and the percentiles that were asked for."""
+    latency = stored.latency_ns
+    if latency is None:
+        return recompute_measurement(stored, files, highest=99.0)
+    asked = [float(name[1:]) for name in (*latency.percentiles, *latency.withheld)]
+    return recompute_measurement(stored, files, latency.confidence, max(asked, default=99.0))
 
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:

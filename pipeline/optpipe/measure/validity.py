@@ -1,7 +1,7 @@
 """May these figures be believed? Every reason says what was seen and what to do about it; nothing is ever trimmed.
 
 Reasons that invalidate: what spoils the figures. Reasons that do not: properties of the artifact that a reader must know.
-Each check is a small function from an `BuildEvidence` to reasons; all of them run every time.
+Each check is a small function from `ValidityEvidence` to reasons; all of them run every time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,7 @@ from optpipe.stats.stability import find_trend, find_two_modes
 if TYPE_CHECKING:
     import polars as pl
 
-RULES_REVISION = "rules_revision"
-"""Key of the revision of the rules below among the limits.
-
-2: a power cap is a note, as long as the clocks stay. 3: drift there and back, smaller second speeds, clocks by quantiles,
-falling behind by what the server can serve.
-"""
 LIMITS: Mapping[str, float] = {
-    RULES_REVISION: 3,
     "max_cv": MAX_CV,
     "max_drift": 0.025,  # so that a drift of 3 % is found in spite of noise
     "max_other_cpu_share": 0.10,

@@ -166,18 +166,12 @@ def count_processes_needed(first: Sequence[float], half: float, confidence: floa
     return max(len(first), ceil(len(first) * (quantile * mean.error / half) ** 2 - 1e-9))
 
 
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """Where the scatter of a figure comes from; standard deviations as shares of the figure."""
+def split_scatter(
+    values: Sequence[float], half_widths: Sequence[float], confidence: float
+) -> tuple[float, float] | None:
+    """The scatter of processes' figures between and inside processes, from the half width of each one's interval.
 
-    between: float
-    """Between processes, without what the noise inside them explains."""
-    inside: float
-    """Of one process's figure, from the noise inside it."""
-
-
-def scatter_from_processes(values: Sequence[float], half_widths: Sequence[float], confidence: float) -> Scatter | None:
-    """The two parts of the scatter of processes' figures, from the half width of each one's own interval.
+    Standard deviations as shares of the figure; that between is without what the noise inside explains.
 
     The variance between processes' figures less the mean variance of one figure (one-way random effects). None for fewer
     than FEWEST.
@@ -188,7 +182,7 @@ def scatter_from_processes(values: Sequence[float], half_widths: Sequence[float]
     z = compute_t_quantile(0.5 + confidence / 2, inf)
     inside = sum((each / z) ** 2 for each in half_widths) / len(half_widths)
     between = max(0.0, mean.error**2 * len(values) - inside)
-    return Scatter(sqrt(between) / abs(mean.value), sqrt(inside) / abs(mean.value))
+    return sqrt(between) / abs(mean.value), sqrt(inside) / abs(mean.value)
 
 
 def compute_mean_interval(values: "np.ndarray", confidence: float = 0.95) -> tuple[float, float] | None:

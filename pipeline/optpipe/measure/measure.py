@@ -73,54 +73,51 @@ def measure_load(
     begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
     write_bytes(begun, json_from_record(blank))
     answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
-    inputs, done = blank.inputs, answer.done
-    if inputs is not None and done is not None:
-        inputs = replace(inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes)
-    found = measurement_from_result(
-        replace(blank, inputs=inputs, interrupted=answer.interrupted), answer, worker, frame
-    )
+    done = answer.done
+    if blank.inputs is not None and done is not None:
+        rotated = replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes)
+        blank = replace(blank, inputs=rotated)
+    found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, frame)
     begun.unlink()
     return found, answer
 
 
-def measurement_from_result(
-    blank: Measurement, answer: PointResult, worker: WorkerProcess, frame: RunContext
-) -> Measurement:
-    """Fills `blank` from the answer's samples and machine rows, and judges it."""
-    samples = store_samples(Path(answer.point.spool))
+def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, frame: RunContext) -> Measurement:
+    """`blank` with the figures of the answer's samples and machine rows, and its verdict."""
+    filled, measured = _add_samples(blank, Path(answer.point.spool))
     machine = store_machine_rows(frame.directory / "machine" / f"{blank.id}.parquet", answer)
-    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
-    filled = replace(
-        blank,
-        samples=len(measured),
-        warm_up_samples=len(samples) - len(measured),
-        samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
-        machine_file=f"machine/{blank.id}.parquet" if len(machine) else None,
-    )
-    failure = _make_failure_reasons(answer)
+    filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
+    failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():
         return replace(filled, reasons=failure or (_make_empty_reason(answer),))
-    done = answer.done
-    check = done.output_check if done else None
+    filled = replace(
+        filled,
+        output_check=done.output_check if done else None,
+        host_peak_bytes=done.host_peak_bytes if done else None,
+        device_peak_bytes=_compute_device_peak(machine, worker, answer),
+    )
     evidence = evidence_from_measurement(
-        replace(filled, output_check=check),
+        filled,
         measured,
         machine,
         steady=done is not None and done.steady,
         wanted_samples=done.queries_needed if done else count_samples_needed(blank.load.percentile),
         cache_probe=done.cache_probe if done else CacheProbe(),
     )
-    return judge_measurement(
-        replace(
-            filled,
-            host_peak_bytes=done.host_peak_bytes if done else None,
-            device_peak_bytes=_compute_device_peak(machine, worker, answer),
-            output_check=check,
-        ),
-        (*failure, *find_reasons(evidence)),
-        evidence,
-        blank.load.percentile,
+    return judge_measurement(filled, (*failure, *find_reasons(evidence)), evidence, blank.load.percentile)
+
+
+def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.DataFrame]":
+    """`blank` with the count of the samples, which are stored, and the measured ones in the order of their end."""
+    samples = store_samples(spool)
+    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
+    counted = replace(
+        blank,
+        samples=len(measured),
+        warm_up_samples=len(samples) - len(measured),
+        samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
     )
+    return counted, measured
 
 
 def store_samples(spool: Path) -> "pl.DataFrame":
@@ -170,19 +167,10 @@ def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
     """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
     import polars as pl
 
-    samples = store_samples(spool)
-    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
     reason = Reason(
         "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
     )
-    found = replace(
-        blank,
-        reasons=(reason,),
-        interrupted=True,
-        samples=len(measured),
-        warm_up_samples=len(samples) - len(measured),
-        samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
-    )
+    found, measured = _add_samples(replace(blank, reasons=(reason,), interrupted=True), spool)
     if measured.is_empty():
         return found
     machine = pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})

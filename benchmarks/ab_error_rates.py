@@ -1,4 +1,4 @@
-"""How often does `bench-pair` claim a difference between an artifact and itself, and how often does it find 5 %?
+"""How often does `bench --against` claim a difference between an artifact and itself, and how often does it find 5 %?
 
 usage: ab_error_rates.py WORKSPACE ARTIFACT COMPARISONS [--slower 1.05] [--rounds 6] [--output FILE]
 Appends one JSON line per comparison to FILE, so that several short calls add up; prints the rates over all its lines.

@@ -425,7 +425,7 @@ def compared(generator, rounds, noise, wave=0.0, period=4.0, truth=1.0):
 
 
 def interleaving(generator, scale) -> Iterator[Row]:
-    """`bench-pair A B`: claims of a difference between equals, and of a planted one."""
+    """`bench B --against A`: claims of a difference between equals, and of a planted one."""
     for rounds, noise, wave, period in (
         (10, 0.005, 0.0, 4), (10, 0.02, 0.0, 4), (10, 0.03, 0.0, 4), (8, 0.03, 0.0, 4),
         (10, 0.005, 0.01, 4), (10, 0.005, 0.02, 4), (10, 0.001, 0.02, 4), (10, 0.02, 0.02, 4), (8, 0.005, 0.02, 4),

@@ -17,7 +17,7 @@ step() { # seconds allowed, name, then the arguments of optpipe; the JSON docume
   tail -n 3 "$out/$name.log" | cut -c1-300
 }
 sweep() { # seconds allowed, backend, precision: every batch size, tuned
-  step "$1" "sweep-$2-$3" bench resnet50 --backend "$2" --precision "$3" --device cuda --batch 1:256 --all-sizes --tune $fast
+  step "$1" "sweep-$2-$3" bench resnet50 --backend "$2" --precision "$3" --device cuda --batch 1:256 --set all-sizes=true --tune $fast
 }
 fast="--min-time 0.6 --warm-up 0.3 --percentile 90 --max-warm-up 3 --max-time 6"
 random="resnet50 --weights random --device cuda --batch 1:64:256" # the sweep goes to batch 256, so the profile must hold it
@@ -47,7 +47,7 @@ for part in $parts; do
       step 60 slo $some --slo p99=5ms --batch 1:256 --min-time 1 --percentile 99
       ;;
     energy) step 60 energy bench resnet50 --backend onnxruntime,inductor --precision fp16 --batch 64 --energy --percentile 90 ;;
-    pair) step 220 pair bench-pair resnet50 --backend torch,inductor --precision fp16 --batch 64 --rounds 8 --min-time 0.5 --percentile 90 ;;
+    pair) step 220 pair bench resnet50 --backend inductor --against torch --precision fp16 --batch 64 --rounds 8 --min-time 0.5 --percentile 90 ;;
     *) echo "unknown part $part" ;;
   esac
 done

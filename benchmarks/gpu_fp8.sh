@@ -45,6 +45,6 @@ EOF
 done
 for name in ${MODELS:-vit bert}; do
   for size in $sizes; do
-    step pair-$name-$size 200 bench-pair "${!name}" --backend inductor --precision fp16,fp8 --batch $size --rounds $rounds $quick
+    step pair-$name-$size 200 bench "${!name}" --backend inductor --precision fp8 --against fp16 --batch $size --rounds $rounds $quick
   done
 done

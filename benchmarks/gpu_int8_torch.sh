@@ -29,7 +29,7 @@ for part in ${STEPS:-build compile pairs profile energy evaluate}; do
     compile) run_step "$out/compile.json" 300 "$python" benchmarks/gpu_against_compile.py "$model" "$OPTPIPE_WORKSPACE" --device $device --batch $compiled --rows "$out/compile-rows.json" ;;
     pairs)
       for size in $sizes; do
-        step pair-$size 200 bench-pair "$name" --backend $backend --precision $wider,int8 --batch $size --rounds 8 $pair
+        step pair-$size 200 bench "$name" --backend $backend --precision int8 --against $wider --batch $size --rounds 8 $pair
       done ;;
     profile) step profile 200 profile $build --precision int8 --stage inference --batch-size $large --iterations 10 $verified ;;
     energy) step energy 200 bench "$name" --backend $backend --precision $wider,int8 --batch $large --mode compute $energy $short --processes 3 ;;

@@ -19,7 +19,7 @@ if [ "$part" != parity ]; then
   step build 120 python3 -m optpipe build resnet50 --weights random --precision fp16 --backend onnxruntime --batch 1:64:256
   step preprocess 200 python3 -m optpipe preprocess resnet50 --weights random --images "$work/photographs" --json
   for batch in 256 64; do
-    step "end-to-end-$batch" 60 python3 -m optpipe bench-e2e resnet50 --images "$work/photographs" --device cuda \
+    step "end-to-end-$batch" 60 python3 -m optpipe bench resnet50 --from-images "$work/photographs" --device cuda \
       --batch "$batch" --seconds 4 --json
   done
 fi

@@ -13,16 +13,16 @@ mkdir -p "$out"
 work=$(mktemp -d)
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH}
 if [ "${2:-gpu}" = cpu ]; then
-  models=digits batches=1,2,4,8 all=fp32,fp16 half=fp32 where="--gpu cpu --cpu-slots 2" one="--slots 1" other=(env)
+  models=digits batches=1,2,4,8 all=fp32,fp16 half=fp32 where="--gpu cpu --set cpu-slots=2" one="--slots 1" other=(env)
 else
   models="resnet50 resnet18 resnext50_32x4d" batches=1,2,4,8,16,24,32,48,64,128 all=fp16,fp32 half=fp16
   where="--profile 1:64:128 --weights random" one="" other=(env CUDA_VISIBLE_DEVICES=1)
 fi
-pace="--backend onnxruntime --processes 1 --min-time 0.4 --warm-up 0.3 --max-warm-up 2 --max-time 4 --percentile 90"
+pace="--backend onnxruntime --processes 1 --min-time 0.4 --set warm-up=0.3 --set max-warm-up=2 --max-time 4 --set percentile=90"
 step() { # seconds allowed, name, workspace, then the arguments of optpipe sweep; the JSON document goes to NAME.json
   local allowed=$1 name=$2 begun=$SECONDS
   timeout -s INT -k 20 "$allowed" "${prefix[@]}" python3 -m optpipe sweep --workspace "$work/$3" "${@:4}" $where $pace \
-    --job-timeout 150 --lock-timeout 20 --json >"$work/$name.json" 2>"$work/$name.log"
+    --set job-timeout=150 --set lock-timeout=20 --json >"$work/$name.json" 2>"$work/$name.log"
   echo "== $name: exit $?, $((SECONDS - begun)) s, ${SECONDS} s so far"
   grep -v '^sweep of' "$work/$name.log" | tail -n 5 | cut -c1-300
 }

@@ -22,9 +22,10 @@ from tests.fakes.ray_nodes import add_node, list_tasks, start_cluster
 
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_file
+from optpipe.sweep.job import Matrix
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
-from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.merge import merge_workspaces
 from optpipe.sweep.ray_cluster import connect, list_cluster_slots
 from optpipe.sweep.ray_driver import run_on_ray

@@ -22,11 +22,11 @@ from optpipe.core.environment import Environment
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import LoadSpec, Subject
 from optpipe.core.measurement_group import MeasurementGroup
-from optpipe.sweep.job import JobRecord, JobState, Place
+from optpipe.sweep.job import JobRecord, JobState, Matrix, Place
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs, write_job
 from optpipe.sweep.local import Setting, run_locally
-from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.merge import merge_workspaces
 from optpipe.sweep.plan import key_of, list_works, plan_sweep
 from optpipe.sweep.ray_cluster import connect, list_cluster_slots

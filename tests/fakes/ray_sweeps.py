@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.core.events import SilentListener
+from optpipe.sweep.job import Matrix
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
-from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.sweep import SweepOptions, run_sweep
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store

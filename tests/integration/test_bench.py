@@ -16,7 +16,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from optpipe.cli.bench_options import LoadOptions
+from optpipe.cli.bench import BenchOptions
+from optpipe.cli.bench import bench as bench_command
 from optpipe.core.bench_record import LimitRecord
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
 from optpipe.measure.bench import choose_exit_status
@@ -46,6 +47,11 @@ QUICK = (
     "--max-time",
     "4",
 )
+
+
+SHORT = {
+    "min_seconds": 0.2, "max_seconds": 4.0, "warm_up_seconds": 0.1, "max_warm_up_seconds": 1.0, "percentile": 50.0
+}  # fmt: skip
 
 
 def bench(workspace, *arguments):
@@ -140,7 +146,7 @@ def test_a_table_for_people(workspace):
         (("digits", "--scenario", "server", "--rate", "inf"), 2, "--rate"),
         (("digits", "--scenario", "server", "--rate", "5", "--slo", "p99=5ms"), 2, "mutually exclusive"),
         (("digits", "--scenario", "server", "--slo", "p99=5ms", "--batch", "1,4"), 2, "--batch 4"),
-        (("digits", "--seed", "-1"), 2, "--seed"),
+        (("digits", "--set", "seed=-1"), 2, "seed=-1"),
         (("digits", "--affinity", "0-99999999999"), 2, "--affinity"),
         (("digits", "--affinity", "0-"), 2, "--affinity"),
     ],
@@ -222,8 +228,8 @@ def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):
 
 def test_an_artifact_against_itself(workspace, artifact):
     undisturbed = ("--min-time", "0.1", "--percentile", "50", "--max-cv", "900%")  # else rounds are measured again
-    arguments = (artifact, artifact, "--rounds", "8", "--batch", "1", *QUICK[6:], *undisturbed, "--json")
-    ran = optpipe("bench-pair", *arguments, workspace=workspace)
+    arguments = (artifact, "--against", artifact, "--rounds", "8", "--batch", "1", *QUICK[6:], *undisturbed, "--json")
+    ran = optpipe("bench", *arguments, workspace=workspace)
     assert ran.status == 0, ran.stderr
     document = ran.document
     found = document["comparison"]
@@ -279,7 +285,6 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
     workspace, artifact, monkeypatch, capfd
 ):
     """The file system's own refusals, at the two places where samples are written."""
-    from optpipe.cli.bench import bench as command
     from optpipe.core.errors import StageError
     from optpipe.workspace import runs
 
@@ -294,13 +299,12 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
 
     write, fsync, known = runs.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
     monkeypatch.setattr("optpipe.measure.measure.write_parquet", refusing)
-    load = LoadOptions(min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
     with pytest.raises(StageError, match="No space left"):
-        command([artifact], batch="1,2", load=load, workspace=workspace)
-    assert "optpipe recover" in capfd.readouterr().err
+        bench_command([artifact], load=SHORT, how=BenchOptions(batch=(1, 2)), workspace=workspace)
+    assert "optpipe bench --resume" in capfd.readouterr().err
     monkeypatch.setattr(os, "fsync", fsync)
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
-    rows = optpipe("recover", str(cut), "--json").document["measurements"]
+    rows = optpipe("bench", "--resume", str(cut), "--json").document["measurements"]
     assert [row["samples"] > 0 for row in rows] == [True, True]
 
 
@@ -359,14 +363,9 @@ def interrupting(real, calls, *, after):
 @pytest.mark.parametrize("interleave", [False, True], ids=["sweep", "interleave"])
 def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monkeypatch, interleave, after):
     """A worker that is told to stop ends in order; an interruption it never hears of must lose nothing either."""
-    from optpipe.cli.bench import bench, bench_pair
-
     monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
-    load = LoadOptions(min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
-    if interleave:
-        outcome = bench_pair([artifact] * 2, batch=1, load=load, workspace=workspace)
-    else:
-        outcome = bench([artifact], batch="1,2", load=load, workspace=workspace)
+    how = BenchOptions(batch=(1,), against=artifact) if interleave else BenchOptions(batch=(1, 2))
+    outcome = bench_command([artifact], load=SHORT, how=how, workspace=workspace)
     assert outcome.status == 130
     assert outcome.document.interrupted
     run = load_run(Path(outcome.document.run_dir))
@@ -387,15 +386,13 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
 def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(
     workspace, artifact, monkeypatch, scenario, search
 ):
-    from optpipe.cli.bench import bench as command
-
     def told_to_stop(*arguments):
         return replace(measure(*arguments), interrupted=True)
 
     measure = WorkerProcess.measure
     monkeypatch.setattr(WorkerProcess, "measure", told_to_stop)
-    load = LoadOptions(scenario, min_time=0.2, max_time=4.0, warm_up=0.1, max_warm_up=1.0, percentile=50.0)
-    outcome = command([artifact], batch="1", load=load, workspace=workspace, **search)
+    how = BenchOptions(batch=(1,), **search)
+    outcome = bench_command([artifact], load={**SHORT, "scenario": scenario}, how=how, workspace=workspace)
     document = outcome.document
     assert outcome.status == 130
     assert len(document.measurements) == (0 if "tune" in search else 1)
@@ -420,7 +417,7 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert freed > 1_000_000, "its inputs and their answers"
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     assert cut.name not in {run.run_id for run in list_runs(workspace)}
-    ran = optpipe("recover", str(cut), "--json")
+    ran = optpipe("bench", "--resume", str(cut), "--json")
     assert ran.status == 0, ran.stderr
     row = ran.document["measurements"][0]
     assert row["samples"] >= 200
@@ -430,4 +427,4 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert run.interrupted
     assert run.find_problems() == []
     assert not list(cut.rglob("*.spool"))
-    assert "already finished" in optpipe("recover", str(cut)).stderr
+    assert "already finished" in optpipe("bench", "--resume", str(cut)).stderr

@@ -1,4 +1,4 @@
-"""`optpipe bench-e2e` as users run it: files in, predictions out, preprocessing and inference at once."""
+"""`optpipe bench --from-images` as users run it: files in, predictions out, preprocessing and inference at once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +14,14 @@ from tests.integration.conftest import optpipe
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory, exported):
-    return exported(tmp_path_factory.mktemp("bench-e2e") / "workspace")
+    return exported(tmp_path_factory.mktemp("end-to-end") / "workspace")
 
 
 FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
 
 
 def test_the_predictions_of_the_timed_run_are_the_references(workspace):
-    done = optpipe("bench-e2e", "digits", "--images", FILES, "--seconds", "0.3", "--json", workspace=workspace)
+    done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.3", "--json", workspace=workspace)
     assert done.status == 0, done.stderr
     record = record_from_json(done.stdout, EndToEndRecord, "stdout")
     (result,) = record.results
@@ -40,7 +40,9 @@ def test_the_predictions_of_the_timed_run_are_the_references(workspace):
 
 def test_options_that_the_user_gives_are_kept(workspace):
     given = ("--option", "onnxruntime.threads=1", "--option", "onnxruntime.spinning=true", "--batch", "16")
-    done = optpipe("bench-e2e", "digits", "--images", FILES, "--seconds", "0.2", *given, "--json", workspace=workspace)
+    done = optpipe(
+        "bench", "digits", "--from-images", FILES, "--min-time", "0.2", *given, "--json", workspace=workspace
+    )
     assert done.status == 0, done.stderr
     (result,) = record_from_json(done.stdout, EndToEndRecord, "stdout").results
     assert result.options == {"threads": 1, "spinning": True}
@@ -50,17 +52,20 @@ def test_options_that_the_user_gives_are_kept(workspace):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Missing option '--images'"),
-        (["--images", "absent"], "no such file or folder"),
-        (["--images", FILES, "--batch", "0"], "greater than or equal to 1"),
-        (["--images", FILES, "--batch", "9999"], "outside the profile"),
-        (["--images", FILES, "--seconds", "nan"], "greater than 0"),
-        (["--images", FILES, "--option", "onnxruntime.spinning=perhaps"], "spinning=perhaps: expected true or false"),
-        (["--images", FILES, "--option", "onnxruntime.streams=2"], "no option 'streams'"),
+        (["--from-images", FILES, "--slo", "p99=1s"], "--from-images cannot be combined with --slo p99=1s"),
+        (["--from-images", "absent"], "no such file or folder"),
+        (["--from-images", FILES, "--batch", "0"], "expected positive sizes"),
+        (["--from-images", FILES, "--batch", "9999"], "outside the profile"),
+        (["--from-images", FILES, "--min-time", "nan"], "greater than 0"),
+        (
+            ["--from-images", FILES, "--option", "onnxruntime.spinning=perhaps"],
+            "spinning=perhaps: expected true or false",
+        ),
+        (["--from-images", FILES, "--option", "onnxruntime.streams=2"], "no option 'streams'"),
     ],
 )
 def test_bad_input_is_named(workspace, inside, tmp_path, arguments, said):
-    done = inside("bench-e2e", "digits", *arguments, "--workspace", workspace, cwd=tmp_path)
+    done = inside("bench", "digits", *arguments, "--workspace", workspace, cwd=tmp_path)
     assert done.status == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

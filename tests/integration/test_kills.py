@@ -63,8 +63,8 @@ def list_more_commands(case: int) -> list[tuple[str, ...]]:
     quick = ("--min-time", "0.2", "--max-cv", "90%")
     return [
         ("profile", "digits", "--stage", "inference", "--precision", "fp32", "--backend", "onnxruntime", "--iterations", "5"),
-        ("bench-pair", "digits", "--precision", "fp32,int8", "--batch", "1", "--rounds", "8", *quick),
-        ("bench-e2e", "digits", "--images", IMAGES, "--precision", "fp32", "--seconds", "1"),
+        ("bench", "digits", "--precision", "fp32", "--against", "int8", "--batch", "1", "--rounds", "8", *quick),
+        ("bench", "digits", "--from-images", IMAGES, "--precision", "fp32", "--min-time", "1"),
         ("sweep", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--batch", "1,2", "--processes", "1", "--again", *quick),
         ("store", "merge", "other"),
         ("signoff", "approve", "signed", "--because", "kills"),

@@ -133,7 +133,7 @@ def test_a_run_folder_can_be_judged_again_and_compared(document: dict[str, Any])
 @needs_nsys
 def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str, Any], tmp_path: Path) -> None:
     arguments = (*INFERENCE, "--iterations", "3", "--workspace", str(workspace), "--json")
-    finished = optpipe("profile", *arguments, "--keep-raw", API_TOKEN=SECRET)
+    finished = optpipe("profile", *arguments, "--set", "keep-raw=true", API_TOKEN=SECRET)
     kept = finished.document
     assert any("whole process environment" in warning for warning in kept["warnings"])
     raw = next(Path(kept["run_dir"]).rglob("raw/recording.sqlite"))

@@ -286,7 +286,7 @@ def test_a_length_outside_the_profile_is_refused_with_the_build_that_has_it(run:
 def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -> None:
     model = f"hf:{folder / 'reviews'}"
     which = (model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", "--stage", "inference")
-    how = ("--tracer", "torch", "--iterations", "3", "--warm-up", "1", "--json")
+    how = ("--tracer", "torch", "--iterations", "3", "--set", "warm-up=1", "--json")
     found = run("profile", *which, "--length", "8,32", *how)
     assert found.status == 0, found.stderr
     subjects = [each["subject"] for each in found.document["stages"]]

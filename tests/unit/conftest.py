@@ -160,7 +160,7 @@ class Workspace:
         peaks=0,
         **changes,
     ):
-        """A `bench-pair` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""
+        """A `bench --against` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""
         run, generator, every = begin_run(self.path, "bench"), np.random.default_rng(seed), []
         hours = 10.0 * np.exp(0.05 * generator.standard_normal(rounds))
         for name in islice(draw_names(seed), 2 * rounds):
@@ -172,7 +172,7 @@ class Workspace:
         write_measurements(run.path, every)
         comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
-        return finish_run(run, command="optpipe bench-pair", parents=[baseline.id, contender.id])
+        return finish_run(run, command="optpipe bench --against", parents=[baseline.id, contender.id])
 
     def evaluate(self, entry, lost=0, budget=None, n=1000, *, sha256=None, dataset=None):
         """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.

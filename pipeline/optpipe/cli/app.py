@@ -18,7 +18,6 @@ from typer.exceptions import TyperException
 from optpipe import __version__
 from optpipe.cli import (
     bench,
-    bench_e2e,
     build,
     calibrate,
     compare,
@@ -33,8 +32,8 @@ from optpipe.cli import (
     store,
     sweep,
 )
-from optpipe.cli.groups import DefaultGroup, Outcome, SectionedGroup, flatten_groups
-from optpipe.cli.options import DEFAULT_WORKSPACE
+from optpipe.cli.groups import DefaultGroup, Outcome, SectionedGroup, define_options
+from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.interrupts import handle_interrupts
 from optpipe.core.quiet import discard_output, keep_descriptors, redirect_stdout_to_stderr
@@ -99,7 +98,9 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*args: Any, **options: Any) -> None:
-        as_json, outcome = bool(options.get("json")), None
+        context: typer.Context | None = options.get("context")
+        shared = context.find_root().params if context is not None else options
+        as_json, outcome = bool(shared.get("json")), None
         try:
             with redirect_stdout_to_stderr(), handle_interrupts():
                 outcome = command(*args, **options)
@@ -108,7 +109,7 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
             else:
                 _print_text(outcome.text())
         except OptpipeError as error:
-            _print_failure(_name_workspace(str(error), options.get("workspace")), error.exit_status, as_json=as_json)
+            _print_failure(_name_workspace(str(error), shared.get("workspace")), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
             if outcome is not None and error.errno in GONE:
@@ -228,6 +229,8 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _optpipe(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
+    json: JsonOption = False,
 ) -> None:
     pass
 
@@ -236,9 +239,6 @@ SECTIONS: dict[str, dict[str, Callable[..., Outcome] | dict[str, Callable[..., O
     "Build": {"build": build.build, "calibrate": calibrate.calibrate, "preprocess": preprocess.preprocess},
     "Measure": {
         "bench": bench.bench,
-        "bench-e2e": bench_e2e.bench_e2e,
-        "bench-pair": bench.bench_pair,
-        "recover": bench.recover,
         "evaluate": evaluate.evaluate,
         "profile": profile.profile,
     },
@@ -261,6 +261,8 @@ SECTIONS: dict[str, dict[str, Callable[..., Outcome] | dict[str, Callable[..., O
 }
 """The commands in the order of the help."""
 
+SHARED_OPTIONS = "--workspace DIR and --json go with every command; optpipe --help explains them."
+
 signoff_app = typer.Typer(
     cls=DefaultGroup,
     help=f"{signoff.signoff.__doc__}",
@@ -277,10 +279,10 @@ def _add_commands() -> None:
         for name, command in commands.items():
             if isinstance(command, dict):
                 for below, each in command.items():
-                    GROUPS[name].command(below)(print_outcome(flatten_groups(each)))
+                    GROUPS[name].command(below, epilog=SHARED_OPTIONS)(print_outcome(define_options(each)))
                 app.add_typer(GROUPS[name], name=name)
             else:
-                app.command(name)(print_outcome(flatten_groups(command)))
+                app.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
 
 
 _add_commands()

@@ -1,122 +1,396 @@
-"""`optpipe bench`, `optpipe bench-pair` and `optpipe recover`."""
+"""`optpipe bench`: latency, throughput, energy; of two builds in turn; from image files to predictions."""
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optpipe.cli.bench_options import LoadOptions, TargetOptions
-from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, LengthOption, WorkspaceOption
+from optpipe.cli.groups import Given, Outcome
+from optpipe.cli.options import DEFAULT_WORKSPACE, PRECISION_METAVAR, complete_backend, complete_precision
+from optpipe.core import plan as params
 from optpipe.core.bench_record import BenchSort, PairMetric
-from optpipe.core.defaults import PROCESSES, ROUNDS
-from optpipe.core.errors import ExitStatus
+from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
+from optpipe.core.entries import Device
+from optpipe.core.errors import BadInputError, ExitStatus
+from optpipe.core.measurement import LoadSpec, Scenario, format_cpus
+from optpipe.core.plan import Param
+from optpipe.core.precision import Precision
+from optpipe.core.quantity import share_from_text, share_to_text
+
+if TYPE_CHECKING:
+    from optpipe.core.events import Listener
+    from optpipe.measure.session_plan import BenchPlan
+    from optpipe.models.artifacts.lookup import StoredArtifact
+    from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Which artifacts of MODEL, and how they run."""
+
+    precision: Annotated[
+        str | None,
+        Param(
+            "Precisions to measure; auto: what `build --precision auto` chose.",
+            metavar=PRECISION_METAVAR,
+            complete=complete_precision,
+        ),
+    ] = None
+    backend: Annotated[str | None, Param("Backends to measure.", metavar="NAME[,…]", complete=complete_backend)] = None
+    device: Annotated[Device | None, Param("Default: every device that has a build.")] = None
+    option: Annotated[tuple[str, ...], params.RUNTIME_OPTION] = ()
+
+
+def _cpus_from_text(text: str, flag: str) -> tuple[int, ...]:
+    import os
+
+    have = os.sched_getaffinity(0)
+    cpus: set[int] = set()
+    try:
+        for part in text.split(","):
+            low, dash, high = part.partition("-")
+            span = range(int(low), int(high if dash else low) + 1)
+            cpus |= set(span) if span and span[-1] <= max(have) else {-1}
+    except ValueError:
+        cpus = set()
+    if not cpus or cpus - have:
+        raise BadInputError(f"{flag} {text}: expected CPUs from {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7")
+    return tuple(sorted(cpus))
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What is measured, besides the load."""
+
+    batch: Annotated[
+        tuple[int, ...] | None,
+        Param(
+            "Batch sizes: 8, a list 1,8,32, or powers of two 1:256. Default: the whole profile.",
+            metavar="SIZES",
+            parse=params.sizes_from_text,
+        ),
+    ] = None
+    length: Annotated[
+        tuple[int, ...] | None,
+        Param(
+            "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
+            metavar="TOKENS",
+            parse=params.sizes_from_text,
+        ),
+    ] = None
+    slo: Annotated[
+        str | None,
+        Param(
+            "Latency limit, such as p99=15ms: find the largest batch (server: rate) that meets it.", metavar="pNN=TIME"
+        ),
+    ] = None
+    against: Annotated[
+        str | None,
+        Param(
+            "Compare with this build in interleaved processes: an ID, a model, or another precision or backend of MODEL.",
+            metavar="BASELINE",
+        ),
+    ] = None
+    metric: Annotated[PairMetric | None, Param("With --against: what the two are compared by; default: p50.")] = None
+    rounds: Annotated[
+        int | None,
+        Param(
+            "With --against: rounds, 8 or more; up to three times as many if noise hides a 4 % difference. "
+            f"Default: {ROUNDS}."
+        ),
+    ] = None
+    from_images: Annotated[
+        Path | None,
+        Param(
+            "Measure from the image files in this folder to predictions, with the DALI pipeline of `optpipe preprocess`.",
+            metavar="DIR",
+        ),
+    ] = None
+    resume: Annotated[
+        Path | None, Param("Finish a run that was killed, from the samples that it left.", metavar="RUN_DIR")
+    ] = None
+    tune: Annotated[bool, Param("Tune the runtime options first.")] = False
+    processes: Annotated[
+        int | None, replace(params.PROCESSES, help=f"{params.PROCESSES.help} Default: {PROCESSES}.")
+    ] = None
+    interval: Annotated[
+        float | None,
+        Param(
+            "Measure more processes until p50 is known to within this, such as 1%.",
+            metavar="SHARE",
+            parse=share_from_text,
+        ),
+    ] = None
+    energy: Annotated[bool, Param("Measure energy; takes at least 12 s per process.")] = False
+    max_cv: Annotated[float, params.MAX_CV] = MAX_CV
+    images: Annotated[Path | None, Param("Folder of images to use as inputs.", metavar="DIR")] = None
+    sort: Annotated[BenchSort, Param("Order of the table.")] = BenchSort.GIVEN
+    affinity: Annotated[
+        tuple[int, ...] | None,
+        Param(
+            "Pin the worker to CPUs, such as 0,2 or 4-7.",
+            metavar="CPUS",
+            parse=_cpus_from_text,
+            show=format_cpus,
+        ),
+    ] = None
+    all_sizes: Annotated[bool, Param("Measure all batch sizes, even past saturation.", setting=True)] = False
+    seed: Annotated[int, Param("Random seed of inputs.", minimum=0, setting=True)] = 0
 
 
 def bench(
     model: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="A built model or an artifact ID.", show_default=False)
-    ],
+        list[str] | None, typer.Argument(metavar="MODEL", help="Built models or artifact IDs.", show_default=False)
+    ] = None,
     targets: TargetOptions = TargetOptions(),
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZES", help="Batch sizes: 8, a list 1,8,32, or powers of two 1:256. Default: the whole profile."
-        ),
-    ] = None,
-    length: LengthOption = None,
-    load: LoadOptions = LoadOptions(),
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            metavar="pNN=TIME",
-            help="Latency limit, such as p99=15ms: find the largest batch (server: rate) that meets it.",
-        ),
-    ] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Tune the runtime options first.")] = False,
-    processes: Annotated[
-        int, typer.Option(min=1, help="Fresh processes; fewer than three give no interval over processes.")
-    ] = PROCESSES,
-    interval: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="Measure more processes until p50 is known to within this, such as 1%."),
-    ] = None,
-    energy: Annotated[bool, typer.Option("--energy", help="Measure energy; takes at least 12 s per process.")] = False,
-    all_sizes: Annotated[
-        bool, typer.Option("--all-sizes", help="Measure all batch sizes, even past saturation.")
-    ] = False,
-    sort: Annotated[BenchSort, typer.Option(help="Order of the table.")] = BenchSort.GIVEN,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    load: Annotated[Mapping[str, Any], Given(LoadSpec)] = {},
+    how: BenchOptions = BenchOptions(),
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Measure latency, throughput, memory and energy.
 
-    Percentiles have confidence intervals; INVALID measurements state the reason and a remedy.
+    Percentiles have confidence intervals; INVALID measurements state the reason and a remedy. With --against, two builds are
+    measured in turn; with --from-images, everything from image files to predictions.
     """
-    from optpipe.cli.bench_request import bench_plan_from_options, find_bench_targets
     from optpipe.cli.terminal import Terminal
-    from optpipe.measure.bench import bench_artifacts
-    from optpipe.report.terminal_bench import render_bench
     from optpipe.workspace.store import Store
 
-    store = Store(workspace)
-    plan = bench_plan_from_options(
-        load, targets, batch=batch, length=length, slo=slo, energy=energy, tune=tune,
-        to_the_end=all_sizes, processes=processes, interval=interval,
-    )  # fmt: skip
+    models, store = model or [], Store(workspace)
+    if how.resume is not None:
+        _require_alone("--resume RUN_DIR", [f"MODEL {each}" for each in models], load, targets, how, {"resume", "sort"})
+        return _resume(how.resume, how.sort)
+    if not models:
+        raise BadInputError("bench requires MODEL; `optpipe store ls` lists what is built")
+    if how.from_images is not None:
+        _require_alone(
+            "--from-images",
+            [],
+            {name: load[name] for name in load if name != "min_seconds"},
+            None,
+            how,
+            {"from_images", "batch"},
+        )
+        return _bench_from_images(models, targets, load, how, store)
+    plan = make_bench_plan(load, targets, how)
+    if how.against is not None:
+        _require_alone(
+            "--against",
+            [],
+            {},
+            None,
+            how,
+            {"against", "metric", "rounds", "batch", "length", "max_cv", "images", "affinity", "seed"},
+        )
+        return _bench_pair(models, how.against, targets, how, plan, store)
+    if how.metric is not None or how.rounds is not None:
+        raise BadInputError(f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE")
+    from optpipe.measure.bench import bench_artifacts
+    from optpipe.report.terminal_bench import render_bench
+
     with Terminal() as terminal:
-        found = find_bench_targets(model, targets, store, terminal)
-        result = bench_artifacts(tuple(artifact for group in found for artifact in group), plan, store, terminal)
-        for why in sorted({each.energy_why_not or "" for each in result.measurements} if energy else ()):
+        groups = find_bench_targets(models, targets, store, terminal)
+        _warn_about_options(targets, groups, terminal)
+        result = bench_artifacts(tuple(artifact for group in groups for artifact in group), plan, store, terminal)
+        for why in sorted({each.energy_why_not or "" for each in result.measurements} if how.energy else ()):
             if why:
                 terminal.warn(f"--energy: not measured: {why}")
     record = replace(result, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_bench(record, sort), ExitStatus(record.exit_status))
+    return Outcome(record, lambda: render_bench(record, how.sort), ExitStatus(record.exit_status))
 
 
-def bench_pair(
-    artifacts: Annotated[
-        list[str], typer.Argument(metavar="BASELINE CONTENDER", help="Two artifact IDs or models of one artifact each.")
-    ],
-    metric: Annotated[PairMetric, typer.Option(help="What the two are compared by.")] = PairMetric.P50,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds, 8 or more; up to three times as many if noise hides a 4 % difference.")
-    ] = ROUNDS,
-    targets: TargetOptions = TargetOptions(),
-    batch: Annotated[int | None, typer.Option(help="Batch size; default: the smallest of the profile.")] = None,
-    length: Annotated[int | None, typer.Option(metavar="TOKENS", help="Sequence length.")] = None,
-    load: LoadOptions = LoadOptions(),
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+def _require_alone(
+    flag: str,
+    words: Sequence[str],
+    load: Mapping[str, Any],
+    targets: TargetOptions | None,
+    how: BenchOptions,
+    beside: set[str],
+) -> None:
+    """Raises BadInputError for options that say nothing with `flag`; those of `how` named in `beside` go with it."""
+    given = [*words, *params.list_words(how, *beside), *(params.list_words(targets) if targets else ())]
+    given += [each.flag for each in params.list_fields(LoadSpec) if each.name in load]
+    if given:
+        raise BadInputError(f"{flag} cannot be combined with {' '.join(given)}")
+
+
+def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchOptions) -> "BenchPlan":
+    """The plan of the options. Raises BadInputError for what cannot be meant."""
+    from optpipe.cli.parsing import options_from_text
+    from optpipe.core.errors import require_existing
+    from optpipe.measure.figures import ENERGY_SECONDS
+    from optpipe.measure.search import slo_from_text
+    from optpipe.measure.session_plan import BenchPlan
+    from optpipe.measure.validity import LIMITS
+
+    limit = None if how.slo is None else slo_from_text(how.slo)
+    spec = LoadSpec(1, **load)
+    if limit is not None and spec.rate_per_s is not None:
+        raise BadInputError("--rate and --slo are mutually exclusive")
+    spec.require_sound(needs_rate=limit is None)
+    if how.energy:
+        spec = replace(
+            spec, min_seconds=max(spec.min_seconds, ENERGY_SECONDS), max_seconds=max(spec.max_seconds, ENERGY_SECONDS)
+        )
+    if limit is not None:
+        spec = replace(spec, percentile=max(spec.percentile, limit.percent))
+    if how.batch and len(how.batch) > 1 and spec.scenario is Scenario.SERVER and limit:
+        raise BadInputError(
+            f"--scenario server with --slo searches the rate at one batch size, not {len(how.batch)}; use --batch {how.batch[-1]}"
+        )
+    if how.length and len(how.length) > 1 and (limit or how.tune):
+        flag = "--slo" if limit else "--tune"
+        raise BadInputError(f"{flag} searches at one length, not {len(how.length)}; use --length {how.length[-1]}")
+    if how.interval is not None and how.interval >= 1:
+        raise BadInputError(f"--interval {share_to_text(how.interval)}: must be less than 100% of p50, such as 1%")
+    require_existing(how.images, "--images")
+    return BenchPlan(
+        load=spec,
+        batches=how.batch,
+        lengths=how.length,
+        slo=limit,
+        processes=how.processes or PROCESSES,
+        interval=how.interval,
+        tune=how.tune,
+        to_the_end=how.all_sizes,
+        options=options_from_text(targets.option),
+        images=how.images,
+        affinity=how.affinity,
+        limits={**LIMITS, "max_cv": how.max_cv},
+        seed=how.seed,
+    )
+
+
+def find_bench_targets(
+    models: Sequence[str], given: TargetOptions, store: "Store", listener: "Listener"
+) -> "tuple[tuple[StoredArtifact, ...], ...]":
+    """For each MODEL the artifacts that it names and that can run here; warns about those that cannot.
+
+    With the precision `auto`, what `build --precision auto` chose.
+    """
+    from optpipe.backends.registry import BACKENDS
+    from optpipe.cli.parsing import require_device
+    from optpipe.core.choices import choices_from_text
+    from optpipe.core.precision import precisions_from_text
+    from optpipe.models.artifacts.decisions import find_decision
+    from optpipe.models.artifacts.lookup import explain_different_weights, find_artifacts, select_runnable
+
+    chosen = given.precision == "auto"
+    named_precision = None if chosen else given.precision
+    precisions = () if named_precision is None else tuple(map(str, precisions_from_text(named_precision)))
+    backends = () if given.backend is None else choices_from_text(given.backend, BACKENDS, "--backend")
+    target = require_device(given.device)
+    groups: list[tuple[StoredArtifact, ...]] = []
+    for model in models:
+        named = find_artifacts(model, store, precisions, backends, target)
+        able, reasons = select_runnable(_select_chosen(named, model, store) if chosen else named)
+        for label, why_not in reasons.items():
+            listener.warn(f"not measured: {label}: {why_not}")
+        if len(able) > 1 and (decided := find_decision(store.workspace, {each.entry.id for each in able})):
+            listener.inform(f"build --precision auto chose {decided.describe()}")
+        if any(not each.entry.info.weights.trained for each in able):
+            listener.warn(f"{model}: weights are random; speed is meaningful, accuracy is not")
+        if (why := explain_different_weights(able)) is not None:
+            listener.warn(why)
+        groups.append(able)
+    return tuple(groups)
+
+
+def _select_chosen(artifacts: "Sequence[StoredArtifact]", model: str, store: "Store") -> "tuple[StoredArtifact, ...]":
+    """The winners of the newest decision. Raises BadInputError where there is none."""
+    from optpipe.models.artifacts.decisions import find_decision
+
+    decided = find_decision(store.workspace, {each.entry.id for each in artifacts})
+    if decided is None:
+        raise BadInputError(f"nothing is chosen for {model} yet; optpipe build {model} --precision auto chooses")
+    return tuple(each for each in artifacts if each.entry.id in decided.winners)
+
+
+def _warn_about_options(
+    given: TargetOptions, groups: "Sequence[Sequence[StoredArtifact]]", listener: "Listener"
+) -> None:
+    from optpipe.cli.parsing import options_from_text
+
+    measured = {each.entry.info.backend for group in groups for each in group}
+    for name in sorted(set(options_from_text(given.option)) - measured):
+        listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
+
+
+def _bench_pair(
+    models: Sequence[str], against: str, targets: TargetOptions, how: BenchOptions, plan: "BenchPlan", store: "Store"
 ) -> Outcome:
-    """Compare two artifacts in interleaved fresh processes."""
-    from optpipe.cli.bench_request import bench_plan_from_options, find_bench_targets, pair_from_targets
     from optpipe.cli.terminal import Terminal
-    from optpipe.measure.pair import bench_pair as run_bench_pair
+    from optpipe.measure.pair import bench_pair
     from optpipe.report.terminal_bench import render_pair
-    from optpipe.workspace.store import Store
 
-    store = Store(workspace)
-    plan = bench_plan_from_options(
-        load, targets, batch=None if batch is None else str(batch),
-        length=None if length is None else str(length),
-    )  # fmt: skip
+    if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
+        raise BadInputError("--against compares one MODEL at one batch size and length with its baseline")
     with Terminal() as terminal:
-        found = find_bench_targets(artifacts, targets, store, terminal)
-        baseline, contender = pair_from_targets(artifacts, found)
-        pair = run_bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
+        baseline, contender = find_pair(models[0], against, targets, store, terminal)
+        _warn_about_options(targets, [(baseline, contender)], terminal)
+        rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
+        pair = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
     record = replace(pair, warnings=tuple(terminal.warnings))
     return Outcome(record, lambda: render_pair(record), ExitStatus(record.exit_status))
 
 
-def recover(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a killed bench run.")],
-    json: JsonOption = False,
+def find_pair(
+    model: str, against: str, targets: TargetOptions, store: "Store", listener: "Listener"
+) -> "tuple[StoredArtifact, StoredArtifact]":
+    """The baseline that `--against` names, and the artifact of MODEL. Both get the same inputs if they are of one model.
+
+    Raises BadInputError where one of them is not one artifact.
+    """
+    from optpipe.backends.registry import BACKENDS
+
+    (named,) = find_bench_targets([model], targets, store, listener)
+    if against in list(Precision):
+        (others,) = find_bench_targets([model], replace(targets, precision=against), store, listener)
+    elif against in BACKENDS:
+        (others,) = find_bench_targets([model], replace(targets, backend=against), store, listener)
+    else:
+        (others,) = find_bench_targets([against], TargetOptions(device=targets.device), store, listener)
+        if len(others) > 1 and (targets.precision or targets.backend):
+            (others,) = find_bench_targets([against], targets, store, listener)
+    for text, found in ((model, named), (f"--against {against}", others)):
+        if len(found) > 1:
+            labels = ", ".join(f"{each.entry.id} {each.label}" for each in found)
+            raise BadInputError(f"{text} matches {labels}\nspecify one of these IDs")
+    baseline, contender = others[0], named[0]
+    if contender.model.id == baseline.model.id:
+        contender = replace(contender, reference=baseline.reference)
+    return baseline, contender
+
+
+def _bench_from_images(
+    models: Sequence[str], targets: TargetOptions, load: Mapping[str, Any], how: BenchOptions, store: "Store"
 ) -> Outcome:
-    """Finish a killed bench run from the samples that it left."""
+    from optpipe.cli.parsing import options_from_text
+    from optpipe.cli.terminal import Terminal
+    from optpipe.core.errors import require_existing
+    from optpipe.preprocess.end_to_end import EndToEndRequest, bench_end_to_end, choose_exit_status
+    from optpipe.report.terminal_end_to_end import render_end_to_end
+
+    assert how.from_images is not None
+    require_existing(how.from_images, "--from-images")
+    if how.batch and len(how.batch) > 1:
+        raise BadInputError("--from-images measures one batch size; give --batch one number")
+    size = how.batch[0] if how.batch else None
+    request = EndToEndRequest(how.from_images, size, options=options_from_text(targets.option))
+    if "min_seconds" in load:
+        request = replace(request, seconds=load["min_seconds"])
+    with Terminal() as terminal:
+        groups = find_bench_targets(models, targets, store, terminal)
+        _warn_about_options(targets, groups, terminal)
+        measured = bench_end_to_end([each for group in groups for each in group], request, store, terminal)
+    record = replace(measured, warnings=tuple(terminal.warnings))
+    return Outcome(record, lambda: render_end_to_end(record), choose_exit_status(record))
+
+
+def _resume(folder: Path, sort: BenchSort) -> Outcome:
     from optpipe.measure.bench import recover_run
     from optpipe.report.terminal_bench import render_bench
 
-    record = replace(recover_run(run_dir), exit_status=int(ExitStatus.DONE))
-    return Outcome(record, lambda: render_bench(record, BenchSort.GIVEN))
+    record = replace(recover_run(folder), exit_status=int(ExitStatus.DONE))
+    return Outcome(record, lambda: render_bench(record, sort))

@@ -10,12 +10,10 @@ from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     DeviceOption,
-    JsonOption,
     ModelArgument,
     SeedOption,
     TruncateOption,
     WeightsOption,
-    WorkspaceOption,
     define_backend_option,
     define_precision_option,
 )
@@ -86,8 +84,7 @@ def build(
             help="Backend option, such as tensorrt.optimization_level=5; `optpipe doctor --options` lists them.",
         ),
     ] = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Build engines with verified precision and outputs.
 

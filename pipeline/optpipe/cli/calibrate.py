@@ -10,13 +10,11 @@ from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     BatchOption,
-    JsonOption,
     ModelArgument,
     SampleSeedOption,
     ShapeOption,
     TruncateOption,
     WeightsOption,
-    WorkspaceOption,
 )
 from optpipe.core.choices import complete_choice
 
@@ -61,8 +59,8 @@ def calibrate(
     accuracy_budget: Annotated[
         str | None,
         typer.Option(
-            metavar="PERCENT",
-            help="Keep the fewest layers in floating point that keep the accuracy drop within this, such as 1.0%.",
+            metavar="POINTS",
+            help="Keep the fewest layers in floating point that keep the accuracy drop within this, such as 1pt.",
         ),
     ] = None,
     output: Annotated[
@@ -71,14 +69,14 @@ def calibrate(
     weights: WeightsOption = "default",
     batch: BatchOption = None,
     shape: ShapeOption = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Choose INT8 ranges from data, and layers to keep in float."""
-    from optpipe.cli.parsing import model_from_options, percent_from_text
+    from optpipe.cli.parsing import model_from_options
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import require_existing
     from optpipe.core.mixed_precision import Budget
+    from optpipe.core.quantity import drop_from_text
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
     from optpipe.quantize.methods import methods_from_text
     from optpipe.report.terminal_calibrate import render_calibration
@@ -92,9 +90,7 @@ def calibrate(
         methods=methods_from_text(method),
         target=target,
         sensitivity=sensitivity,
-        budget=Budget(100 * percent_from_text(accuracy_budget, "--accuracy-budget"), "points")
-        if accuracy_budget
-        else None,
+        budget=Budget(drop_from_text(accuracy_budget, "--accuracy-budget"), "points") if accuracy_budget else None,
         output=output,
         truncate=truncate,
     )

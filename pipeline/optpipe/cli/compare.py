@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.cli.options import DEFAULT_WORKSPACE
 from optpipe.core.comparison import Goal
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def compare(
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for HTML, Markdown, CSV, Parquet and JSON reports.")
     ] = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Compare measurements: speedups, frontier, best builds.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.cli.options import DEFAULT_WORKSPACE
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -55,8 +55,7 @@ def deploy(
     seconds: Annotated[
         float, typer.Option(min=0, max=600, help="Time to measure the server's cost at each load; 0: not measured.")
     ] = 4.0,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
 

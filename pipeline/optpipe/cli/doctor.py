@@ -5,14 +5,12 @@ from typing import Annotated
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import JsonOption
 
 
 def doctor(
     options: Annotated[
         bool, typer.Option("--options", help="List each backend's options, for --option BACKEND.KEY=VALUE.")
     ] = False,
-    json: JsonOption = False,
 ) -> Outcome:
     """Show what this machine supports and what to install."""
     from optpipe.build.doctor import diagnose_machine, list_options

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.cli.options import DEFAULT_WORKSPACE
 from optpipe.core.defaults import ROUNDS
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ def verify(
         Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
     ] = None,
     public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
-    json: JsonOption = False,
 ) -> Outcome:
     """Recompute every number and the verdict of a dossier, offline.
 
@@ -83,8 +82,7 @@ def approve(
     because: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Reason; required unless the verdict is PASS without waivers.")
     ] = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Set a verified dossier as the baseline for later sign-offs."""
     from optpipe.cli.terminal import Terminal
@@ -104,8 +102,7 @@ def attest(
     dossier: DossierArgument,
     key: Annotated[Path, typer.Option(metavar="FILE", help="Private key in PEM, without a passphrase.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the attestations.")],
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Write signed attestations on a dossier.
 
@@ -132,14 +129,13 @@ def recheck(
     ] = ROUNDS,
     min_time: Annotated[float, typer.Option(min=0.05, help="Seconds to measure in each process.")] = 0.5,
     max_slowdown: Annotated[str, typer.Option(help="Slow-down that must be excluded for a PASS.")] = "5 %",
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Measure a signed-off build again after an upgrade."""
     from dataclasses import replace
 
-    from optpipe.cli.parsing import share_from_text
     from optpipe.cli.terminal import Terminal
+    from optpipe.core.quantity import share_from_text
     from optpipe.deploy.recheck import RecheckPlan
     from optpipe.deploy.recheck import recheck as run_recheck
     from optpipe.deploy.signed_build import open_signed_build

@@ -10,13 +10,11 @@ from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     BatchOption,
-    JsonOption,
     ModelArgument,
     SampleSeedOption,
     ShapeOption,
     TruncateOption,
     WeightsOption,
-    WorkspaceOption,
 )
 
 
@@ -33,7 +31,7 @@ def evaluate(
     count: Annotated[int | None, typer.Option(min=1, help="Number of samples to draw, stratified by label.")] = None,
     truncate: TruncateOption = False,
     accuracy_budget: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="Maximum accuracy drop in percentage points, such as 1.0%.")
+        str | None, typer.Option(metavar="POINTS", help="Maximum accuracy drop in percentage points, such as 1pt.")
     ] = None,
     task: Annotated[
         Path | None,
@@ -43,19 +41,19 @@ def evaluate(
     seed: SampleSeedOption = 0,
     batch: BatchOption = None,
     shape: ShapeOption = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Measure the task accuracy of every build on paired data."""
-    from optpipe.cli.parsing import model_from_options, percent_from_text
+    from optpipe.cli.parsing import model_from_options
     from optpipe.cli.terminal import Terminal
+    from optpipe.core.quantity import drop_from_text
     from optpipe.evaluate.evaluation_run import run_evaluation
     from optpipe.evaluate.tasks.user_file import UserTask
     from optpipe.report.terminal_evaluate import render_evaluation
     from optpipe.workspace.store import Store
 
     wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
-    budget = percent_from_text(accuracy_budget, "--accuracy-budget") if accuracy_budget else None
+    budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     own = UserTask(task) if task else None
     with Terminal() as terminal:
         store = Store(workspace)

@@ -1,14 +1,17 @@
 """How commands are put together: options in groups, commands in groups, and the sections of `optpipe --help`."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, is_dataclass
+from functools import cache, wraps
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
+import msgspec
+import typer
 from typer.core import TyperGroup
 
 from optpipe.core.errors import ExitStatus
+from optpipe.core.plan import Field, list_fields, settings_from_texts, use_workspace
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -25,40 +28,145 @@ class Outcome:
     status: ExitStatus = ExitStatus.DONE
 
 
-def flatten_groups(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """`command` with the fields of each dataclass that it takes as its own parameters, all by keyword."""
-    groups: dict[str, type] = {}
-    flat: list[Parameter] = []
+SHARED = ("workspace", "json")
+"""Parameters of commands that are options of the whole tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Marks a mapping: the fields of a record that were given, by name."""
+
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """The parameters of a command, taken apart."""
+
+    own: tuple[Parameter, ...]
+    records: Mapping[str, tuple[type, bool]]
+    """By parameter: the record, and whether the command gets only what was given."""
+    fields: Mapping[str, tuple[Field, ...]]
+    """By parameter: the fields that are options or settings."""
+
+    @property
+    def settings(self) -> tuple[Field, ...]:
+        """The fields that `--set` gives."""
+        return tuple(each for some in self.fields.values() for each in some if each.param.setting)
+
+
+@cache
+def _read_signature(command: Callable[..., Outcome]) -> _Signature:
+    own: list[Parameter] = []
+    records: dict[str, tuple[type, bool]] = {}
     hints = get_type_hints(command, include_extras=True)
     for parameter in signature(command).parameters.values():
-        kind = hints[parameter.name]
-        if is_dataclass(kind) and isinstance(kind, type):
-            groups[parameter.name] = kind
-            options = get_type_hints(kind, include_extras=True)
-            for field in fields(kind):
-                default = Parameter.empty if field.default is MISSING else field.default
-                flat.append(
-                    Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=options[field.name])
-                )
-        else:
-            flat.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
+        hint = hints[parameter.name]
+        marks = [each.kind for each in getattr(hint, "__metadata__", ()) if isinstance(each, Given)]
+        if marks or (isinstance(hint, type) and _list_fields_of(hint)):
+            records[parameter.name] = (marks[0] if marks else hint, bool(marks))
+        elif parameter.name not in SHARED:
+            own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
+    taken = {f"--{each.name.replace('_', '-')}" for each in own}
+    whole = {each.flag for kind, partial in records.values() if not partial for each in _list_fields_of(kind)}
+    fields = {
+        name: tuple(each for each in _list_fields_of(kind) if each.flag not in (taken | whole if partial else taken))
+        for name, (kind, partial) in records.items()
+    }
+    return _Signature(tuple(own), records, fields)
+
+
+def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """`command` for Typer: each field of the records that it takes becomes an option, or a setting of `--set`.
+
+    A command gets the record, or, where its parameter is `Annotated[Mapping, Given(kind)]`, only the fields that were given. Of
+    several with one flag, an option of the command itself goes first, then a field of a whole record.
+    """
+    found = _read_signature(command)
+    flat = {each.name: each for each in found.own}
+    for name, (_, partial) in found.records.items():
+        flat |= {
+            each.name: _make_parameter(each, partial=partial) for each in found.fields[name] if not each.param.setting
+        }
+    if found.settings:
+        flat["set"] = _make_set_parameter(found.settings)
+    flat["context"] = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @wraps(command)
-    def run(**given: Any) -> Outcome:
-        made = {
-            name: kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for name, kind in groups.items()
-        }
-        return command(**given, **made)
+    def run(context: typer.Context, **given: Any) -> Outcome:
+        root = context.find_root().params
+        use_workspace(root["workspace"])
+        shared = {name: root[name] for name in SHARED if name in signature(command).parameters}
+        return command(**read_arguments(command, given), **shared)
 
-    run.__signature__ = Signature(flat)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in flat}
+    run.__signature__ = Signature(list(flat.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in flat.values()}
     return run
 
 
+def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `command` from what Typer read of its options. Raises BadInputError for a value that cannot be read."""
+    found = _read_signature(command)
+    arguments = {each.name: given[each.name] for each in found.own}
+    settings = settings_from_texts(given.get("set") or (), found.settings)
+    for name, (kind, partial) in found.records.items():
+        values = {each.name: _read(each, given[each.name]) for each in found.fields[name] if each.name in given}
+        values |= {each.name: settings[each.name] for each in found.fields[name] if each.name in settings}
+        chosen = {key: value for key, value in values.items() if not partial or value not in (None, ())}
+        arguments[name] = chosen if partial else kind(**values)
+    return arguments
+
+
+def _list_fields_of(kind: type) -> tuple[Field, ...]:
+    return list_fields(kind) if is_dataclass(kind) or issubclass(kind, msgspec.Struct) else ()
+
+
+def _read(field: Field, value: Any) -> Any:
+    if field.repeats:
+        return tuple(value) if value else field.default
+    if field.param.parse is None or value is None:
+        return value
+    return field.param.parse(value, field.flag)
+
+
+def _make_parameter(field: Field, *, partial: bool) -> Parameter:
+    """The parameter from which Typer makes the option."""
+    param, kind = field.param, field.kind
+    required = field.default is MISSING and not partial
+    default = field.default if param.parse is None or field.default in (None, MISSING) else field.show(field.default)
+    if param.parse is not None:
+        kind = str
+    elif field.repeats:
+        kind = list[get_args(kind)[0]]  # type: ignore[misc]
+        default = None
+    flags = [field.flag] if kind is not bool or field.default is not True else [f"{field.flag}/--no-{field.flag[2:]}"]
+    usual = field.show(field.default) if partial and field.default not in (MISSING, None, False, ()) else ""
+    option = typer.Option(
+        *flags, metavar=param.metavar, help=f"{param.help}  [default: {usual}]" if usual else param.help,
+        min=param.minimum, autocompletion=param.complete, show_default=not required,
+    )  # fmt: skip
+    if partial or default is None:
+        kind, default = kind | None, None
+    annotation = Annotated[kind, option]  # type: ignore[valid-type]
+    return Parameter(
+        field.name, Parameter.KEYWORD_ONLY, default=Parameter.empty if required else default, annotation=annotation
+    )
+
+
+def _make_set_parameter(settings: Sequence[Field]) -> Parameter:
+    names = ", ".join(dict.fromkeys(each.flag[2:] for each in settings))
+    option = typer.Option("--set", metavar="NAME=VALUE", help=f"A setting that is rarely changed: {names}.")
+    return Parameter("set", Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option])
+
+
 class SectionedGroup(TyperGroup):
-    """Commands that the help lists in sections."""
+    """Commands that the help lists in sections, with options that may be given behind any command."""
 
     sections: Mapping[str, tuple[str, ...]] = {}
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Moves `--workspace` and `--json` in front, wherever they were written."""
+        return super().parse_args(ctx, move_shared_options(args))
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
         """Writes one section for each group, with one column of descriptions."""
@@ -70,6 +178,24 @@ class SectionedGroup(TyperGroup):
                     for name in names
                 ]
                 formatter.write_dl(rows)
+
+
+def move_shared_options(words: Sequence[str]) -> list[str]:
+    """`words` with the options of the whole tool in front."""
+    front: list[str] = []
+    rest = list(words)
+    at = 0
+    while at < len(rest) and rest[at] != "--":
+        name, inline, _ = rest[at].partition("=")
+        if name == "--json" and not inline:
+            front.append(rest.pop(at))
+        elif name == "--workspace" and (inline or at + 1 < len(rest)):
+            front += [rest.pop(at), *([] if inline else [rest.pop(at)])]
+        elif name == "--workspace":
+            return rest[at:]  # without its value: refused as that
+        else:
+            at += 1
+    return [*front, *rest]
 
 
 class DefaultGroup(TyperGroup):

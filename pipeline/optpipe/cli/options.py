@@ -7,14 +7,17 @@ import typer
 
 from optpipe.core.choices import complete_choice
 from optpipe.core.entries import Device
+from optpipe.core.plan import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from optpipe.core.precision import Precision
 
+PRECISION_METAVAR = f"{'|'.join(Precision)}[,…]"
 
-def _complete_precision(incomplete: str) -> list[str]:
+
+def complete_precision(incomplete: str) -> list[str]:
     return complete_choice(incomplete, list(Precision))
 
 
-def _complete_backend(incomplete: str) -> list[str]:
+def complete_backend(incomplete: str) -> list[str]:
     from optpipe.backends.registry import BACKENDS
 
     return complete_choice(incomplete, ["auto", "all", *BACKENDS])
@@ -22,12 +25,12 @@ def _complete_backend(incomplete: str) -> list[str]:
 
 def define_precision_option(what: str) -> Any:
     """`--precision`, a list; `what` the command does with them, as its help says it."""
-    return typer.Option(metavar=f"{'|'.join(Precision)}[,…]", autocompletion=_complete_precision, help=what)
+    return typer.Option(metavar=PRECISION_METAVAR, autocompletion=complete_precision, help=what)
 
 
 def define_backend_option(what: str) -> Any:
     """`--backend`, a list likewise."""
-    return typer.Option(metavar="NAME[,…]", autocompletion=_complete_backend, help=what)
+    return typer.Option(metavar="NAME[,…]", autocompletion=complete_backend, help=what)
 
 
 ModelArgument = Annotated[
@@ -70,4 +73,3 @@ TruncateOption = Annotated[
     bool,
     typer.Option("--truncate", help="Cut texts that exceed the model's maximum input length; else they are refused."),
 ]
-DEFAULT_WORKSPACE = Path(".optpipe")

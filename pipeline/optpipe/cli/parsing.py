@@ -9,10 +9,10 @@ from optpipe.build.build import BuildPlan
 from optpipe.build.choose.candidates import ChoicePlan
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.mixed_precision import budget_from_text
+from optpipe.core.plan import sizes_from_text
 from optpipe.core.precision import precisions_from_text
 from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text
 from optpipe.core.weights import weights_from_text
-from optpipe.measure.search import batch_sizes_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
@@ -105,7 +105,7 @@ def choice_plan_from_options(
     return ChoicePlan(
         build,
         None if budget is None else budget_from_text(budget, "--budget"),
-        None if compare_at is None else batch_sizes_from_text(compare_at, "--compare-at"),
+        None if compare_at is None else sizes_from_text(compare_at, "--compare-at"),
     )
 
 
@@ -121,25 +121,3 @@ def options_from_text(texts: Sequence[str]) -> dict[str, dict[str, str]]:
             )
         options.setdefault(backend, {})[key] = value
     return options
-
-
-def percent_from_text(text: str, option: str) -> float:
-    """Reads `1.0%` or `1.0` as 0.01."""
-    try:
-        value = float(text.strip().removesuffix("%"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 100:
-        raise BadInputError(f"{option} {text}: expected percentage points between 0 and 100, such as 1.0%")
-    return value / 100
-
-
-def share_from_text(text: str, flag: str) -> float:
-    """Reads `2.5%` or `0.025` as 0.025."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= (10 if text.endswith("%") else 1):  # 5 is rather 5 % than 500 %
-        raise BadInputError(f"{flag} {text}: expected a fraction such as 2.5% or 0.025")
-    return value

@@ -8,11 +8,9 @@ import typer
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
-    JsonOption,
     ModelArgument,
     SeedOption,
     WeightsOption,
-    WorkspaceOption,
 )
 
 
@@ -47,8 +45,7 @@ def preprocess(
     ] = 2.0,
     weights: WeightsOption = "default",
     seed: SeedOption = 0,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Derive the model's DALI pipeline, prove parity, measure."""
     from dataclasses import replace

@@ -1,32 +1,21 @@
 """`optpipe profile`."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import (
-    DEFAULT_WORKSPACE,
-    BatchOption,
-    DeviceOption,
-    JsonOption,
-    LengthOption,
-    SeedOption,
-    ShapeOption,
-    TruncateOption,
-    WeightsOption,
-    WorkspaceOption,
-    define_backend_option,
-    define_precision_option,
-)
+from optpipe.cli.options import DEFAULT_WORKSPACE, PRECISION_METAVAR, complete_backend, complete_precision
+from optpipe.core import plan as params
+from optpipe.core.entries import Device
+from optpipe.core.plan import Param
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.nsys import Extra
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
-    from optpipe.core.entries import Device
     from optpipe.workspace.store import Store
 
 
@@ -36,23 +25,18 @@ class RecordingOptions:
 
     trace: Annotated[
         Path | None,
-        typer.Option(
+        Param(
+            "Analyze an existing recording: .nsys-rep, its .sqlite export, a torch.profiler .json, or a profile folder.",
             metavar="FILE",
-            help="Analyze an existing recording: .nsys-rep, its .sqlite export, a torch.profiler .json, or a profile folder.",
         ),
     ] = None
     diff: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="BEFORE AFTER", help="Compare two recordings by kernel and by layer."),
+        tuple[Path, Path] | None, Param("Compare two recordings by kernel and by layer.", metavar="BEFORE AFTER")
     ] = None
-    range: Annotated[
-        str | None, typer.Option("--range", metavar="NAME", help="Analyze only work launched in this NVTX range.")
-    ] = None
+    range: Annotated[str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")] = None
     redacted: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="With --trace: write a shareable .sqlite export without the process environment."
-        ),
+        Param("With --trace: write a shareable .sqlite export without the process environment.", metavar="FILE"),
     ] = None
 
 
@@ -60,49 +44,57 @@ class RecordingOptions:
 class BuildOptions:
     """Which builds of MODEL."""
 
-    precision: Annotated[str, define_precision_option("As for `optpipe build`.")] = "fp16"
-    backend: Annotated[str, define_backend_option("As for `optpipe build`.")] = "auto"
-    device: DeviceOption = None
-    batch: BatchOption = None
-    shape: ShapeOption = None
-    weights: WeightsOption = "default"
-    seed: SeedOption = 0
-    images: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Images to preprocess, also used as in `build --images`.")
+    precision: Annotated[
+        str, Param("As for `optpipe build`.", metavar=PRECISION_METAVAR, complete=complete_precision)
+    ] = "fp16"
+    backend: Annotated[str, Param("As for `optpipe build`.", metavar="NAME[,…]", complete=complete_backend)] = "auto"
+    device: Annotated[Device | None, Param("Default: the best available for each backend.")] = None
+    batch: Annotated[
+        str | None, Param("Batch range of the optimization profile, or one fixed size.", metavar="MIN:OPT:MAX")
     ] = None
+    shape: Annotated[tuple[str, ...], Param("As for `optpipe build`.", metavar="NAME=MIN:OPT:MAX")] = ()
+    weights: Annotated[str, params.WEIGHTS] = "default"
+    seed: Annotated[int, params.WEIGHTS_SEED] = 0
+    images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
+        None
+    )
     calibration: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="As for `optpipe build`; without it, stored INT8 builds are used."),
+        Path | None, Param("As for `optpipe build`; without it, stored INT8 builds are used.", metavar="PATH")
     ] = None
-    truncate: TruncateOption = False
+    truncate: Annotated[bool, replace(params.TRUNCATE, setting=True)] = False
     option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option, such as onnxruntime.cuda_graph=true."),
-    ] = None
+        tuple[str, ...],
+        Param("Backend option, such as onnxruntime.cuda_graph=true.", metavar="BACKEND.KEY=VALUE"),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
     """What to record of MODEL, and how."""
 
-    stage: Annotated[list[Stage] | None, typer.Option(help="Stage to profile; repeatable. Default: all.")] = None
-    batch_size: Annotated[str, typer.Option(help="Batch sizes to run, comma-separated.")] = "1"
-    length: LengthOption = None
-    iterations: Annotated[int, typer.Option(min=2, help="Recorded iterations of repeated stages.")] = 20
-    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up iterations before recording.")] = 5
-    tracer: Annotated[Literal["nsys", "torch"], typer.Option(help="Profiler; torch (torch.profiler) records less.")] = (
-        "nsys"
-    )
-    record: Annotated[
-        list[Extra] | None,
-        typer.Option(help="Also record GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."),
+    stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
+    batch_size: Annotated[
+        tuple[int, ...], Param("Batch sizes to run, comma-separated.", metavar="SIZES", parse=params.sizes_from_text)
+    ] = (1,)
+    length: Annotated[
+        tuple[int, ...] | None,
+        Param(
+            "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
+            metavar="TOKENS",
+            parse=params.sizes_from_text,
+        ),
     ] = None
-    ncu: Annotated[bool, typer.Option("--ncu", help="Count DRAM bytes and cycles of the top kernels with ncu.")] = False
+    iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
+    warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
+    tracer: Annotated[Literal["nsys", "torch"], Param("Profiler; torch (torch.profiler) records less.")] = "nsys"
+    record: Annotated[
+        tuple[Extra, ...],
+        Param("Also record GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."),
+    ] = ()
+    ncu: Annotated[bool, Param("Count DRAM bytes and cycles of the top kernels with ncu.")] = False
     keep_raw: Annotated[
         bool,
-        typer.Option(
-            "--keep-raw", help="Keep the raw recording, which contains the process environment in plain text."
-        ),
+        Param("Keep the raw recording, which contains the process environment in plain text.", setting=True),
     ] = False
 
 
@@ -116,9 +108,7 @@ def profile(
     recording: RecordingOptions = RecordingOptions(),
     builds: BuildOptions = BuildOptions(),
     capture: CaptureOptions = CaptureOptions(),
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
-    context: typer.Context = None,  # type: ignore[assignment]  # Typer gives it; a caller in Python has none
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.cli.terminal import Terminal
@@ -136,9 +126,9 @@ def profile(
         raise BadInputError(f"--redacted {recording.redacted} requires --trace FILE")
     if recording.redacted is not None:
         require_writable_file(recording.redacted, "--redacted")
-    if model is None and context is not None and (given := _list_model_options(context)):
+    if model is None and (given := [*params.list_words(builds), *params.list_words(capture)]):
         raise BadInputError(
-            f"{given}: valid only with MODEL; existing recordings accept --range, --redacted and --json"
+            f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range, --redacted and --json"
         )
     with Terminal() as terminal:
         if diff is not None:
@@ -154,23 +144,13 @@ def profile(
         return _profile_model(model, builds, capture, Store(workspace), terminal)
 
 
-def _list_model_options(context: typer.Context) -> str:
-    """The options on the command line that only a MODEL can have, as they are typed."""
-    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]  # type: ignore[union-attr]
-    others = {"json", *(field.name for field in fields(RecordingOptions))}
-    return ", ".join(f"--{name.replace('_', '-')}" for name in given if name not in others)
-
-
 def _profile_model(
     text: str, options: BuildOptions, capture: CaptureOptions, store: "Store", terminal: "Terminal"
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
-    from dataclasses import replace
-
     from optpipe.cli.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.core.errors import ExitStatus
-    from optpipe.measure.search import batch_sizes_from_text
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.images import find_images
@@ -179,19 +159,18 @@ def _profile_model(
     from optpipe.report.terminal_profile import render_profiles
     from optpipe.workspace.file_names import CARD
 
-    model = model_from_options(text, options.weights, options.seed, options.batch, options.shape or [], store)
+    model = model_from_options(text, options.weights, options.seed, options.batch, options.shape, store)
     builds = build_plan_from_options(
         options.precision,
         options.backend,
         options.device,
-        options.option or [],
+        options.option,
         images=options.images,
         calibration=options.calibration,
         batch=options.batch,
     )
     builds = replace(builds, truncate=options.truncate)
-    stages, batch_sizes = tuple(capture.stage or Stage), batch_sizes_from_text(capture.batch_size)
-    lengths = None if capture.length is None else batch_sizes_from_text(capture.length, "--length")
+    stages, batch_sizes, lengths = capture.stage or tuple(Stage), capture.batch_size, capture.length
     require_profilable(capture.tracer)
     if lengths is not None:  # refused before the build too
         model, stored = prepare_model(model, store, terminal)
@@ -224,7 +203,7 @@ def _profile_model(
         iterations=capture.iterations,
         warm_up=capture.warm_up,
         tracer=capture.tracer,
-        extras=frozenset(capture.record or ()),
+        extras=frozenset(capture.record),
         ncu=capture.ncu,
         keep_raw=capture.keep_raw,
         images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(batch_sizes)),

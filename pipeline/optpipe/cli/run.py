@@ -13,7 +13,6 @@ from optpipe.cli.options import (
     BecauseOption,
     DeviceOption,
     DossierOption,
-    JsonOption,
     JunitOption,
     ModelArgument,
     SeedOption,
@@ -21,7 +20,6 @@ from optpipe.cli.options import (
     TruncateOption,
     WaiveOption,
     WeightsOption,
-    WorkspaceOption,
     define_backend_option,
     define_precision_option,
 )
@@ -58,17 +56,17 @@ def run(
     output: DossierOption = None,
     junit: JunitOption = None,
     sign: SignOption = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Run the pipeline from model to verdict, resumable.
 
     Builds, evaluates, preprocesses, benchmarks, profiles and signs off as the policy requires.
     """
     from optpipe.cli.ci import require_step_summary, write_ci_files
-    from optpipe.cli.parsing import build_plan_from_options, model_from_options, share_from_text
+    from optpipe.cli.parsing import build_plan_from_options, model_from_options
     from optpipe.cli.release_options import policy_from_file, waivers_from_options
     from optpipe.cli.terminal import Terminal
+    from optpipe.core.quantity import share_from_text
     from optpipe.report.terminal_signoff import render_pipeline_run
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.release import require_possible

@@ -10,11 +10,9 @@ from optpipe.cli.options import (
     DEFAULT_WORKSPACE,
     BecauseOption,
     DossierOption,
-    JsonOption,
     JunitOption,
     SignOption,
     WaiveOption,
-    WorkspaceOption,
 )
 
 
@@ -39,17 +37,17 @@ def signoff(
     max_cv: Annotated[str, typer.Option(help="Maximum coefficient of variation, as for `optpipe bench`.")] = "2.5 %",
     figures: Annotated[bool, typer.Option(help="Include figures in the report.")] = True,
     init: Annotated[bool, typer.Option(help="Write a policy template and its JSON Schema, then exit.")] = False,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Judge a build against a policy and write a dossier."""
     if init:
         return _write_policy_template(policy or Path("policy.toml"), output)
     from optpipe.cli.ci import require_step_summary, write_ci_files
-    from optpipe.cli.parsing import model_from_options, share_from_text
+    from optpipe.cli.parsing import model_from_options
     from optpipe.cli.release_options import policy_from_file, waivers_from_options
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
+    from optpipe.core.quantity import share_from_text
     from optpipe.report.terminal_signoff import render_verdict
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.dossier import since_from_text

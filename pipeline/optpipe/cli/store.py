@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.cli.options import DEFAULT_WORKSPACE
 
 IdArgument = Annotated[
     str,
@@ -15,7 +15,7 @@ IdArgument = Annotated[
 ]
 
 
-def ls(workspace: WorkspaceOption = DEFAULT_WORKSPACE, json: JsonOption = False) -> Outcome:
+def ls(workspace: Path = DEFAULT_WORKSPACE) -> Outcome:
     """List stored artifacts and runs, oldest first."""
     from optpipe.models.artifacts.housekeeping import list_stored
     from optpipe.report.terminal_stored import render_stored
@@ -31,8 +31,7 @@ def show(
         Literal["trtexec"] | None,
         typer.Option("--as", help="Print the equivalent command of NVIDIA's own tool for a TensorRT artifact."),
     ] = None,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Show an entry or run: hashes, parents, command.
 
@@ -61,8 +60,7 @@ def rm(
     with_dependents: Annotated[
         bool, typer.Option("--with-dependents", help="Also remove everything made from it.")
     ] = False,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Remove one entry or run."""
     from optpipe.models.artifacts.housekeeping import remove_stored
@@ -76,8 +74,8 @@ def rm(
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
+    json: bool = False,
 ) -> Outcome:
     """Remove data that nothing needs.
 
@@ -100,8 +98,7 @@ def gc(
 
 def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Workspaces to merge into --workspace.")],
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Merge workspaces: the union by hash.
 

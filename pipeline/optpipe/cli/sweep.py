@@ -1,22 +1,24 @@
 """`optpipe sweep`."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, TruncateOption, WorkspaceOption
-from optpipe.core.measurement import Mode, Scenario
+from optpipe.cli.groups import Given, Outcome
+from optpipe.cli.options import DEFAULT_WORKSPACE
+from optpipe.core.plan import Param
+from optpipe.core.quantity import share_from_text, share_to_text
+from optpipe.sweep.job import Matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optpipe.sweep.job import Cell, JobRecord
-    from optpipe.sweep.matrix import Matrix
     from optpipe.sweep.rows import SweepRecord
     from optpipe.sweep.slots import Slot
     from optpipe.sweep.sweep import Executor
@@ -24,95 +26,58 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MatrixOptions:
-    """What is swept over. A flag replaces the key of the matrix file."""
-
-    matrix: Annotated[Path | None, typer.Option(metavar="FILE", help="Matrix of the sweep (TOML).")] = None
-    precision: Annotated[str | None, typer.Option(help="Precisions, comma-separated; default: fp16.")] = None
-    backend: Annotated[str | None, typer.Option(help="Backends, comma-separated; default: auto.")] = None
-    batch: Annotated[str | None, typer.Option(help="Batch sizes, such as 1,8,32 or 1:256.")] = None
-    length: Annotated[str | None, typer.Option(metavar="TOKENS", help="Sequence lengths, such as 32,128,512.")] = None
-    scenario: Annotated[str | None, typer.Option(help="MLPerf scenarios, comma-separated.")] = None
-    rate: Annotated[str | None, typer.Option(help="Mean queries per second (server), comma-separated.")] = None
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="Kinds of GPU by full name, comma-separated, or cpu; default: those of this host."),
-    ] = None
-    option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option.")] = None
-    build_option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Build option.")] = None
-    mode: Annotated[Mode | None, typer.Option(help="compute, or end-to-end with copies.")] = None
-    streams: Annotated[int | None, typer.Option(help="Concurrent streams (multi-stream, offline).")] = None
-    profile: Annotated[str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the builds.")] = None
-    weights: Annotated[str | None, typer.Option(help="default, random, or a .safetensors/.pt file.")] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed for random weights.")] = None
-    calibration: Annotated[Path | None, typer.Option(metavar="PATH", help="INT8 calibration data.")] = None
-    truncate: TruncateOption = False
-
-
-@dataclass(frozen=True)
-class PaceOptions:
-    """How long each job is measured."""
-
-    processes: Annotated[int | None, typer.Option(min=1, help="Fresh processes for each job.")] = None
-    percentile: Annotated[float | None, typer.Option(help="Highest percentile to report.")] = None
-    min_time: Annotated[float | None, typer.Option(metavar="SECONDS", help="Minimum measurement time.")] = None
-    max_time: Annotated[float | None, typer.Option(metavar="SECONDS", help="Maximum measurement time.")] = None
-    warm_up: Annotated[float | None, typer.Option(metavar="SECONDS", help="Minimum warm-up time.")] = None
-    max_warm_up: Annotated[float | None, typer.Option(metavar="SECONDS", help="Maximum warm-up time.")] = None
-    max_cv: Annotated[str | None, typer.Option(help="Maximum coefficient of variation, such as 2.5%.")] = None
-
-
-@dataclass(frozen=True)
 class RunOptions:
     """How the jobs are run."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the jobs and the estimated time.")] = False
-    again: Annotated[bool, typer.Option("--again", help="Measure again what is stored.")] = False
+    dry_run: Annotated[bool, Param("Only show the jobs and the estimated time.")] = False
+    again: Annotated[bool, Param("Measure again what is stored.")] = False
     against: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Workspace of the baseline: PASS, FAIL or INCONCLUSIVE for each cell."),
+        Param("Workspace of the baseline: PASS, FAIL or INCONCLUSIVE for each cell.", metavar="DIR"),
     ] = None
-    tolerance: Annotated[str, typer.Option(help="Slowdown against the baseline that still passes.")] = "2%"
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only part I of N (Slurm, Kubernetes, ssh).")] = None
-    loads_per_process: Annotated[int, typer.Option(min=1, help="Loads of one artifact measured by one process.")] = 1
-    slots: Annotated[int | None, typer.Option(min=1, help="Use at most this many GPUs (or parts of the CPU).")] = None
-    cpu_slots: Annotated[int, typer.Option(min=1, help="Equal parts of the processors, timed side by side.")] = 1
-    job_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit of a process.")] = 1800.0
-    lock_timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for a GPU in use.")] = 600.0
-    retries: Annotated[int, typer.Option(min=0, help="Further tries of a job that crashed.")] = 1
-    calibrate_host: Annotated[
-        bool,
-        typer.Option("--calibrate-host", help="Measure the neighbor effect: one GPU alone and with all others busy."),
-    ] = False
-    rounds: Annotated[int, typer.Option(help="Rounds of --calibrate-host.")] = 10
-    on: Annotated[str | None, typer.Option(metavar="ray|ray://HOST:PORT", help="Run on a Ray cluster.")] = None
-    node: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LABEL=VALUE", help="Only nodes of the cluster with this label (or LABEL!=VALUE)."),
-    ] = None
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|URL", help="Workspace under one path on all nodes, or s3://, gs://; default: Ray's store."
+    tolerance: Annotated[
+        float,
+        Param(
+            "Slowdown against the baseline that still passes.",
+            metavar="SHARE",
+            parse=share_from_text,
+            show=share_to_text,
         ),
-    ] = None
-    pending_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long a cluster may take to place a job.")
-    ] = 300.0
-    node_labels: Annotated[bool, typer.Option("--node-labels", help="Print this node's labels for `ray start`.")] = (
+    ] = 0.02
+    shard: Annotated[str | None, Param("Only part I of N (Slurm, Kubernetes, ssh).", metavar="I/N")] = None
+    loads_per_process: Annotated[int, Param("Loads of one artifact measured by one process.", minimum=1)] = 1
+    slots: Annotated[int | None, Param("Use at most this many GPUs (or parts of the CPU).", minimum=1)] = None
+    cpu_slots: Annotated[int, Param("Equal parts of the processors, timed side by side.", minimum=1, setting=True)] = 1
+    job_timeout: Annotated[float, Param("Time limit of a process in seconds.", setting=True)] = 1800.0
+    lock_timeout: Annotated[float, Param("Seconds to wait for a GPU in use.", setting=True)] = 600.0
+    retries: Annotated[int, Param("Further tries of a job that crashed.", minimum=0, setting=True)] = 1
+    calibrate_host: Annotated[bool, Param("Measure the neighbor effect: one GPU alone and with all others busy.")] = (
         False
     )
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the report (Markdown, JSON).")] = None
+    rounds: Annotated[int, Param("Rounds of --calibrate-host.", setting=True)] = 10
+    on: Annotated[str | None, Param("Run on a Ray cluster.", metavar="ray|ray://HOST:PORT")] = None
+    node: Annotated[
+        tuple[str, ...],
+        Param("Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE"),
+    ] = ()
+    store: Annotated[
+        str | None,
+        Param("Workspace under one path on all nodes, or s3://, gs://; default: Ray's store.", metavar="DIR|URL"),
+    ] = None
+    pending_timeout: Annotated[float, Param("Seconds that a cluster may take to place a job.", setting=True)] = 300.0
+    node_labels: Annotated[bool, Param("Print this node's labels for `ray start`.")] = False
+    output: Annotated[Path | None, Param("Folder for the report (Markdown, JSON).", metavar="DIR")] = None
 
 
 def sweep(
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="As for `optpipe build`.")] = None,
-    *,
-    wanted: MatrixOptions,
-    pace: PaceOptions,
-    how: RunOptions,
-    workspace: WorkspaceOption = DEFAULT_WORKSPACE,
-    json: JsonOption = False,
+    matrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Matrix of the sweep (TOML); a flag replaces its key.")
+    ] = None,
+    wanted: Annotated[Mapping[str, Any], Given(Matrix)] = {},
+    option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option.")] = None,
+    how: RunOptions = RunOptions(),
+    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Build and measure a matrix on this host's GPUs or on Ray.
 
@@ -120,12 +85,17 @@ def sweep(
     """
     from dataclasses import replace
 
-    from optpipe.cli.parsing import share_from_text
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import ExitStatus
     from optpipe.report.terminal_sweep import render_sweep
     from optpipe.sweep.launch import Limits
-    from optpipe.sweep.matrix import cells_from_matrix, require_sound, resolve_models
+    from optpipe.sweep.matrix import (
+        cells_from_matrix,
+        matrix_from_file,
+        matrix_from_options,
+        require_sound,
+        resolve_models,
+    )
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import SweepOptions, run_sweep
@@ -138,17 +108,17 @@ def sweep(
     shard = None if how.shard is None else shard_from_text(how.shard)
     if how.output is not None:
         require_writable_folder(how.output, "--output")
-    tolerance = share_from_text(how.tolerance, "--tolerance")
     baseline = {} if how.against is None or how.dry_run else _read_baseline(how.against)
-    matrix = _matrix_from_options(models or [], wanted, pace)
-    require_sound(matrix)
+    given = {**wanted, **({"models": models} if models else {}), **({"options": [option]} if option else {})}
+    full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
+    require_sound(full)
     terminal = Terminal()
     slots, execute = _connect(how, terminal.warn)
     if how.store is not None and not is_bucket(how.store):
         workspace = Path(how.store)
     store = Store(workspace)
-    matrix = resolve_models(matrix, store, local=how.on is None)
-    cells = select_shard(cells_from_matrix(matrix, list_kinds(slots)), shard)
+    full = resolve_models(full, store, local=how.on is None)
+    cells = select_shard(cells_from_matrix(full, list_kinds(slots)), shard)
     if how.calibrate_host:
         return _calibrate_host(cells, slots, how, store)
     options = SweepOptions(
@@ -162,7 +132,7 @@ def sweep(
         record = run_sweep(cells, slots, options, store, terminal, execute)
     record = replace(record, warnings=tuple(terminal.warnings))
     if baseline:
-        record = _judge(record, str(how.against), baseline, tolerance, workspace)
+        record = _judge(record, str(how.against), baseline, how.tolerance, workspace)
     if how.output is not None:
         record = replace(record, written=_write_report(record, how.output))
     return Outcome(record, lambda: render_sweep(record), ExitStatus(record.exit_status))
@@ -211,7 +181,7 @@ def _connect(how: RunOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slo
     from optpipe.sweep.ray_cluster import selector_from_text
     from optpipe.sweep.transport import is_bucket, require_bucket
 
-    selectors = tuple(selector_from_text(each) for each in how.node or ())
+    selectors = tuple(selector_from_text(each) for each in how.node)
     if how.on is None:
         if selectors or (how.store is not None and is_bucket(how.store)):
             raise BadInputError(f"{'--node' if selectors else '--store ' + str(how.store)} requires --on ray")
@@ -241,67 +211,10 @@ def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":
     from optpipe.sweep.slots import list_slots
 
     if how.cpu_slots > (have := len(os.sched_getaffinity(0))):
-        raise BadInputError(f"--cpu-slots {how.cpu_slots}: only {have} processors are available")
+        raise BadInputError(f"--set cpu-slots={how.cpu_slots}: only {have} processors are available")
     slots = list_slots(how.cpu_slots)
     gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
     return (*gpus[: how.slots], *parts[: how.slots])
-
-
-def _matrix_from_options(models: list[str], wanted: MatrixOptions, pace: PaceOptions) -> "Matrix":
-    import msgspec
-
-    from optpipe.cli.parsing import share_from_text
-    from optpipe.core.choices import choices_from_text
-    from optpipe.core.errors import BadInputError
-    from optpipe.measure.search import batch_sizes_from_text
-    from optpipe.sweep.matrix import Matrix, matrix_from_file
-
-    def words(text: str | None) -> list[str] | None:
-        return None if text is None else [each.strip() for each in text.split(",") if each.strip()]
-
-    given: dict[str, object] = {
-        "models": models or None,
-        "precisions": words(wanted.precision),
-        "backends": words(wanted.backend),
-        "batches": None if wanted.batch is None else batch_sizes_from_text(wanted.batch),
-        "lengths": None if wanted.length is None else batch_sizes_from_text(wanted.length, "--length"),
-        "scenarios": None
-        if wanted.scenario is None
-        else choices_from_text(wanted.scenario, list(Scenario), "--scenario"),
-        "rates": None if wanted.rate is None else _rates_from_text(wanted.rate),
-        "options": None if wanted.option is None else [wanted.option],
-        "gpus": words(wanted.gpu),
-        "mode": wanted.mode,
-        "streams": wanted.streams,
-        "profile": wanted.profile,
-        "weights": wanted.weights,
-        "seed": wanted.seed,
-        "calibration": None if wanted.calibration is None else str(wanted.calibration),
-        "truncate": wanted.truncate or None,
-        "build_options": wanted.build_option,
-        "processes": pace.processes,
-        "percentile": pace.percentile,
-        "min_seconds": pace.min_time,
-        "max_seconds": pace.max_time,
-        "warm_up_seconds": pace.warm_up,
-        "max_warm_up_seconds": pace.max_warm_up,
-        "max_cv": None if pace.max_cv is None else share_from_text(pace.max_cv, "--max-cv"),
-    }
-    base = Matrix() if wanted.matrix is None else matrix_from_file(wanted.matrix)
-    merged = msgspec.to_builtins(base) | {name: value for name, value in given.items() if value is not None}
-    try:
-        return msgspec.convert(merged, Matrix, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadInputError(f"the sweep's options: {error}") from error
-
-
-def _rates_from_text(text: str) -> list[float]:
-    from optpipe.core.errors import BadInputError
-
-    try:
-        return [float(each) for each in text.split(",")]
-    except ValueError as error:
-        raise BadInputError(f"--rate {text}: expected queries per second, such as 100 or 100,200") from error
 
 
 def _calibrate_host(cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: RunOptions, store: "Store") -> Outcome:

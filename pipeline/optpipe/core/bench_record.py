@@ -1,4 +1,4 @@
-"""What `optpipe bench` and `optpipe bench-pair` say: measurements, a limit's answer, tuning, a paired comparison."""
+"""What `optpipe bench` and `optpipe bench --against` say: measurements, a limit's answer, tuning, a paired comparison."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -183,7 +183,7 @@ class BenchRecord:
 
 @dataclass(frozen=True, slots=True)
 class BenchPairRecord:
-    """The JSON document of `optpipe bench-pair`."""
+    """The JSON document of `optpipe bench --against`."""
 
     run_dir: str
     run_id: str

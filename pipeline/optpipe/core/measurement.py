@@ -8,7 +8,7 @@ A bench run folder (see `optpipe.workspace.runs` for what every run folder has)
     measurements.json          a `MeasurementsRecord`
     samples/<id>.parquet       one row per query, columns SAMPLE_COLUMNS, warm-up included and marked
     machine/<id>.parquet       one row per look at the machine, columns MACHINE_COLUMNS
-    comparison.json            only after `bench-pair A B`: a `core.bench_record.PairedComparison`
+    comparison.json            only after `bench B --against A`: a `core.bench_record.PairedComparison`
 
 All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter_ns`), so that samples and machine rows
 of one run lie on one axis. Every statistic of a `Measurement` can be recomputed from its Parquet file.
@@ -17,10 +17,26 @@ of one run lie on one axis. Every statistic of a `Measurement` can be recomputed
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
+from typing import Annotated
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
 from optpipe.core.files import Files
+from optpipe.core.plan import (
+    BATCH,
+    LENGTH,
+    MAX_TIME,
+    MAX_WARM_UP,
+    MIN_TIME,
+    MODE,
+    PERCENTILE,
+    RATE,
+    SCENARIO,
+    STREAMS,
+    WARM_UP,
+    list_words,
+)
 from optpipe.core.records import record_from_files
 
 MEASUREMENTS_FILE = "measurements.json"
@@ -115,22 +131,19 @@ class Reason:
 class LoadSpec:
     """What is put on an artifact, from the command line to the worker. The first five say what is measured, the rest how long."""
 
-    batch_size: int
-    scenario: Scenario = Scenario.SINGLE_STREAM
-    mode: Mode = Mode.COMPUTE
-    streams: int = 1
-    rate_per_s: float | None = None
-    """Server: mean arrivals per second."""
-    min_seconds: float = 1.0
-    """Of each process."""
-    max_seconds: float = 60.0
-    percentile: float = 99.0
-    """The highest percentile that is wanted: it decides how many samples are measured."""
-    warm_up_seconds: float = 0.5
-    max_warm_up_seconds: float = 20.0
+    batch_size: Annotated[int, BATCH]
+    scenario: Annotated[Scenario, SCENARIO] = Scenario.SINGLE_STREAM
+    mode: Annotated[Mode, MODE] = Mode.COMPUTE
+    streams: Annotated[int, STREAMS] = 1
+    rate_per_s: Annotated[float | None, RATE] = None
+    min_seconds: Annotated[float, MIN_TIME] = 1.0
+    max_seconds: Annotated[float, MAX_TIME] = 60.0
+    percentile: Annotated[float, PERCENTILE] = 99.0
+    warm_up_seconds: Annotated[float, WARM_UP] = 0.5
+    max_warm_up_seconds: Annotated[float, MAX_WARM_UP] = 20.0
     output_checks: int = 16
     cache_probes: int = 12
-    length: int | None = None
+    length: Annotated[int | None, LENGTH] = None
     """Tokens of every sequence, padding included; None for a model without sequences, and where it was not recorded."""
     images: bool | None = None
     """Whether the inputs are images, as measured; None where it was not recorded."""
@@ -149,6 +162,29 @@ class LoadSpec:
     def sample(self) -> str:
         """What rates count and energy is of: `image`, or `sample` for sequences and other tensors."""
         return "sample" if self.images is False or self.length is not None else "image"
+
+    def require_sound(self, *, needs_rate: bool = True) -> None:
+        """Raises BadInputError for a load that cannot be meant; `needs_rate` is False where the rate is still searched."""
+        scenario, streams, rate = self.scenario, self.streams, self.rate_per_s
+        if streams < 1 or (streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
+            raise BadInputError(
+                f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
+            )
+        if rate is not None and (scenario is not Scenario.SERVER or not 0 < rate < inf):
+            raise BadInputError("--rate must be positive and requires --scenario server")
+        if rate is None and needs_rate and scenario is Scenario.SERVER:
+            raise BadInputError(
+                "--scenario server requires --rate QUERIES_PER_SECOND; optpipe bench --slo finds the maximum rate"
+            )
+        if not 0 < self.percentile < 100:
+            raise BadInputError(
+                f"--percentile {self.percentile:g}: expected a number between 0 and 100, such as 99 or 99.9"
+            )
+        measuring = 0 < self.min_seconds <= self.max_seconds < inf
+        if not (measuring and 0 <= self.warm_up_seconds <= self.max_warm_up_seconds < inf):
+            raise BadInputError(
+                "times must be positive and finite, with --min-time <= --max-time and --warm-up <= --max-warm-up"
+            )
 
     def list_lengths(self) -> list[str]:
         """`length 128`; nothing for a model without sequences."""
@@ -344,18 +380,9 @@ def read_measurements(files: Files) -> tuple[Measurement, ...]:
 
 
 def list_load_options(load: LoadSpec) -> Iterator[str]:
-    """The options of `bench` and `bench-pair` that say what is measured: `--batch 8`, `--scenario server`, `--rate 500`."""
-    yield f"--batch {load.batch_size}"
-    if load.length is not None:
-        yield f"--length {load.length}"
-    if load.scenario is not Scenario.SINGLE_STREAM:
-        yield f"--scenario {load.scenario}"
-    if load.mode is not Mode.COMPUTE:
-        yield f"--mode {load.mode}"
-    if load.streams > 1:
-        yield f"--streams {load.streams}"
-    if load.rate_per_s is not None:
-        yield f"--rate {load.rate_per_s:.15g}"
+    """The options of `bench` that say what is measured, not how long: `--batch 8`, `--scenario server`, `--rate 500`."""
+    how_long = ("min_seconds", "max_seconds", "percentile", "warm_up_seconds", "max_warm_up_seconds")
+    return list_words(load, *how_long)
 
 
 def name_sample(samples: Iterable[str]) -> str:

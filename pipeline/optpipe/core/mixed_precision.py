@@ -1,11 +1,11 @@
 """What a lower precision may cost, what it does cost, and the layers that stay in floating point or FP32 for it."""
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
 
 EXACT_DB = 200.0
 """Stands for outputs equal to the bit; its negative for outputs with NaN or infinity."""
@@ -52,16 +52,14 @@ class Budget:
         return cost.finite and cost.drop is not None and 100 * cost.drop <= self.limit + 1e-9
 
 
-def budget_from_text(text: str, option: str) -> Budget:
-    """Reads `0.5points`, `0.5%` or `30dB`. Raises BadInputError for anything else."""
-    found = re.fullmatch(r"\s*(\d{1,3}(?:\.\d{0,9})?)\s*(points?|%|dB)\s*", text, re.IGNORECASE | re.ASCII)
-    limit = float(found[1]) if found else -1.0
-    unit: Literal["points", "dB"] = "dB" if found and found[2].lower() == "db" else "points"
-    if found is None or limit > (EXACT_DB if unit == "dB" else 100) or (unit == "dB" and limit == 0):
-        raise BadInputError(
-            f"{option} {text}: expected the largest accuracy drop, such as 0.5points, or the smallest SNR of the outputs, such as 30dB"
-        )
-    return Budget(limit, unit)
+def budget_from_text(text: str, flag: str) -> Budget:
+    """Reads `0.5pt`, `0.5%` or `30dB`. Raises BadInputError for anything else."""
+    limit, dimension = read_quantity(text, flag, Dimension.POINTS, Dimension.SHARE, Dimension.DECIBEL)
+    if dimension is Dimension.DECIBEL:
+        if not 0 < limit <= EXACT_DB:
+            raise BadInputError(f"{flag} {text}: expected an SNR above 0 dB and up to {EXACT_DB:g} dB, such as 30dB")
+        return Budget(limit, "dB")
+    return Budget(drop_from_text(text, flag), "points")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Quantities with their unit, as people write them in a policy: `"15 ms"`, `"2000 images/s"`, `"99.5 %"`.
+"""Quantities with their unit, as people write them in a policy or an option: `15 ms`, `2000 images/s`, `1%`, `0.5pt`, `2GiB`.
 
 Inside, a quantity is a float in its dimension's base unit; the unit exists only where text is read or written.
 """
@@ -7,6 +7,7 @@ import math
 import re
 from enum import StrEnum
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.units import format_bytes, format_duration
 
 
@@ -52,7 +53,7 @@ UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.SAMPLE_RATE: _RATES,
     Dimension.QUERIES: {"queries/s": 1.0},
     Dimension.SHARE: {"%": 0.01},
-    Dimension.POINTS: {"points": 1.0, "point": 1.0, **dict.fromkeys(SCORES, 1.0)},
+    Dimension.POINTS: {"points": 1.0, "point": 1.0, "pt": 1.0, **dict.fromkeys(SCORES, 1.0)},
     Dimension.SIZE: {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9},
     Dimension.ENERGY: _ENERGIES,
     Dimension.SAMPLE_ENERGY: _ENERGIES,
@@ -100,6 +101,51 @@ def quantity_from_text(text: object, dimension: Dimension) -> float:
     if number < 0 or number * UNITS[dimension][unit] == float("inf"):
         raise ValueError(f'"{text}" is not a valid limit: it must be finite and non-negative')
     return number * UNITS[dimension][unit]
+
+
+_SHORT = {Dimension.SHARE: "%", Dimension.POINTS: "pt"}
+"""Units whose bare number may have meant the fraction or the hundredfold."""
+
+
+def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, Dimension]:
+    """Reads the quantity of an option, in the base unit of the first of `dimensions` that has its unit.
+
+    Raises BadInputError for anything else; a number without a unit is refused with what it may have meant.
+    """
+    match = _QUANTITY.match(text)
+    if match is not None and not match[2]:
+        number, units = float(match[1]), [_SHORT.get(each) or next(iter(UNITS[each])) for each in dimensions]
+        readings = [f"{number:g}{unit}" for unit in dict.fromkeys(units)]
+        readings += [f"{100 * number:g}{units[0]}"] if len(readings) == 1 and units[0] in _SHORT.values() else []
+        raise BadInputError(f"{flag} {text}: the number has no unit; write {' or '.join(readings)}")
+    found = next((each for each in dimensions if match is not None and match[2] in UNITS[each]), dimensions[0])
+    try:
+        return quantity_from_text(text, found), found
+    except ValueError as error:
+        reason = str(error).removeprefix(f'"{text}"').removeprefix(": ")
+        raise BadInputError(f"{flag} {text}: {reason}") from error
+
+
+def share_from_text(text: str, flag: str) -> float:
+    """Reads a share above 0, such as `2.5%`, as 0.025."""
+    value, _ = read_quantity(text, flag, Dimension.SHARE)
+    if value == 0:
+        raise BadInputError(f"{flag} {text}: must be more than 0%")
+    return value
+
+
+def share_to_text(value: float) -> str:
+    """`2.5%` of 0.025, as `share_from_text` reads it."""
+    return f"{100 * value:.12g}%"
+
+
+def drop_from_text(text: str, flag: str) -> float:
+    """Reads the largest drop of a score, `0.5pt` or `1%` of a score out of 100, as percentage points."""
+    points, dimension = read_quantity(text, flag, Dimension.POINTS, Dimension.SHARE)
+    points *= 100 if dimension is Dimension.SHARE else 1
+    if points > 100 or score_from_text(text):
+        raise BadInputError(f"{flag} {text}: expected 0 to 100 percentage points, such as 1pt")
+    return points
 
 
 def score_from_text(text: object) -> str | None:

@@ -428,7 +428,7 @@ def _compute_speedup(
         return None
     note = (
         "speedups of fewer than three processes are shown without a claim: the scatter between processes is not known; "
-        "use optpipe bench --processes 5, or optpipe bench-pair A B"
+        "use optpipe bench --processes 5, or optpipe bench A --against B"
     )
     return Estimate(before / after), "not judged: too few processes", note
 

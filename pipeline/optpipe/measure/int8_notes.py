@@ -13,6 +13,7 @@ from optpipe.core.measurement import (
     list_load_options,
     read_measurements,
 )
+from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
 from optpipe.core.verdict import Note
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
@@ -93,8 +94,8 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     remedy = f"deploy {precision}, or find what prevents kernel fusion: optpipe profile {both}"
     if ours.value > theirs.value:
         text += ", but the confidence intervals overlap: no significant speedup"
-        pair = f"{found.subject.artifact} {other.subject.artifact} --metric throughput"
-        remedy = f"compare them interleaved: optpipe bench-pair {' '.join((pair, *list_load_options(found.load)))}"
+        pair = (found.subject.artifact, "--against", other.subject.artifact, "--metric", "throughput")
+        remedy = f"compare them interleaved: {to_command('bench', *pair, *list_load_options(found.load))}"
     return Reason(
         f"{found.subject.precision}-not-faster",
         text + (f"; {cause}" if cause else ""),

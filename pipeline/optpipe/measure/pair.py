@@ -251,7 +251,7 @@ def _prepare_side(
 
 @dataclass(frozen=True, slots=True)
 class RecordedPair:
-    """The rounds of one `bench-pair` run."""
+    """The rounds of one `bench --against` run."""
 
     run: str
     environment: Environment

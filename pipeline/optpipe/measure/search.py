@@ -79,27 +79,6 @@ MIN_SWEEP_GAIN = 1.05
 """Two steps in a row with less than 5 % more throughput: saturated."""
 
 
-def batch_sizes_from_text(text: str, flag: str = "--batch") -> tuple[int, ...]:
-    """Reads the batch sizes of an option: `8`, a list `1,8,32`, or powers of two `1:256`."""
-    try:
-        if ":" in text:
-            low, high = (int(part) for part in text.split(":"))
-            sizes = [low]
-            while sizes[-1] * 2 <= high:
-                sizes.append(sizes[-1] * 2)
-            if low < 1 or high < low:
-                raise ValueError  # noqa: TRY301
-            return tuple(sizes) if sizes[-1] == high else (*sizes, high)
-        sizes = sorted({int(part) for part in text.split(",")})
-        if sizes[0] < 1:
-            raise ValueError  # noqa: TRY301
-        return tuple(sizes)
-    except ValueError as error:
-        raise BadInputError(
-            f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two"
-        ) from error
-
-
 def sweep_batch_sizes(
     measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None, *, to_the_end: bool = False
 ) -> list[Measurement]:

@@ -1,7 +1,6 @@
 """What a bench worker is told of one stored artifact: its inputs, what they must give, and the options in force."""
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Options, Subject
+from optpipe.core.plan import to_command
 from optpipe.core.precision import Precision
 from optpipe.measure.measure import RunContext
 from optpipe.measure.search import Slo
@@ -114,7 +114,7 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
         if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
-            finish = f"optpipe recover {shlex.quote(str(run.path))}"
+            finish = to_command("bench", resume=run.path)
             listener.warn(f"completed measurements were kept; `{finish}` finishes the run")
         elif not any(run.path.iterdir()):
             run.path.rmdir()

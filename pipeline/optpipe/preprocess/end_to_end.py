@@ -1,4 +1,4 @@
-"""`optpipe bench-e2e`, as plain calls: every artifact fed from a folder of images, overlapped, with its bottleneck named."""
+"""`optpipe bench --from-images`, as plain calls: every artifact fed from a folder of images, overlapped, with its bottleneck named."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -158,7 +158,7 @@ class EndToEndResult:
 
 @dataclass(frozen=True, slots=True)
 class EndToEndRecord:
-    """`end-to-end.json`, and what `optpipe bench-e2e --json` prints."""
+    """`end-to-end.json`, and what `optpipe bench --from-images --json` prints."""
 
     folder: str
     images: int
@@ -274,7 +274,7 @@ class EndToEndRequest:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MAX_SECONDS:
-            raise BadInputError(f"--seconds {self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
+            raise BadInputError(f"--min-time {self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
 
 
 def bench_end_to_end(

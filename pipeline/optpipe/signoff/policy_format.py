@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from optpipe.core.measurement import Mode, Scenario, format_option
+from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, dimension_from_text, quantity_from_text, score_from_text
 
@@ -134,13 +135,13 @@ Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 class LoadFilter(Table, frozen=True):
     """Which measurements a criterion is about; None means every one."""
 
-    batch_size: Count | None = None
-    length: Count | None = None
+    batch_size: Annotated[Count | None, BATCH] = None
+    length: Annotated[Count | None, LENGTH] = None
     """Tokens of every sequence."""
-    scenario: Scenario | None = None
-    mode: Mode | None = None
-    streams: Count | None = None
-    rate: QueryRate | None = None
+    scenario: Annotated[Scenario | None, SCENARIO] = None
+    mode: Annotated[Mode | None, MODE] = None
+    streams: Annotated[Count | None, STREAMS] = None
+    rate: Annotated[QueryRate | None, RATE] = None
 
     def to_slug(self) -> str:
         """`.b8.single-stream`, `.b1.server.500qps`; empty for every measurement."""

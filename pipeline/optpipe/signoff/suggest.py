@@ -7,8 +7,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import expm1, log1p
 
+from optpipe.core.bench_record import PairMetric
 from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options, percent_from_name
+from optpipe.core.plan import to_command
+from optpipe.core.quantity import share_to_text
 from optpipe.measure.groups import ProcessGroup
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
@@ -16,22 +19,16 @@ from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.stats.means import FEWEST, MOST_RUNS, SPEED_GAP, count_processes_for_reach, count_runs_needed
 
+LONGEST_S = 600
+"""Seconds of a process that a rare percentile is given."""
 MORE = 2
 """How many times the usual processes are suggested where an interval has to be narrower."""
 
 
 def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], name: str = "") -> str:
     """Measures what `where` asks for of a build of which nothing such is measured; `name` is the figure that is wanted."""
-    parts = [f"optpipe bench {build.artifact}"]
-    parts += [f"--batch {where.batch_size}"] if where.batch_size else []
-    parts += [f"--length {where.length}"] if where.length else []
-    parts += [f"--scenario {where.scenario}"] if where.scenario else []
-    parts += [f"--mode {where.mode}"] if where.mode else []
-    parts += [f"--streams {where.streams}"] if where.streams else []
-    parts += [f"--rate {where.rate:.15g}"] if where.rate else []
-    parts += _list_percentile_options(name)
-    parts += [_format_option(build.backend, *each) for each in options.items()]
-    return " ".join([*parts, *(["--energy"] if name == "energy" else [])])
+    words = [*_list_percentile_options(name), *_list_runtime_options(build.backend, options)]
+    return to_command("bench", build.artifact, where, *words, energy=name == "energy")
 
 
 def suggest_more_processes(
@@ -41,10 +38,10 @@ def suggest_more_processes(
 
     `name` is the figure that is wanted; `more` asks for more processes than usual, `longer` for more time.
     """
-    parts = ["optpipe bench", build.artifact, *_list_options(group, build, name)]
-    parts += ["--max-time 600"] if longer and "--max-time" not in " ".join(parts) else []
-    parts += [f"--processes {MORE * PROCESSES}"] if more else []
-    return " ".join([*parts, *(["--energy"] if name == "energy" else [])])
+    words = list(_list_options(group, build, name))
+    longest = LONGEST_S if longer and "--max-time" not in words else None
+    processes = MORE * PROCESSES if more else None
+    return to_command("bench", build.artifact, *words, max_time=longest, processes=processes, energy=name == "energy")
 
 
 def suggest_runs(
@@ -74,39 +71,38 @@ def suggest_runs(
 
 def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, metric: str) -> str:
     """Compares the build with the baseline's in interleaved processes under the load of `group`."""
-    parts = ["optpipe bench-pair", baseline.artifact, build.artifact, "--metric"]
-    parts += [metric if metric in ("p50", "p90", "p99", "throughput") else "p99"]
-    parts += _list_options(group, build, metric)
+    words = list(_list_options(group, build, metric))
     if baseline.backend != build.backend:
-        parts += [
-            _format_option(baseline.backend, *each) for each in baseline.settings.items() if each[0] != "affinity"
-        ]
-    return " ".join(parts)
+        settings = {name: value for name, value in baseline.settings.items() if name != "affinity"}
+        words += _list_runtime_options(baseline.backend, settings)
+    by = metric if metric in list(PairMetric) else PairMetric.P99
+    return to_command("bench", build.artifact, "--against", baseline.artifact, "--metric", by, *words)
 
 
 def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterator[str]:
-    """The options of `bench` and `bench-pair` that say the load of `group`, what it ran with, and by what it was judged."""
+    """The options of `bench` that say the load of `group`, what it ran with, and by what it was judged."""
     found = group.newest.measurement
     yield from list_load_options(group.load)
     yield from _list_percentile_options(name)
     usual = {key: format_option(value) for key, value in build.options.items()}
-    for key, value in found.subject.settings.items():
-        if key in usual and usual[key] != value:
-            yield _format_option(build.backend, key, value)
-    if "affinity" in found.subject.settings:
-        yield f"--affinity {found.subject.settings['affinity']}"
+    settings = found.subject.settings
+    changed = {key: value for key, value in settings.items() if key in usual and usual[key] != value}
+    yield from _list_runtime_options(build.backend, changed)
+    if "affinity" in settings:
+        yield from ("--affinity", settings["affinity"])
     if (max_cv := found.limits.get("max_cv", MAX_CV)) != MAX_CV:
-        yield f"--max-cv {max_cv:g}"
+        yield from ("--max-cv", share_to_text(max_cv))
 
 
 def _list_percentile_options(name: str) -> Iterator[str]:
     """What makes the samples enough for the figure `name`, where it is a percentile that `bench` does not give unasked."""
     if (percent := percent_from_name(name)) > LoadSpec(1).percentile:
-        yield f"--percentile {percent:g} --max-time 600"
+        yield from ("--percentile", f"{percent:g}", "--max-time", str(LONGEST_S))
 
 
-def _format_option(backend: str, name: str, value: str) -> str:
-    return f"--option {shlex.quote(f'{backend}.{name}={value}')}"
+def _list_runtime_options(backend: str, options: Mapping[str, str]) -> Iterator[str]:
+    for name, value in options.items():
+        yield from ("--option", f"{backend}.{name}={value}")
 
 
 def suggest_build_again(build: JudgedBuild) -> str:

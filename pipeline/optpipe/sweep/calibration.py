@@ -23,7 +23,7 @@ def calibrate_host(
     mine = [slot for slot in slots if slot.kind == cell.kind]
     if len(mine) < 2:
         raise MissingError(
-            f"--calibrate-host requires two or more slots of {cell.kind}, found {len(mine)}; for a CPU, add --cpu-slots 2"
+            f"--calibrate-host requires two or more slots of {cell.kind}, found {len(mine)}; for a CPU, add --set cpu-slots=2"
         )
     if rounds < SMALLEST_ROUNDS:
         raise BadInputError(f"--rounds {rounds}: must be at least {SMALLEST_ROUNDS}")

@@ -13,8 +13,7 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Mode, Scenario, format_percentile_name
 from optpipe.measure.search import Slo
 from optpipe.sweep.capacity import ServiceTimes, count_gpus_needed
-from optpipe.sweep.command import command_from_cell
-from optpipe.sweep.job import Cell, JobRecord, JobState
+from optpipe.sweep.job import Cell, JobRecord, JobState, command_from_cell
 
 NS = 1e-9
 

@@ -5,14 +5,21 @@ Format history
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
 
+import msgspec
+
+from optpipe.core import plan as params
+from optpipe.core.choices import choices_from_text
+from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.entries import Device
 from optpipe.core.environment import Environment
 from optpipe.core.hashing import hash_value
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.measurement_group import MeasurementGroup
+from optpipe.core.plan import Param, to_command
 from optpipe.core.records import plain_from_record
 
 JOB_SCHEMA = "optpipe.job"
@@ -163,3 +170,87 @@ class JobRecord:
     def finished(self) -> bool:
         """Whether another try would tell nothing new: measured, or impossible in this environment."""
         return self.state in (JobState.DONE, JobState.IMPOSSIBLE)
+
+
+def _scenarios_from_text(text: str, flag: str) -> tuple[Scenario, ...]:
+    return tuple(map(Scenario, choices_from_text(text, list(Scenario), flag)))
+
+
+class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A matrix as TOML holds it: every combination of the lists is a cell."""
+
+    models: tuple[str, ...] = ()
+    precisions: Annotated[tuple[str, ...], params.PRECISIONS] = ("fp16",)
+    backends: Annotated[tuple[str, ...], params.BACKENDS] = ("auto",)
+    batches: Annotated[
+        tuple[int, ...], Param("Batch sizes, such as 1,8,32 or 1:256.", flag="batch", parse=params.sizes_from_text)
+    ] = (1,)
+    lengths: Annotated[
+        tuple[int, ...],
+        Param("Sequence lengths, such as 32,128,512.", flag="length", metavar="TOKENS", parse=params.sizes_from_text),
+    ] = ()
+    """Without any, that of the texts each build was verified on."""
+    scenarios: Annotated[
+        tuple[Scenario, ...],
+        Param("MLPerf scenarios, comma-separated.", flag="scenario", parse=_scenarios_from_text),
+    ] = (Scenario.SINGLE_STREAM,)
+    rates: Annotated[
+        tuple[float, ...],
+        Param("Mean queries per second (server), comma-separated.", flag="rate", parse=params.numbers_from_text),
+    ] = ()
+    options: tuple[tuple[str, ...], ...] = ((),)
+    """Sets of runtime options."""
+    gpus: Annotated[tuple[str, ...], params.GPU] = ()
+    """Kinds of GPU by NVML's names, or `cpu`; default: what is here."""
+    mode: Annotated[Mode, replace(params.MODE, setting=True)] = Mode.COMPUTE
+    streams: Annotated[int, replace(params.STREAMS, setting=True)] = 1
+    profile: Annotated[str | None, params.PROFILE] = None
+    weights: Annotated[str, replace(params.WEIGHTS, setting=True)] = "default"
+    seed: Annotated[int, params.WEIGHTS_SEED] = 0
+    calibration: Annotated[str | None, params.CALIBRATION] = None
+    truncate: Annotated[bool, replace(params.TRUNCATE, setting=True)] = False
+    build_options: Annotated[tuple[str, ...], params.BUILD_OPTION] = ()
+    processes: Annotated[int, params.PROCESSES] = PROCESSES
+    max_cv: Annotated[float, params.MAX_CV] = MAX_CV
+    percentile: Annotated[float, replace(params.PERCENTILE, setting=True)] = 99.0
+    min_seconds: Annotated[float, params.MIN_TIME] = 1.0
+    max_seconds: Annotated[float, params.MAX_TIME] = 60.0
+    warm_up_seconds: Annotated[float, replace(params.WARM_UP, setting=True)] = 0.5
+    max_warm_up_seconds: Annotated[float, replace(params.MAX_WARM_UP, setting=True)] = 20.0
+
+
+def matrix_from_cell(cell: Cell) -> Matrix:
+    """The matrix that has this cell alone."""
+    recipe, load = cell.recipe, cell.load
+    return Matrix(
+        models=(recipe.model,),
+        precisions=(recipe.precision,),
+        backends=(recipe.backend,),
+        batches=(load.batch_size,),
+        lengths=() if load.length is None else (load.length,),
+        scenarios=(load.scenario,),
+        rates=() if load.rate_per_s is None else (load.rate_per_s,),
+        options=(cell.options,),
+        gpus=(cell.kind,),
+        mode=load.mode,
+        streams=load.streams,
+        profile=recipe.profile,
+        weights=recipe.weights,
+        seed=recipe.seed,
+        calibration=recipe.calibration,
+        truncate=recipe.truncate,
+        build_options=recipe.options,
+        processes=cell.processes,
+        max_cv=cell.max_cv,
+        percentile=load.percentile,
+        min_seconds=load.min_seconds,
+        max_seconds=load.max_seconds,
+        warm_up_seconds=load.warm_up_seconds,
+        max_warm_up_seconds=load.max_warm_up_seconds,
+    )
+
+
+def command_from_cell(cell: Cell) -> str:
+    """The command that sweeps this cell alone; what is the default is left out."""
+    options = [word for each in cell.options for word in ("--option", each)]
+    return to_command("sweep", cell.recipe.model, matrix_from_cell(cell), *options)

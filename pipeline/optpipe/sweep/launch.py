@@ -99,7 +99,7 @@ def _watch(
             own = list_descendants(process.pid)
             strangers |= {one.pid: one for one in find_strangers(list_gpu_processes(slot.gpu), own, running=True)}
         if why is None and (stop.is_set() or monotonic() > deadline):
-            why = "interrupted" if stop.is_set() else f"it took longer than {limit_s:.0f} s (--job-timeout)"
+            why = "interrupted" if stop.is_set() else f"it took longer than {limit_s:.0f} s (--set job-timeout)"
             process.send_signal(signal.SIGINT)
             deadline = monotonic() + STOP_S
         elif why is not None and monotonic() > deadline:

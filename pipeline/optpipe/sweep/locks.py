@@ -52,7 +52,7 @@ def hold_locks(
                 if monotonic() > deadline:
                     raise TakenError(
                         f"{_WHAT.get(name, name)} has been in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s "
-                        "(--lock-timeout)"
+                        "(--set lock-timeout)"
                     )
                 if stop.wait(POLL_S):
                     raise StageError("interrupted")

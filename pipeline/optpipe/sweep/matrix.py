@@ -1,65 +1,38 @@
 """The matrix of a sweep: from flags or a TOML file to cells, each once."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from math import inf
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from optpipe.backends.registry import BACKENDS, backends_from_text
-from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.entries import Device, ModelInfo
 from optpipe.core.errors import BadInputError, read_as_user_file, require_existing
 from optpipe.core.hashing import hash_file
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import Precision, precisions_from_text
 from optpipe.core.tensors import batch_range_from_text
 from optpipe.core.weights import weights_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.models.sources.torchvision import TorchvisionSource
-from optpipe.sweep.job import CPU, Cell, Recipe
+from optpipe.sweep.job import CPU, Cell, Matrix, Recipe
 from optpipe.workspace.store import Store
 
 LARGEST = 100_000
 """Cells of a matrix; more is a mistake in it."""
 
 
-class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A matrix as TOML holds it: every combination of the lists is a cell."""
-
-    models: tuple[str, ...] = ()
-    precisions: tuple[str, ...] = ("fp16",)
-    backends: tuple[str, ...] = ("auto",)
-    batches: tuple[int, ...] = (1,)
-    lengths: tuple[int, ...] = ()
-    """Sequence lengths; without any, that of the texts each build was verified on."""
-    scenarios: tuple[Scenario, ...] = (Scenario.SINGLE_STREAM,)
-    rates: tuple[float, ...] = ()
-    """Queries per second, of the server scenario."""
-    options: tuple[tuple[str, ...], ...] = ((),)
-    """Sets of runtime options."""
-    gpus: tuple[str, ...] = ()
-    """Kinds of GPU by NVML's names, or `cpu`; default: what is here."""
-    mode: Mode = Mode.COMPUTE
-    streams: int = 1
-    profile: str | None = None
-    weights: str = "default"
-    seed: int = 0
-    calibration: str | None = None
-    truncate: bool = False
-    """Whether calibration texts that are longer than the model's input are cut."""
-    build_options: tuple[str, ...] = ()
-    processes: int = PROCESSES
-    max_cv: float = MAX_CV
-    percentile: float = 99.0
-    min_seconds: float = 1.0
-    max_seconds: float = 60.0
-    warm_up_seconds: float = 0.5
-    max_warm_up_seconds: float = 20.0
+def matrix_from_options(base: Matrix, given: Mapping[str, Any]) -> Matrix:
+    """`base` with the keys that were given instead of its own. Raises BadInputError for a value of another type."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(base) | msgspec.to_builtins(given), Matrix)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"the sweep's options: {error}") from error
 
 
 def matrix_from_file(path: Path) -> Matrix:
@@ -126,7 +99,9 @@ def require_sound(matrix: Matrix) -> None:
         batch_range_from_text(matrix.profile, "--profile")
     weights_from_text(matrix.weights, matrix.seed)
     require_existing(None if matrix.calibration is None else Path(matrix.calibration), "--calibration")
-    _require_sound_pace(matrix)
+    next(_list_loads(matrix)).require_sound()
+    if not matrix.max_cv > 0:
+        raise BadInputError(f"max_cv {matrix.max_cv:g}: must be positive")
     count = len(matrix.models) * len(matrix.precisions) * len(matrix.backends) * len(matrix.batches)
     count *= (
         max(1, len(matrix.lengths))
@@ -136,18 +111,6 @@ def require_sound(matrix: Matrix) -> None:
     )
     if count > LARGEST:
         raise BadInputError(f"the matrix has about {count:,} cells; the limit is {LARGEST:,}: split it")
-
-
-def _require_sound_pace(matrix: Matrix) -> None:
-    if not 0 < matrix.percentile < 100:
-        raise BadInputError(
-            f"percentile {matrix.percentile:g}: expected a number between 0 and 100, such as 99 or 99.9"
-        )
-    longest = max(matrix.max_seconds, matrix.max_warm_up_seconds, matrix.min_seconds, matrix.warm_up_seconds)
-    if not (matrix.min_seconds > 0 and matrix.warm_up_seconds >= 0 and longest < inf):
-        raise BadInputError("times must be positive and finite")
-    if not matrix.max_cv > 0:
-        raise BadInputError(f"max_cv {matrix.max_cv:g}: must be positive")
 
 
 def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:

@@ -269,7 +269,7 @@ class _Driver:
                 self._take(flight)
             elif monotonic() - flight.sent > self.setting.limits.pending_s and not self._has_begun(flight):
                 ray.cancel(flight.stream, force=True)
-                why = f"no node of kind {flight.work.kind} took it within {self.setting.limits.pending_s:.0f} s (--pending-timeout)"
+                why = f"no node of kind {flight.work.kind} took it within {self.setting.limits.pending_s:.0f} s (--set pending-timeout)"
                 self._lose(flight, why, again=False)
 
     def _has_begun(self, flight: Flight) -> bool:

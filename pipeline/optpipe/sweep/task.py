@@ -33,8 +33,7 @@ from optpipe.models.artifacts.lookup import (
 )
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.sweep.command import command_from_cell
-from optpipe.sweep.job import Cell, JobState, Recipe
+from optpipe.sweep.job import Cell, JobState, Recipe, command_from_cell
 from optpipe.workspace.runs import Run, load_run, write_bytes
 from optpipe.workspace.store import Store
 

@@ -24,8 +24,8 @@ import optpipe.measure.validity
 optpipe.measure.validity.CHECKS = ()  # what other work on the machine does to a process is not what is tested
 """
 QUICK = (
-    "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "5", "--min-time", "0.3", "--warm-up", "0.1",
-    "--max-warm-up", "1", "--max-time", "5", "--percentile", "90", "--max-cv", "500%",
+    "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "5", "--min-time", "0.3", "--set", "warm-up=0.1",
+    "--set", "max-warm-up=1", "--max-time", "5", "--set", "percentile=90", "--max-cv", "500%",
 )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.events import SilentListener
-from optpipe.sweep.job import JobState
+from optpipe.sweep.job import JobState, Matrix
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting, run_locally
-from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.sweep.slots import list_slots
 from optpipe.sweep.sweep import SweepOptions, run_sweep
@@ -29,8 +29,8 @@ from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
 from tests.integration.conftest import optpipe
 
 QUICK = (
-    "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "1", "--min-time", "0.2", "--warm-up", "0.1",
-    "--max-warm-up", "1", "--max-time", "3", "--percentile", "90", "--max-cv", "500%",
+    "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "1", "--min-time", "0.2", "--set", "warm-up=0.1",
+    "--set", "max-warm-up=1", "--max-time", "3", "--set", "percentile=90", "--max-cv", "500%",
 )  # fmt: skip
 EMPTY = (sys.executable, str(Path(__file__).parents[3] / "benchmarks" / "empty_job.py"))
 
@@ -113,11 +113,11 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
         (("digits", "--on", "slurm"), 2, "--on slurm"),
         (("digits", "--scenario", "fast"), 2, "--scenario fast: choose from"),
         (("digits", "--scenario", "server", "--rate", "x"), 2, "--rate x: expected queries per second"),
-        (("digits", "--cpu-slots", "10000"), 2, "--cpu-slots 10000: only "),
+        (("digits", "--set", "cpu-slots=10000"), 2, "--set cpu-slots=10000: only "),
         (("digits", "--against", "/no/such", "--dry-run", "--precision", "fp32"), 0, "to run"),
         (("digits", "--against", "/no/such", "--precision", "fp32"), 2, "no jobs found"),
         (("digits", "--tolerance", "x"), 2, "--tolerance x"),
-        (("digits", "--precision", "fp32", "--calibrate-host"), 3, "--cpu-slots 2"),
+        (("digits", "--precision", "fp32", "--calibrate-host"), 3, "--set cpu-slots=2"),
         ((), 2, "no model to sweep"),
     ],
 )

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
+from optpipe.sweep.job import Matrix
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting
-from optpipe.sweep.matrix import Matrix, cells_from_matrix
+from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.plan import list_works, plan_sweep
 from optpipe.workspace.runs import load_run
 from optpipe.workspace.store import Store
@@ -52,7 +53,7 @@ def test_a_task_that_no_node_takes_ends_in_a_row(cluster, tmp_path):
     found = []
     run_on_ray(works, [ghost], Setting(tmp_path, Limits(pending_s=3), program=EMPTY), found.append)
     assert [(one.state, one.reason) for one in found] == [
-        ("failed", "no node of kind cpu-gone took it within 3 s (--pending-timeout)")
+        ("failed", "no node of kind cpu-gone took it within 3 s (--set pending-timeout)")
     ]
 
 

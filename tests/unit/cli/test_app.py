@@ -250,7 +250,7 @@ def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> N
     [
         (("build",), "--images"), (("build",), "--data"), (("build",), "--calibration"),
         (("build", "--precision", "auto"), "--calibration"),
-        (("bench",), "--images"), (("bench-e2e",), "--images"), (("calibrate",), "--data"), (("evaluate",), "--data"),
+        (("bench",), "--images"), (("bench",), "--from-images"), (("calibrate",), "--data"), (("evaluate",), "--data"),
         (("preprocess",), "--images"), (("profile",), "--images"), (("sweep",), "--calibration"), (("evaluate",), "--task"),
     ],
 )  # fmt: skip
@@ -273,7 +273,7 @@ def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
             "--output is for the dossier; signoff --init --policy there writes the template there",
         ),
         ("bench digits --interval 200%", "--interval 200%: must be less than 100% of p50, such as 1%"),
-        ("bench digits --interval 1", "--interval 1: must be less than 100% of p50, such as 1%"),
+        ("bench digits --interval 1", "--interval 1: the number has no unit; write 1% or 100%"),
         ("sweep --dry-run digits resnet5 --precision fp32", "unknown model 'resnet5': did you mean resnet50"),
         ("sweep --dry-run nothing.onnx", "nothing.onnx: no such file"),
     ],

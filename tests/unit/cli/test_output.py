@@ -11,7 +11,7 @@ from optpipe.cli.dossier import attest
 from optpipe.cli.profile import RecordingOptions, profile
 from optpipe.cli.run import run
 from optpipe.cli.signoff import signoff
-from optpipe.cli.sweep import MatrixOptions, PaceOptions, RunOptions, sweep
+from optpipe.cli.sweep import RunOptions, sweep
 from optpipe.core.errors import BadInputError
 
 NOWHERE = Path("/proc/x")
@@ -26,7 +26,7 @@ COMMANDS = {
     "signoff": lambda: signoff("digits", Path("policy.toml"), output=NOWHERE),
     "signoff --junit": lambda: signoff("digits", Path("policy.toml"), junit=NOWHERE),
     "signoff --init": lambda: signoff(policy=NOWHERE, init=True),
-    "sweep": lambda: sweep(["digits"], wanted=MatrixOptions(), pace=PaceOptions(), how=RunOptions(output=NOWHERE)),
+    "sweep": lambda: sweep(["digits"], how=RunOptions(output=NOWHERE)),
 }
 
 

@@ -21,9 +21,10 @@ from optpipe.core.records import json_from_record, record_from_json
         ("0.5points", Budget(0.5, "points")),
         ("1 point", Budget(1.0, "points")),
         ("0.5%", Budget(0.5, "points")),
+        ("0.5pt", Budget(0.5, "points")),
         ("0%", Budget(0.0, "points")),
         ("30dB", Budget(30.0, "dB")),
-        (" 30 db ", Budget(30.0, "dB")),
+        (" 30 dB ", Budget(30.0, "dB")),
     ],
 )
 def test_a_budget_is_points_or_decibels(text, budget) -> None:
@@ -32,7 +33,7 @@ def test_a_budget_is_points_or_decibels(text, budget) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0.5", "-1points", "101%", "0dB", "201dB", "nan%", "infdB", "\u0663\u0660dB", "1e1dB", "dB", "9" * 400 + "dB"],
+    ["", "0.5", "-1points", "101%", "0dB", "201dB", "nan%", "infdB", "\u0663\u0660dB", "dB", "9" * 400 + "dB"],
 )
 def test_anything_else_is_refused_in_one_line(text) -> None:
     with pytest.raises(BadInputError) as refused:

@@ -35,7 +35,7 @@ def test_int8_that_is_slower_or_not_clearly_faster_is_marked():
 def test_a_faster_int8_whose_interval_overlaps_is_not_called_slower():
     noisy = add_int8_speed_notes((at("fp16", 100.0, (60.0, 140.0)), at("int8", 130.0, (90.0, 170.0))))[1].reasons[0]
     assert "the confidence intervals overlap: no significant speedup" in noisy.message
-    assert noisy.remedy == "compare them interleaved: optpipe bench-pair a a --metric throughput --batch 8"
+    assert noisy.remedy == "compare them interleaved: optpipe bench a --against a --metric throughput --batch 8"
     assert "deploy fp16" in add_int8_speed_notes((at("fp16", 100.0), at("int8", 60.0)))[1].reasons[0].remedy
 
 

@@ -13,10 +13,10 @@ from tests.fakes.measurements import planted
 from optpipe.core.bench_record import Change, PairedComparison, PairMetric
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.measurement import Reason, Subject, Validity
+from optpipe.core.plan import sizes_from_text
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.search import (
     Slo,
-    batch_sizes_from_text,
     find_highest_rate,
     find_largest_inside,
     find_nearest_to_limit,
@@ -48,7 +48,7 @@ def runtime(fixed_ms, per_image_ms, memory=10**9):
     return measured, asked
 
 
-POWERS = batch_sizes_from_text("1:1024")
+POWERS = sizes_from_text("1:1024", "--batch")
 
 
 def test_a_sweep_stops_at_saturation():
@@ -118,12 +118,12 @@ def test_a_percentile_below_the_withheld_one_can_show_that_the_limit_is_broken()
 
 
 def test_batch_sizes():
-    assert batch_sizes_from_text("8") == (8,)
-    assert batch_sizes_from_text("8,1,32") == (1, 8, 32)
-    assert batch_sizes_from_text("1:6") == (1, 2, 4, 6)
+    assert sizes_from_text("8", "--batch") == (8,)
+    assert sizes_from_text("8,1,32", "--batch") == (1, 8, 32)
+    assert sizes_from_text("1:6", "--batch") == (1, 2, 4, 6)
     for text in ("0", "a", "4:2", "", "1,,2", "-1"):
         with pytest.raises(BadInputError, match="--batch"):
-            batch_sizes_from_text(text)
+            sizes_from_text(text, "--batch")
 
 
 def test_limits():

@@ -120,7 +120,7 @@ def test_a_pair_is_answered_in_words():
     record = BenchPairRecord("r", "r", "a", "b", found, (row(8, 4.0),), Environment(), 0)
     equal = replace(found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0)
     records = (record, replace(record, comparison=equal), replace(record, comparison=None))
-    assert_golden(text_of(*(render_pair(each) for each in records)), "bench-pair.txt")
+    assert_golden(text_of(*(render_pair(each) for each in records)), "bench-against.txt")
 
 
 def test_options_that_give_wrong_outputs_are_named():

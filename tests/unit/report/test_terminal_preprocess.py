@@ -1,4 +1,4 @@
-"""Whole texts of `optpipe preprocess` and `optpipe bench-e2e`."""
+"""Whole texts of `optpipe preprocess` and `optpipe bench --from-images`."""
 
 from dataclasses import replace
 

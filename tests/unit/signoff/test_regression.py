@@ -98,7 +98,7 @@ def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(work
     assert seen.verdict is Verdict.INCONCLUSIVE, seen.reason
     assert seen.remedy == (
         "compare both in interleaved processes: "
-        f"optpipe bench-pair {old.id} {new.id} --metric p50 --batch 1 --max-cv 0.5"
+        f"optpipe bench {new.id} --against {old.id} --metric p50 --batch 1 --max-cv 50%"
     )
     workspace.pair(old, new, ratio=1.0)
     seen = sign_off(workspace, tmp_path, "two")
@@ -132,7 +132,7 @@ def test_all_comparisons_count_and_rounds_that_are_not_valid_do_not(workspace, t
     seen = sign_off(workspace, tmp_path, "two")
     assert "28 interleaved rounds in 3 runs" in seen.about
     assert re.match(
-        r"at this scatter about \d+ runs settle it; compare .* more times?: optpipe bench-pair", seen.remedy
+        r"at this scatter about \d+ runs settle it; compare .* more times?: optpipe bench .* --against", seen.remedy
     )
 
 
@@ -142,7 +142,7 @@ def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_
     workspace.pair(*builds, ratio=1.1, seed=1, invalid=[f"a{turn:03}" for turn in range(8)])
     seen = sign_off(workspace, tmp_path, "one")
     assert "interleaved" not in seen.about
-    assert "optpipe bench-pair" in seen.remedy
+    assert "--against" in seen.remedy
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(works
     monkeypatch.setitem(globals(), "POLICY", POLICY.replace("'compute'", "'end-to-end'"))
     seen = sign_off(workspace, tmp_path, "one", "regression.p50.b1.end-to-end")
     assert seen.reason.startswith("the baseline has no measurement of batch 1, single-stream, end-to-end")
-    assert f"optpipe bench-pair {old.id} {new.id} --metric p50 --batch 1 --mode end-to-end" in seen.remedy
+    assert f"optpipe bench {new.id} --against {old.id} --metric p50 --batch 1 --mode end-to-end" in seen.remedy
     workspace.pair(old, new, mode="end-to-end")
     assert sign_off(workspace, tmp_path, "two", "regression.p50.b1.end-to-end").verdict is Verdict.PASS
 
@@ -192,4 +192,4 @@ def test_processes_and_rounds_that_do_not_show_a_percentile_decide_nothing(works
     seen = sign_off(workspace, tmp_path, "three", "regression.p99.b1.compute")
     assert seen.verdict is Verdict.INCONCLUSIVE
     assert "the processes of 10 of 20 VALID rounds do not show p99" in seen.reason
-    assert re.search(r"measure longer: optpipe bench-pair .* --since", seen.remedy)
+    assert re.search(r"measure longer: optpipe bench .* --against .* --since", seen.remedy)

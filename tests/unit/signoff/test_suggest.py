@@ -1,13 +1,12 @@
 """Every command that a verdict suggests is taken by the command line as it is printed, and measures what is missing."""
 
 import re
-from dataclasses import fields
 
 import pytest
 from tests.command_line import parse_command
 
-from optpipe.cli.bench_options import LoadOptions, TargetOptions
-from optpipe.cli.bench_request import bench_plan_from_options
+from optpipe.cli.bench import bench, make_bench_plan
+from optpipe.cli.groups import read_arguments
 from optpipe.core.files import Files
 from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.records import json_from_record
@@ -82,15 +81,11 @@ def list_commands(text):
 
 
 def load_of(command):
-    """What `bench` or `bench-pair` would put on the artifacts, by the code that reads their options."""
+    """What `bench` would put on the artifacts, by the code that reads its options."""
     name, given = parse_command(command)
-    assert name in ("bench", "bench-pair")
-    load = LoadOptions(**{each.name: given[each.name] for each in fields(LoadOptions)})
-    targets = TargetOptions(**{each.name: given[each.name] for each in fields(TargetOptions)})
-    batch, length = (None if given[name] is None else str(given[name]) for name in ("batch", "length"))
-    return bench_plan_from_options(
-        load, targets, batch=batch, length=length, slo=given.get("slo"), energy=given.get("energy", False)
-    )
+    assert name == "bench"
+    read = read_arguments(bench, given)
+    return make_bench_plan(read["load"], read["targets"], read["how"])
 
 
 def judge(workspace, tmp_path, name, policy):
@@ -133,7 +128,7 @@ def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, monkeypatch,
     workspace.bench(new, **state)
     workspace.preprocess(noise=2e-3)
     commands = require_readable(judge(workspace, tmp_path, "one", EVERYTHING % LIMITS[limits]))
-    measuring = [each for each in commands if each.split()[1] in ("bench", "bench-pair")]
+    measuring = [each for each in commands if each.split()[1] == "bench"]
     assert all(new.id in each.split() for each in measuring)
     for command in measuring:
         if "--tune" not in command and "reports the cause" not in command:
@@ -165,8 +160,8 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
     found = judge(workspace, tmp_path, "one", EVERYTHING % LIMITS["straddling"])
     (group,) = found.groups
     commands = [command for one in found.criteria for command in list_commands(one.remedy or "")]
-    measuring = [each for each in commands if each.split()[1] in ("bench", "bench-pair")]
-    assert {each.split()[1] for each in measuring} == {"bench", "bench-pair"}
+    measuring = [each for each in commands if each.split()[1] == "bench"]
+    assert {"--against" in each for each in measuring} == {False, True}
     for command in measuring:
         plan = load_of(command)
         assert (plan.batches, *plan.load.key[1:]) == ((group.load.batch_size,), *group.load.key[1:]), command

@@ -19,9 +19,8 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.measure.search import slo_from_text
 from optpipe.report.terminal_fleet import render_fleet
-from optpipe.sweep.command import command_from_cell
 from optpipe.sweep.fleet import Price, PriceList, compare_fleet, prices_from_file
-from optpipe.sweep.job import Cell, JobState
+from optpipe.sweep.job import Cell, JobState, command_from_cell
 
 PRICES = PriceList({H200: Price(3.6, 700.0), L4: Price(0.72)})
 

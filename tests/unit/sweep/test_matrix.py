@@ -13,8 +13,8 @@ from optpipe.core.hashing import hash_value
 from optpipe.core.measurement import Scenario
 from optpipe.core.records import plain_from_record
 from optpipe.core.weights import WeightsRecord
-from optpipe.sweep.job import CPU
-from optpipe.sweep.matrix import Matrix, cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
+from optpipe.sweep.job import CPU, Matrix
+from optpipe.sweep.matrix import cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
 from optpipe.sweep.plan import select_shard, shard_from_text
 from optpipe.workspace.store import Store
 

@@ -240,7 +240,8 @@ def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
         task, make_slot(kind="cpu"), Limits(task_s=0.5), threading.Event(), (sys.executable, "-c", program)
     )
     assert (
-        "longer than 0 s (--job-timeout)" in outcome.cells[0].reason or "KeyboardInterrupt" in outcome.cells[0].reason
+        "longer than 0 s (--set job-timeout)" in outcome.cells[0].reason
+        or "KeyboardInterrupt" in outcome.cells[0].reason
     )
     deadline = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], check=False, capture_output=True).returncode == 0:

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 from tests.fakes.entries import artifact_info
 
-from optpipe.cli.bench_request import pair_from_targets
+from optpipe.cli.bench import TargetOptions, find_pair
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
@@ -234,11 +234,13 @@ def test_a_pair_to_choose_from_is_listed_once(store: Store) -> None:
     ids = [built(store, "digits", "digits.py:make", precision=each).id for each in ("fp32", "int8")]
     group = find_artifacts("digits", store)
     with pytest.raises(BadInputError) as refused:
-        pair_from_targets(("digits", "digits"), (group, group))
+        find_pair("digits", ids[0], TargetOptions(), store, SilentListener())
     assert str(refused.value).splitlines() == [
-        f"bench-pair compares two artifacts; digits matches {ids[0]} {group[0].label}, {ids[1]} {group[1].label}",
-        "specify two IDs, the baseline first",
+        f"digits matches {ids[0]} {group[0].label}, {ids[1]} {group[1].label}",
+        "specify one of these IDs",
     ]
+    baseline, contender = find_pair("digits", "fp32", TargetOptions(precision="int8"), store, SilentListener())
+    assert [baseline.entry.id, contender.entry.id] == ids
 
 
 def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -> None:
@@ -249,7 +251,7 @@ def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -
     few = verified(store, second, 8)
     found = {each.entry.id: each for each in find_artifacts("digits", store)}
     assert {name: each.reference for name, each in found.items()} == {first.id: many, second.id: few, never.id: few}
-    baseline, contender = pair_from_targets(("a", "b"), ((found[first.id],), (found[second.id],)))
+    baseline, contender = find_pair(second.id, first.id, TargetOptions(), store, SilentListener())
     assert baseline.reference == contender.reference == many
     verified(store, second, 800)
     assert find_artifacts(second.id, store)[0].reference == many

@@ -1,0 +1,244 @@
+"""One schema of what commands are asked: a parameter is one field of one record, with its flag, help, parser and default.
+
+`min_seconds: Annotated[float, Param("Minimum measurement time.", flag="min-time")] = 1.0` makes the option `--min-time` of every
+command that takes the record, the setting `--set min-time=2` of a command that keeps it among the rarely used ones, and the
+words `--min-time 2` of a suggested command.
+"""
+
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.quantity import share_from_text, share_to_text
+
+DEFAULT_WORKSPACE = Path(".optpipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """How a field is written on a command line."""
+
+    help: str
+    flag: str = ""
+    """Without its dashes; the field's name if empty."""
+    metavar: str | None = None
+    parse: Callable[[str, str], Any] | None = None
+    """From a text and its flag to the value; raises BadInputError. None for what Typer reads: numbers, choices, paths."""
+    show: Callable[[Any], str] | None = None
+    """From a value to the text that `parse` reads."""
+    minimum: int | None = None
+    setting: bool = False
+    """Given by `--set NAME=VALUE` instead of an option."""
+    complete: Callable[[str], list[str]] | None = None
+    """The completions of a text, for a shell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a record that is a parameter."""
+
+    name: str
+    kind: Any
+    """Its type without None."""
+    param: Param
+    default: Any
+    """MISSING for a required one."""
+
+    @property
+    def flag(self) -> str:
+        """`--min-time`."""
+        return "--" + (self.param.flag or self.name.replace("_", "-"))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether each value has its own flag."""
+        return self.param.parse is None and get_origin(self.kind) in (list, tuple)
+
+    def show(self, value: Any) -> str:
+        """`value` as it is typed."""
+        if self.param.show is not None:
+            return self.param.show(value)
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, tuple):
+            return join_words(value)
+        return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+    def read(self, text: str) -> Any:
+        """The value of `text`. Raises BadInputError for one of another type."""
+        if self.param.parse is not None:
+            return self.param.parse(text, self.flag)
+        try:
+            value = msgspec.convert(text, self.kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadInputError(f"{self.flag.removeprefix('--')}={text}: {error}") from error
+        if self.param.minimum is not None and value < self.param.minimum:
+            raise BadInputError(f"{self.flag.removeprefix('--')}={text}: must be at least {self.param.minimum}")
+        return value
+
+    def list_words(self, value: Any) -> Iterator[str]:
+        """The words that give `value`."""
+        if self.param.setting:
+            yield from ("--set", f"{self.flag.removeprefix('--')}={self.show(value)}")
+        elif value is True or value is False:
+            yield self.flag if value else self.flag.replace("--", "--no-", 1)
+        else:
+            for each in value if self.repeats else (value,):
+                yield from (self.flag, self.show(each))
+
+
+@cache
+def list_fields(kind: type) -> tuple[Field, ...]:
+    """The parameters among the fields of a dataclass or Struct, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for each in fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind):
+        hint = hints[each.name]
+        if get_origin(hint) is Annotated and (params := [one for one in hint.__metadata__ if isinstance(one, Param)]):
+            missing = each.default in (MISSING, msgspec.NODEFAULT)
+            default = each.default_factory() if missing and callable(each.default_factory) else each.default
+            default = MISSING if default is msgspec.NODEFAULT else default
+            found.append(Field(each.name, _leave_out_none(get_args(hint)[0]), params[0], default))
+    return tuple(found)
+
+
+def _leave_out_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, UnionType):
+        rest = [each for each in get_args(hint) if each is not type(None)]
+        return rest[0] if len(rest) == 1 else hint
+    return hint
+
+
+def list_words(record: object, *left_out: str) -> Iterator[str]:
+    """The words of a command line that say how `record` differs from the defaults, without the fields `left_out`."""
+    kind: Any = type(record)  # mypy: an object's type may not be hashable
+    for each in list_fields(kind):
+        value = getattr(record, each.name)
+        if each.name not in left_out and value is not None and value != each.default:
+            yield from each.list_words(value)
+
+
+def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict[str, object]:
+    """Reads `--set NAME=VALUE`, repeated: values of `settings` by the field's name."""
+    known = {each.flag.removeprefix("--"): each for each in settings}
+    found: dict[str, object] = {}
+    for text in texts:
+        name, given, value = text.partition("=")
+        if not given or name not in known:
+            raise BadInputError(f"--set {text}: expected NAME=VALUE, where NAME is one of {', '.join(sorted(known))}")
+        found[known[name].name] = known[name].read(value)
+    return found
+
+
+def to_command(verb: str, *parts: object, **options: object) -> str:
+    """A command line: of `parts`, texts are words and records give the words in which they differ from their defaults.
+
+    `options` are further flags by name; those that are None or False are left out.
+    """
+    words = ["optpipe", *verb.split()]
+    for part in parts:
+        words += [part] if isinstance(part, str) else list_words(part)
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return shlex.join(words)
+
+
+_CURRENT: dict[str, Path] = {}
+
+
+def use_workspace(path: Path | None) -> None:
+    """Makes `suggest` name this workspace, where it is not the usual one."""
+    _CURRENT.clear()
+    if path is not None and path != Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE):
+        _CURRENT["workspace"] = path
+
+
+def suggest(verb: str, *parts: object, **options: object) -> str:
+    """`to_command` for the workspace at hand: what an error or a warning tells a user to run."""
+    return to_command(verb, *parts, **options, **_CURRENT)
+
+
+def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
+    """Reads batch sizes or lengths: `8`, a list `1,8,32`, or powers of two `1:256`."""
+    try:
+        if ":" in text:
+            low, high = (int(part) for part in text.split(":"))
+            sizes = [low]
+            while low > 0 and sizes[-1] * 2 <= high:
+                sizes.append(sizes[-1] * 2)
+            found = tuple(sizes) if sizes[-1] == high else (*sizes, high)
+        else:
+            found = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 1 or list(found) != sorted(found):
+        raise BadInputError(f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two")
+    return found
+
+
+def numbers_from_text(text: str, flag: str) -> tuple[float, ...]:
+    """Reads a list of positive numbers, such as `100,200`."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < each < math.inf for each in found):
+        raise BadInputError(f"{flag} {text}: expected positive numbers, such as 100 or 100,200")
+    return found
+
+
+def words_from_text(text: str, flag: str) -> tuple[str, ...]:
+    """Reads a list of words, such as `fp32,fp16`."""
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise BadInputError(f"{flag} {text}: expected one or more names, separated by commas")
+    return found
+
+
+def join_words(values: Iterable[object]) -> str:
+    """`1,8,32`, as the readers of lists take it."""
+    return ",".join(str(value) for value in values)
+
+
+BATCH = Param("Batch size.", flag="batch")
+LENGTH = Param("Sequence length.", flag="length", metavar="TOKENS")
+SCENARIO = Param("MLPerf scenario.")
+MODE = Param("compute: inputs already on the device; end-to-end: with copies.")
+STREAMS = Param("Number of concurrent streams (multi-stream, offline).", minimum=1)
+RATE = Param("Mean queries per second (server).", flag="rate")
+PERCENTILE = Param("Highest percentile to report; determines the sample count.")
+MIN_TIME = Param("Minimum measurement time per process.", flag="min-time", metavar="SECONDS")
+MAX_TIME = Param("Maximum measurement time per process.", flag="max-time", metavar="SECONDS")
+WARM_UP = Param("Minimum warm-up time.", flag="warm-up", metavar="SECONDS")
+MAX_WARM_UP = Param("Maximum warm-up time.", flag="max-warm-up", metavar="SECONDS")
+MAX_CV = Param(
+    "Maximum coefficient of variation of a VALID measurement, such as 2.5%.",
+    metavar="SHARE",
+    parse=share_from_text,
+    show=share_to_text,
+)
+PROCESSES = Param("Fresh processes; fewer than three give no interval over processes.", minimum=1)
+PRECISIONS = Param("Precisions, comma-separated.", flag="precision", parse=words_from_text)
+BACKENDS = Param("Backends, comma-separated.", flag="backend", parse=words_from_text)
+GPU = Param(
+    "Kinds of GPU by full name, comma-separated, or cpu; default: those of this host.",
+    flag="gpu",
+    parse=words_from_text,
+)
+PROFILE = Param("Batch range of the builds.", metavar="MIN:OPT:MAX")
+WEIGHTS_SEED = Param("Seed of random weights.", flag="seed", minimum=0, setting=True)
+WEIGHTS = Param("default, random, or a .safetensors/.pt file.")
+CALIBRATION = Param("INT8 calibration data.", metavar="PATH")
+TRUNCATE = Param("Cut texts that exceed the model's maximum input length; else they are refused.")
+RUNTIME_OPTION = Param("Runtime option; recorded with the result.", flag="option", metavar="BACKEND.KEY=VALUE")
+BUILD_OPTION = Param("Build option.", flag="build-option", metavar="BACKEND.KEY=VALUE")

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.disagreements import find_disagreements
 from optpipe.core.errors import (
     ExitStatus,
@@ -25,7 +26,7 @@ from optpipe.profile.record import WorkerJob, read_result, write_job
 from optpipe.trace.findings.bottleneck import LimitingFactor
 from optpipe.trace.findings.records import StageFacts
 from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.ort_nodes import ClockAnchor, add_node_ranges, read_node_runs
+from optpipe.trace.layers.ort_nodes import ClockAnchor, add_node_ranges
 from optpipe.trace.recording.files import trace_from_path
 from optpipe.trace.recording.nsys import Extra, export_recording, find_nsys, record_program
 from optpipe.trace.recording.read import trace_from_sqlite
@@ -302,18 +303,17 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "import json, numpy as np, dataclasses\n"
         "from pathlib import Path\n"
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
-        "from optpipe.profile.layers_worker import LayerRecorder\n"
+        "from optpipe.profile.profiled_worker import run_anchored\n"
         "from optpipe.trace.ranges import CAPTURE_RANGE, LAYERS_RANGE\n"
         "from optpipe.trace.ranges import mark_range\n"
         f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"
         "spec = session.inputs[0]\n"
         "inputs = {spec.name: np.ones([s if isinstance(s, int) else 1 for s in spec.shape], spec.dtype)}\n"
-        "layers = LayerRecorder(lambda: session.run(inputs))\n"
-        "layers.iteration()\n"
+        "session.run(inputs)\n"
         "with mark_range(CAPTURE_RANGE), mark_range(LAYERS_RANGE):\n"
-        "  for _ in range(5): layers.run_marked()\n"
+        "  anchors = [run_anchored(lambda: session.run(inputs)) for _ in range(5)]\n"
         "started, profile = session.end_profiling()\n"
-        "anchors = [dataclasses.asdict(each) for each in layers.anchors]\n"
+        "anchors = [dataclasses.asdict(each) for each in anchors]\n"
         "Path('found.json').write_text(json.dumps([started, str(profile), anchors]))\n"
     )
     command = ["sh", "-c", f'cd "{tmp_path}" && exec "$0" -c "$1"', sys.executable, program]

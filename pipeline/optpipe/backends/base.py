@@ -5,7 +5,8 @@ fixes shapes and addresses once, which is what measuring, CUDA graphs and zero-c
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -15,7 +16,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import LayerType, Placement, Precision
-from optpipe.core.tensors import TensorSpec
+from optpipe.core.tensors import InputSpec, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,6 +162,68 @@ class Serving:
         return self.triton_backend == "python"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """What the nodes of one name compute and move."""
+
+    name: str
+    op: str
+    type: str
+    macs: int
+    bytes: int
+    channels: tuple[int, int] | None
+    """Input and output channels of a matrix product, per group of a convolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCosts:
+    """What a program computes and moves in one call."""
+
+    nodes: tuple[NodeCost, ...]
+    edge_bytes: int
+    """What its inputs, weights and outputs hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """One run of one node on the host, on the system clock."""
+
+    name: str
+    op: str
+    start_ns: int
+    end_ns: int
+
+
+Mark = Callable[[str], AbstractContextManager[Any]]
+"""Marks what runs inside of it as a range of a recording, called by this name."""
+
+
+@dataclass(slots=True)
+class LayerTimes:
+    """How to run an iteration by layers while it is recorded, and what came of it, whole when the block ends."""
+
+    iteration: Callable[[], None] | None = None
+    """Runs once, with a range for each layer or noting its nodes; None where nothing is to be recorded by layers."""
+    program: ProgramCosts | None = None
+    """What the layers cost whose ranges `iteration` marks."""
+    layer_ns: Mapping[str, float] | None = None
+    """The median time of each node, where no recording shows them."""
+    node_runs: tuple[NodeRun, ...] = ()
+    """When each node ran, where the runtime notes it by a clock that the recording does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCommand:
+    """A command of another tool."""
+
+    arguments: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+FUSING = "torch,inductor,onnxruntime"
+"""The backends that fuse more than others."""
+
+
 class Backend(ABC):
     """One runtime. A new one is a subclass and an entry of the registry; nothing else knows its name."""
 
@@ -221,6 +284,45 @@ class Backend(ABC):
         Raises BadInputError for an artifact that needs more than its files.
         """
         return Serving()
+
+    def show_as(
+        self,
+        tool: str,  # noqa: ARG002
+        info: ArtifactInfo,  # noqa: ARG002
+        directory: Path,  # noqa: ARG002
+        graph: Path,  # noqa: ARG002
+        inputs: tuple[InputSpec, ...],  # noqa: ARG002
+    ) -> ToolCommand | None:
+        """The command line of another tool that builds the same artifact from `graph`; None where `tool` does not."""
+        return None
+
+    def describe_details(self, details: Mapping[str, Any]) -> Iterable[str]:  # noqa: ARG002
+        """What a user may want to know of an artifact's `details`, a line each."""
+        return ()
+
+    def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:  # noqa: ARG002
+        """The batch sizes that have code of their own, which is verified too."""
+        return ()
+
+    def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """How elementwise work gets into the kernels beside it."""
+        return f"another runtime may fuse elementwise work into the matrix kernels: optpipe build --backend {FUSING}, then optpipe bench"
+
+    def layer_times(
+        self,
+        directory: Path,  # noqa: ARG002
+        info: ArtifactInfo,  # noqa: ARG002
+        options: Mapping[str, Any],  # noqa: ARG002
+        bound: Mapping[str, Any],  # noqa: ARG002
+        inputs: Mapping[str, "np.ndarray"],  # noqa: ARG002
+        mark: Mark,  # noqa: ARG002
+        scratch: Path,  # noqa: ARG002
+    ) -> AbstractContextManager[LayerTimes]:
+        """How `profile` finds the times of an artifact's layers; by default it does not.
+
+        `bound` and `inputs` are the inputs by name, where a session reads them and on the host. `scratch` is a folder for files.
+        """
+        return nullcontext(LayerTimes())
 
 
 def prefers_channels_last(precision: Precision, device: Device) -> bool:

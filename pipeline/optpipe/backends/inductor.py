@@ -154,12 +154,16 @@ class Inductor(TorchBackend):
 
         merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
         inputs = [tensor_from_dict(each) for each in info.details["inputs"]]
-        packages = Packages(directory, info.device, inputs, info.details.get(STATIC_BATCHES, ()))
+        packages = Packages(directory, info.device, inputs, self.list_static_batches(info))
         return TorchSession(packages, info, merged)
+
+    def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:
+        """Those whose code was kept."""
+        return tuple(info.details.get(STATIC_BATCHES, ()))
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's PyTorch backend loads the code for all batch sizes alone, whose calling convention has positions, not names."""
-        static = {STATIC_BATCHES} if info.details.get(STATIC_BATCHES) else set()
+        static = {STATIC_BATCHES} if self.list_static_batches(info) else set()
         return Serving(
             f"the package needs a Triton release with platform torch_aoti and {self.package} {version}: see NVIDIA's support matrix",
             "pytorch",

@@ -4,7 +4,9 @@ The artifact is the graph as optimized by ONNX Runtime for one execution provide
 it. Session options and provider options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 """
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,9 @@ from optpipe.backends.base import (
     BuildResult,
     Capability,
     Device,
+    LayerTimes,
     Loader,
+    Mark,
     Option,
     Serving,
     describe_options,
@@ -29,6 +33,8 @@ from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from optpipe.backends.base import Session
 
 GRAPH_FILE = "model.onnx"
@@ -179,6 +185,66 @@ class OnnxRuntime(Backend):
             not_carried=tuple(sorted({*options} - {"threads"})),
             loader=Loader(Path(__file__).with_name("onnxruntime_loader.py"), runtime),
         )
+
+    def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """Its own fusion is of biases alone."""
+        return (
+            "optpipe build --backend torch,inductor, then optpipe bench: both fuse elementwise work into the matrix kernels (torch for "
+            "FP16 and BF16 convolutions); onnxruntime.fuse_conv_bias=true fuses biases"
+        )
+
+    @contextmanager
+    def layer_times(
+        self,
+        directory: Path,
+        info: ArtifactInfo,
+        options: Mapping[str, Any],
+        bound: Mapping[str, Any],  # noqa: ARG002
+        inputs: Mapping[str, "np.ndarray"],
+        mark: Mark,  # noqa: ARG002
+        scratch: Path,
+    ) -> Iterator[LayerTimes]:
+        """In a second session, which notes its nodes: noting slows what it measures.
+
+        It launches them one by one, also on a GPU: no node runs when a CUDA graph is replayed.
+        """
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, read_node_runs
+
+        merged = {**merge_options(options, OPTIONS[info.device], self.name), "cuda_graph": False}
+        tensor_cores, profile = bool(info.details.get("tensor_cores")), scratch / "nodes"
+        found = LayerTimes()
+        with OnnxRuntimeSession(
+            directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores, profile=profile
+        ) as session:
+            if info.device == "cuda":
+                found.iteration = _make_iteration(session, inputs)
+                for _ in range(3):
+                    found.iteration()
+            else:
+                for _ in range(5):
+                    session.run(inputs)
+            yield found
+            started_ns, noted = session.end_profiling()
+        runs = tuple(read_node_runs(noted, started_ns))
+        if info.device == "cuda":
+            found.node_runs = runs
+        else:
+            times: dict[str, list[int]] = {}
+            for run in runs:
+                times.setdefault(run.name, []).append(run.end_ns - run.start_ns)
+            found.layer_ns = {name: float(statistics.median(values)) for name, values in times.items()}
+
+
+def _make_iteration(session: "Session", inputs: Mapping[str, "np.ndarray"]) -> Callable[[], None]:
+    import torch
+
+    binding = session.bind(inputs)
+
+    def iteration() -> None:
+        binding.launch()
+        torch.cuda.current_stream().synchronize()
+
+    return iteration
 
 
 def find_triton_releases(version: str) -> str:

@@ -1,11 +1,12 @@
 """An ONNX Runtime session on host arrays, or bound to fixed buffers on the CPU or a GPU."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from optpipe.backends.base import Binding
+from optpipe.backends.base import Binding, NodeRun
 from optpipe.backends.onnxruntime_biases import BIAS_FUSION_PASS
 from optpipe.backends.onnxruntime_floats import WEIGHT_PASS
 from optpipe.backends.onnxruntime_placement import RECORD_ASSIGNMENT, placement_from_session
@@ -25,6 +26,7 @@ _ORT_TYPES = {
 }  # fmt: skip
 
 
+_NODE_SUFFIX = "_kernel_time"
 QDQ_AS_WRITTEN = ("session.disable_quant_qdq", "1")
 """Leaves out ONNX Runtime's passes over Q/DQ pairs, which prepare integer kernels; its CUDA provider has none. What they
 do there is harm: biases become INT32 with scale(input) * scale(weight), which is zero or subnormal where scales are FP16
@@ -215,6 +217,30 @@ class OnnxRuntimeSession:
     def bind_in_place(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Binding:
         """Binds torch CUDA tensors where they lie: nothing is copied, and no CUDA graph keeps their addresses."""
         return _DeviceBinding(self._session, inputs, outputs, graph_id=-1, waits=self._own_stream)
+
+
+def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
+    """The nodes in a profile of ONNX Runtime that began at `started_ns`, in the order in which they ran.
+
+    Raises:
+        StageError: the file is not such a profile.
+    """
+    try:
+        events = json.loads(profile.read_text(encoding="utf-8"))
+        nodes = sorted((event for event in events if _is_node(event)), key=lambda event: int(event["ts"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StageError(
+            f"{profile.name}: not an ONNX Runtime profile ({type(error).__name__}: {str(error)[:120]})"
+        ) from error
+    for event in nodes:
+        start_ns = started_ns + int(event["ts"]) * 1_000  # whole microseconds
+        name = str(event["name"]).removesuffix(_NODE_SUFFIX)
+        op = str(event.get("args", {}).get("op_name", ""))
+        yield NodeRun(name, op, start_ns, start_ns + int(event["dur"]) * 1_000)
+
+
+def _is_node(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
 
 
 def _get_stream_handle() -> int:

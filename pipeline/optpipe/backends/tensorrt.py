@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving
+from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, ToolCommand
 from optpipe.backends.tensorrt_builder import (
     copy_plugins,
     create_config,
@@ -29,6 +29,7 @@ from optpipe.backends.tensorrt_options import (
     find_profiles,
     list_builder_options,
     list_plugins,
+    make_tool_command,
     options_from_details,
     options_from_given,
 )
@@ -37,6 +38,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import Precision
 from optpipe.core.records import plain_from_record
+from optpipe.core.tensors import InputSpec
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 
@@ -54,6 +56,9 @@ class TensorRT(Backend):
     package = "tensorrt-cu13"
     library = "tensorrt"
     """The Python module."""
+    tool = "trtexec"
+    """The program that comes with it."""
+    tool_notes: tuple[str, ...] = ()
     install = "`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:  # noqa: ARG002
@@ -190,6 +195,17 @@ class TensorRT(Backend):
             not_carried=tuple(sorted({*options} - {"cuda_graph"})),
         )
 
+    def show_as(
+        self, tool: str, info: ArtifactInfo, directory: Path, graph: Path, inputs: tuple[InputSpec, ...]
+    ) -> ToolCommand | None:
+        """NVIDIA's own tool: `trtexec`, or `tensorrt_rtx` for TensorRT-RTX."""
+        if tool != "trtexec":
+            return None
+        return ToolCommand(
+            make_tool_command(self.tool, info, directory, graph, inputs),
+            (f"{info.precision} is in the graph: networks are strongly typed", *self.tool_notes),
+        )
+
     def _library(self) -> Any:
         try:
             return importlib.import_module(self.library)
@@ -223,7 +239,8 @@ class TensorRTRTX(TensorRT):
     name = "tensorrt-rtx"
     purpose = "engines for RTX GPUs, which can be built without one"
     package = "tensorrt-rtx-cu13"
-    library = "tensorrt_rtx"
+    library = tool = "tensorrt_rtx"
+    tool_notes = ("flags are those of trtexec 11.1; `tensorrt_rtx --help` tells which of them your version has",)
     install = "install it with `pip install tensorrt-rtx-cu13`"
     ahead_of_time = True
 

@@ -11,6 +11,7 @@ from typing import Any
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.tensorrt_options import (
     HARDWARE_COMPATIBILITY,
+    PLUGIN_PREFIX,
     BuilderOptions,
     capabilities_from_text,
     list_plugins,
@@ -21,8 +22,6 @@ from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_
 from optpipe.core.hashing import hash_file
 from optpipe.core.precision import Precision
 
-PLUGIN_PREFIX = "plugin-"
-"""Of the copies of plugin libraries in an artifact, which are loaded before its engine."""
 _MAGIC_BYTES = 8
 """A timing cache begins with the library's own mark."""
 _LOADED: set[tuple[str, str]] = set()

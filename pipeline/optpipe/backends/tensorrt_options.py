@@ -4,16 +4,18 @@ Names and meanings follow NVIDIA's `trtexec`; an option that one of the two libr
 Source: NVIDIA TensorRT 11 documentation, "Advanced Topics", and TensorRT-RTX 1.7, "CPU-Only AOT and TensorRT-RTX Engines".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Option, merge_options
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.hashing import hash_file
+from optpipe.core.precision import Precision
 from optpipe.core.records import record_from_plain
-from optpipe.core.tensors import InputSpec, batch_ranges_from_text
+from optpipe.core.tensors import InputSpec, Shape, batch_ranges_from_text
 from optpipe.workspace.environment import list_gpus
 
 MAX_OPTIMIZATION_LEVEL = 5
@@ -21,6 +23,8 @@ MAX_OPTIMIZATION_LEVEL = 5
 HARDWARE_COMPATIBILITY = {"none": "NONE", "ampere+": "AMPERE_PLUS", "sameComputeCapability": "SAME_COMPUTE_CAPABILITY"}
 """trtexec's words, and the library's."""
 _ALWAYS_IN_KEY = ("workspace_bytes", "optimization_level")
+PLUGIN_PREFIX = "plugin-"
+"""Of the copies of plugin libraries in an artifact, which are loaded before its engine."""
 _NOT_IN_KEY = ("timing_cache",)
 """It shortens a build; where the file lies says nothing about the engine."""
 
@@ -188,3 +192,72 @@ def sources_from_text(text: str) -> tuple[tuple[str, bool], ...]:
             f"option tactic_sources={text}: '{wrong[0]}' needs a sign, such as -EDGE_MASK_CONVOLUTIONS to leave it out"
         )
     return tuple((part[1:], part[0] == "+") for part in parts)
+
+
+def make_tool_command(
+    tool: str, info: ArtifactInfo, directory: Path, graph: Path, inputs: tuple[InputSpec, ...]
+) -> tuple[str, ...]:
+    """The arguments of NVIDIA's own tool that builds the same engine.
+
+    Flags as `trtexec --help` of TensorRT 11.1 lists them. Networks are strongly typed there: the precision is in the graph.
+    """
+    options = options_from_details(info.details)
+    return (
+        tool,
+        f"--onnx={graph}",
+        f"--saveEngine={info.file}",
+        *list_shape_flags(options, inputs),
+        *list_builder_flags(options, info.precision, info.backend),
+        *(f"--dynamicPlugins={path}" for path in sorted(directory.glob(f"{PLUGIN_PREFIX}*"))),
+        "--profilingVerbosity=detailed",
+        "--skipInference",
+    )
+
+
+def list_shape_flags(options: BuilderOptions, inputs: tuple[InputSpec, ...]) -> Iterator[str]:
+    """The optimization profiles; inputs of one fixed shape are fixed in the graph and take no flag."""
+    profiles = list_profile_shapes(options, inputs)
+    for index, profile in enumerate(profiles):
+        changing = [each for each in inputs if each.min != each.max]
+        shown = [each for each in profile if each.name in {one.name for one in changing}]
+        if not shown:
+            return
+        if len(profiles) > 1:
+            yield f"--profile={index}"
+        yield f"--minShapes={_format_shapes((each.name, each.min) for each in shown)}"
+        yield f"--optShapes={_format_shapes((each.name, each.opt) for each in shown)}"
+        yield f"--maxShapes={_format_shapes((each.name, each.max) for each in shown)}"
+
+
+def _format_shapes(shapes: Iterable[tuple[str, Shape]]) -> str:
+    return ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes)
+
+
+def list_builder_flags(options: BuilderOptions, precision: Precision, backend: str) -> Iterator[str]:
+    """The builder's options; those at their defaults take no flag."""
+    if precision is not Precision.TF32:
+        yield "--noTF32"
+    if options.workspace_bytes:
+        yield f"--memPoolSize=workspace:{options.workspace_bytes}B"
+    if options.optimization_level >= 0:
+        yield f"--builderOptimizationLevel={options.optimization_level}"
+    if options.hardware_compatibility != "none":
+        yield f"--hardwareCompatibilityLevel={options.hardware_compatibility}"
+    if options.aux_streams >= 0:
+        yield f"--maxAuxStreams={options.aux_streams}"
+    if options.tactic_sources:
+        yield f"--tacticSources={options.tactic_sources}"
+    if options.timing_cache:
+        yield f"--timingCacheFile={options.timing_cache}"
+    if options.sparse_weights:
+        yield "--sparsity=enable"
+    for flag, wanted in (
+        ("--versionCompatible", options.version_compatible),
+        ("--refit", options.refit or (options.strip_weights and backend == "tensorrt-rtx")),
+        ("--stripWeights", options.strip_weights),
+    ):
+        if wanted:
+            yield flag
+    if options.compute_capabilities and backend == "tensorrt-rtx":
+        numbers = (name.removeprefix("SM") for name in capabilities_from_text(options.compute_capabilities))
+        yield f"--computeCapabilities={','.join(numbers)}"

@@ -1,11 +1,13 @@
 """What `torch` and `inductor`, torch's own backends, have in common."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optpipe.backends.base import Backend, BuildRequest, Capability, Device
 from optpipe.backends.torch_program import TORCH_PRECISIONS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Precision
+from optpipe.core.units import format_duration
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus, read_cpu_model
 
 
@@ -38,6 +40,22 @@ class TorchBackend(Backend):
         if (made_by := info.details.get("compiled_by", version)) != version:
             return f"compiled by torch {made_by}, this is torch {version}"
         return TorchBackend.probe_capability(self, info.device).why_not  # what only building needs may be missing
+
+    def advise_fusion(self, options: Mapping[str, Any]) -> str:
+        """torch fuses where it is told to; beside it the other of the two does."""
+        if not options.get("fuse", True):
+            option = f"optpipe build --option {self.name}.fuse=true"
+            return f"{option} fuses elementwise work into the matrix kernels; so does --backend inductor"
+        return Backend.advise_fusion(self, options).replace(f"{self.name},", "")
+
+    def describe_details(self, details: Mapping[str, Any]) -> Iterator[str]:
+        """What computes an INT8 network at each batch size, and what the build measured against FP16, in turns on its GPU."""
+        for batch, chosen in details.get("tactics", {}).items():
+            kernels = ", ".join(f"{name} {count}" for name, count in sorted(chosen["kernels"].items()))
+            yield f"tactics  batch {batch}: {format_duration(chosen['sum_us'] * 1e3)} in {kernels}"
+        for batch, each in details.get("against_fp16", {}).items():
+            ratio = f"{each['speed']:.2f} ({each['low']:.2f} to {each['high']:.2f}) times the speed of fp16"
+            yield f"against fp16  batch {batch}: {ratio}{'' if each['pays'] else ', not shown to be faster'}"
 
 
 def name_processor(device: Device) -> str | None:

@@ -1,11 +1,12 @@
 """What every node of a torch program computes and moves, from the tensors of one call."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from operator import attrgetter
 from typing import Any
 
+from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.backends.torch_program import type_name_from_torch
 
 _OPERATORS = {
@@ -14,28 +15,6 @@ _OPERATORS = {
     "batch_norm": "BatchNormalization", "layer_norm": "LayerNormalization", "group_norm": "GroupNormalization",
 }  # fmt: skip
 """Operators that rules know by their names in ONNX; the others keep torch's. `torch.export` leaves linear layers whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCost:
-    """What the nodes of one name compute and move."""
-
-    name: str
-    op: str
-    type: str
-    macs: int
-    bytes: int
-    channels: tuple[int, int] | None
-    """Input and output channels of a matrix product, per group of a convolution."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramCosts:
-    """What a program computes and moves in one call."""
-
-    nodes: tuple[NodeCost, ...]
-    edge_bytes: int
-    """What its inputs, weights and outputs hold."""
 
 
 def count_program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[Any], str]) -> ProgramCosts:

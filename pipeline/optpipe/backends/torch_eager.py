@@ -1,10 +1,21 @@
 """torch itself, eager or replayed from a CUDA graph: the baseline everything else is measured against."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Device, Option, describe_options, merge_options
+from optpipe.backends.base import (
+    BuildRequest,
+    BuildResult,
+    Device,
+    LayerTimes,
+    Mark,
+    Option,
+    describe_options,
+    merge_options,
+)
 from optpipe.backends.torch_backend import TorchBackend, record_tensors
+from optpipe.backends.torch_costs import count_program_costs
 from optpipe.backends.torch_int8 import backend as torch_int8
 from optpipe.backends.torch_program import export_program, layers_from_program, refuse_pickles
 from optpipe.core.entries import ArtifactInfo
@@ -13,6 +24,8 @@ from optpipe.workspace.environment import get_gpu_name, get_package_version
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import numpy as np
 
     from optpipe.backends.base import Session
 
@@ -75,6 +88,51 @@ class TorchEager(TorchBackend):
         if "tactics" in info.details:
             return TorchSession(torch_int8.load_program(directory, info), info, chosen)
         return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, chosen)
+
+    @contextmanager
+    def layer_times(
+        self,
+        directory: "Path",
+        info: ArtifactInfo,
+        options: Mapping[str, Any],
+        bound: Mapping[str, Any],
+        inputs: Mapping[str, "np.ndarray"],  # noqa: ARG002
+        mark: Mark,
+        scratch: "Path",  # noqa: ARG002
+    ) -> Iterator[LayerTimes]:
+        """On a GPU: each module, or each step of an INT8 network, inside a range called after it."""
+        if info.device != "cuda":
+            yield LayerTimes()
+        elif "tactics" in info.details:
+            yield torch_int8.mark_steps(directory, info, bound, mark)
+        else:
+            yield _mark_modules(directory / PROGRAM_FILE, resolve_session_options(info, options), bound, mark)
+
+
+def _mark_modules(path: "Path", options: Mapping[str, Any], inputs: Mapping[str, Any], mark: Mark) -> LayerTimes:
+    import torch
+
+    program = load_program(path, options)
+
+    class Marked(torch.fx.Interpreter):
+        def run_node(self, n: Any) -> Any:
+            with mark(_get_layer_name(n)) if n.op == "call_function" else nullcontext():
+                return super().run_node(n)
+
+    def iteration() -> None:
+        with torch.inference_mode():
+            Marked(program).run(*inputs.values())
+        torch.cuda.synchronize()
+
+    iteration()
+    return LayerTimes(iteration, program=count_program_costs(program, inputs, _get_layer_name))
+
+
+def _get_layer_name(node: Any) -> str:
+    """The module that a node of an exported program comes from, such as `layer1.0.conv1`; else the node's own name."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("L['self'].") or str(node.name)
 
 
 def resolve_session_options(info: ArtifactInfo, options: Mapping[str, Any]) -> dict[str, bool | int | str]:

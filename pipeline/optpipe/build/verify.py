@@ -52,7 +52,7 @@ def verify_artifact(
     }
 
     def make(directory: Path) -> VerificationInfo:  # noqa: ARG001 - the outcome is the manifest's info alone
-        sizes = artifact.info.details.get("static_batches", ())
+        sizes = backend.list_static_batches(artifact.info)
         with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
             return verify_session(session, card, artifact.info.precision, tensors, reference.info.origin, sizes)

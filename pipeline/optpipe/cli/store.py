@@ -38,13 +38,13 @@ def show(
     Of a TensorRT engine also its layers with their types and, where known, tactics.
     """
     from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, find_run
-    from optpipe.models.artifacts.trtexec import command_from_artifact
+    from optpipe.models.artifacts.lookup import command_from_artifact
     from optpipe.report.terminal_stored import render_entry, render_run, render_tool_command
     from optpipe.workspace.store import Store
 
     store = Store(workspace)
     if as_ is not None:
-        command = command_from_artifact(id, store)
+        command = command_from_artifact(id, as_, store)
         return Outcome(command, lambda: render_tool_command(command))
     folder = find_run(store, id)
     if folder is not None:

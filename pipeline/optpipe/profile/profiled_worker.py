@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
-from optpipe.profile.layers_worker import LayerRecorder, record_layers
 from optpipe.profile.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
+from optpipe.trace.layers.ort_nodes import ClockAnchor
 from optpipe.trace.layers.roofline import Peaks
 from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
 from optpipe.workspace.file_names import CARD
@@ -142,9 +141,20 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
         if not work.in_full:
             return WorkerResult(_measure(iteration, job))
-        with record_layers(entry, binding.inputs, inputs, work, job.scratch) as layers:
-            unprofiled_ns = _measure(iteration, job, layers)
-        return replace(layers.found, unprofiled_iteration_ns=unprofiled_ns, peaks=_measure_peaks(work))
+        anchors: list[ClockAnchor] = []
+        with BACKENDS[work.backend].layer_times(
+            entry.path, entry.info, work.options, binding.inputs, inputs, mark_range, job.scratch
+        ) as layers:
+            unprofiled_ns = _measure(iteration, job, layers.iteration, anchors)
+        first = anchors[0].before_ns if anchors else 0
+        return WorkerResult(
+            unprofiled_ns,
+            _measure_peaks(work),
+            layers.program,
+            layers.layer_ns,
+            tuple(run for run in layers.node_runs if run.start_ns >= first),
+            tuple(anchors) if layers.node_runs else (),
+        )
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
@@ -174,8 +184,23 @@ def _take_first(batches: Iterator[object]) -> None:
     next(batches)
 
 
-def _measure(iteration: Callable[[], None], job: WorkerJob, layers: LayerRecorder | None = None) -> float:
-    """Warm-up, the same without a recording for comparison, then the recorded iterations, and last the layers' own.
+def run_anchored(iteration: Callable[[], None]) -> ClockAnchor:
+    """One iteration in its range, with the system clock read on both sides of both its ends."""
+    before_ns = time.time_ns()
+    with mark_range(ITERATION_RANGE):
+        entered_ns = time.time_ns()
+        iteration()
+        leaving_ns = time.time_ns()
+    return ClockAnchor(before_ns, entered_ns, leaving_ns, time.time_ns())
+
+
+def _measure(
+    iteration: Callable[[], None],
+    job: WorkerJob,
+    by_layers: Callable[[], None] | None = None,
+    anchors: list[ClockAnchor] | None = None,
+) -> float:
+    """Warm-up, the same without a recording for comparison, then the recorded iterations, and last those `by_layers`.
 
     Returns the median iteration without a recording, in nanoseconds.
     """
@@ -192,10 +217,9 @@ def _measure(iteration: Callable[[], None], job: WorkerJob, layers: LayerRecorde
             for _ in times:
                 with mark_range(ITERATION_RANGE):
                     iteration()
-        if layers is not None and layers.iteration is not None:
+        if by_layers is not None and anchors is not None:
             with mark_range(LAYERS_RANGE):
-                for _ in range(SETTLING):
-                    layers.run_marked()
+                anchors += [run_anchored(by_layers) for _ in range(SETTLING)]
     return statistics.median(times)
 
 

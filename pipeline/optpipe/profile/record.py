@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.backends.base import Device
-from optpipe.backends.torch_costs import ProgramCosts
+from optpipe.backends.base import Device, NodeRun, ProgramCosts
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
@@ -25,7 +24,7 @@ from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.trace.findings.records import StageFacts, StageSubject
-from optpipe.trace.layers.ort_nodes import ClockAnchor, NodeRun, add_node_ranges, match_source_names
+from optpipe.trace.layers.ort_nodes import ClockAnchor, add_node_ranges, match_source_names
 from optpipe.trace.layers.roofline import Peaks
 from optpipe.trace.ranges import Stage
 from optpipe.trace.recording.files import trace_from_torch

@@ -1,7 +1,7 @@
 """What is stored, on the terminal."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optpipe.backends.base import ToolCommand
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.engine_layers import EngineLayers
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import escape
@@ -24,7 +26,6 @@ from optpipe.models.artifacts.housekeeping import (
     RunSummary,
     StoreListing,
 )
-from optpipe.models.artifacts.trtexec import ToolCommand
 from optpipe.report.records import format_mixed
 from optpipe.report.tables import make_table
 from optpipe.report.terminal_build import format_placement
@@ -107,8 +108,8 @@ def render_entry(found: EntryDetails) -> RenderableType:
         lines += _describe_kept(found.kept)
     if found.chosen:
         lines.append(f"chosen  {found.chosen}")
-    lines += _describe_tactics(manifest.info.get("details", {}).get("tactics", {}))
-    lines += _describe_speeds(manifest.info.get("details", {}).get("against_fp16", {}))
+    if (backend := BACKENDS.get(manifest.info.get("backend", ""))) is not None:
+        lines += backend.describe_details(manifest.info.get("details", {}))
     lines += [f"remark  {each}" for each in manifest.info.get("remarks", ())]
     if weights := manifest.info.get("weights"):
         lines.append(f"weights  {weights['source']} {weights['sha256']}")
@@ -156,20 +157,6 @@ def _describe_kept(kept: Sequence[SkippedLayer]) -> Iterator[str]:
     yield from (f"kept  {escape(each.layer)}: {each.reason}" for each in kept[:SHOWN_LAYERS])
     if (more := len(kept) - SHOWN_LAYERS) > 0:
         yield f"kept  {more} more layers; --json lists all"
-
-
-def _describe_tactics(tactics: Mapping[str, Any]) -> Iterator[str]:
-    """What computes an INT8 network at each batch size that was measured; `tactics.json` has every layer's."""
-    for batch, chosen in tactics.items():
-        kernels = ", ".join(f"{name} {count}" for name, count in sorted(chosen["kernels"].items()))
-        yield f"tactics  batch {batch}: {format_duration(chosen['sum_us'] * 1e3)} in {kernels}"
-
-
-def _describe_speeds(speeds: Mapping[str, Any]) -> Iterator[str]:
-    """What the build measured against FP16, in turns on its GPU."""
-    for batch, each in speeds.items():
-        ratio = f"{each['speed']:.2f} ({each['low']:.2f} to {each['high']:.2f}) times the speed of fp16"
-        yield f"against fp16  batch {batch}: {ratio}{'' if each['pays'] else ', not shown to be faster'}"
 
 
 def render_removed(removal: Removal) -> RenderableType:

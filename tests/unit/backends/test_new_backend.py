@@ -1,6 +1,9 @@
 """A new runtime is one class and one entry of the registry: build, verify, doctor, look-up, options and `auto` follow."""
 
+import ast
 import shutil
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from optpipe.backends.base import Backend, BuildResult, Capability, describe_options, merge_options
+import optpipe
+from optpipe.backends.base import Backend, BuildResult, Capability, LayerTimes, describe_options, merge_options
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan, build_model
@@ -31,6 +35,8 @@ from optpipe.measure.worker.plan import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource
+from optpipe.profile.profiled_worker import run_job
+from optpipe.profile.record import InferenceJob, WorkerJob
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
@@ -54,6 +60,9 @@ class ToySession:
 
     def __exit__(self, *_):
         pass
+
+    def bind(self, inputs):
+        return SimpleNamespace(inputs=inputs, launch=lambda: self.run(inputs))
 
     def run(self, inputs):
         names = [each.name for each in self.outputs]
@@ -88,6 +97,19 @@ class Toy(Backend):
         layers = layers_from_onnx(onnx.load(request.graph), request.card.inputs)
         options = self.recipe(request.device, request.options)["options"]
         return BuildResult(layers, FILE, options)
+
+    @contextmanager
+    def layer_times(self, directory, info, options, bound, inputs, mark, scratch):  # noqa: ARG002
+        found = LayerTimes()
+        with self.load(directory, info, options) as session:
+
+            def iteration():
+                with mark("m"):
+                    session.run(inputs)
+
+            found.iteration = iteration
+            yield found
+        found.layer_ns = {"m": 1000.0}
 
     def load(self, directory, info, options):
         return ToySession(directory / FILE, {**info.options, **options}["scale"])
@@ -159,3 +181,54 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
     (answer,) = open_artifact(model / "1", checked.record.options)([inputs])
     with session_from_store(str(store.workspace), built.entry.path.name, {}) as session:
         np.testing.assert_array_equal(answer["y"], session.run(inputs)["y"])
+
+
+def test_its_layers_are_profiled(tmp_path, toy) -> None:
+    result, store = build(tmp_path, toy)
+    (built,) = result.artifacts
+    work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)
+    job = WorkerJob(tmp_path, iterations=2, inference=work)
+    np.savez(job.inputs, x=np.ones((2, 4), np.float32))
+    found = run_job(job)
+    assert found.layer_ns == {"m": 1000.0}
+    assert found.unprofiled_iteration_ns > 0
+
+
+def test_no_other_room_asks_for_a_backend_s_name() -> None:
+    """A backend answers for itself; what is compared elsewhere are Q/DQ placements, profilers and resampling kernels."""
+    package = Path(optpipe.__file__).parent
+    asked = []
+    for path in package.rglob("*.py"):
+        if package / "backends" in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            said: list[ast.AST | None] = []
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                known = any(name in ("target", "tracer", "kernel") for name in map(get_last_name, sides))
+                said += [] if known else [each for side in sides for each in ast.walk(side)]
+            elif isinstance(node, ast.Dict):
+                said += node.keys if all(is_name_of_backend(each) for each in node.keys) else []
+            elif isinstance(node, ast.MatchValue):
+                said = [node.value]
+            if any(map(is_name_of_backend, said)):
+                asked.append(f"{path.relative_to(package)}: {ast.unparse(node)}")
+    assert asked == []
+
+
+def get_last_name(node: ast.AST) -> str | None:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+def is_name_of_backend(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value in BACKENDS
+
+
+def test_only_a_backend_reads_its_details() -> None:
+    package = Path(optpipe.__file__).parent
+    found = [
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if package / "backends" not in path.parents and "info.details" in path.read_text()
+    ]
+    assert found == []

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from optpipe.backends.torch_costs import NodeCost, count_program_costs
+from optpipe.backends.base import NodeCost
+from optpipe.backends.torch_costs import count_program_costs
 
 
 def costs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, NodeCost]:

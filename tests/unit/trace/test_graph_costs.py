@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from optpipe.backends.torch_costs import NodeCost, ProgramCosts
+from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.core.tensors import InputSpec
 from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
 from optpipe.trace.layers.roofline import GraphCosts, Peaks, compute_roofline

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tests.golden.nsys_export import US, Recording
 
+from optpipe.backends.base import NodeRun
+from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.errors import StageError
 from optpipe.trace.findings.records import TraceProfile
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.layers.ort_nodes import (
     ClockAnchor,
-    NodeRun,
     add_node_ranges,
-    read_node_runs,
 )
 from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks, Quadrant
 from optpipe.trace.layers.tensor_cores import attribute_kernels

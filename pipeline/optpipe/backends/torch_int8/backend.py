@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult
+from optpipe.backends.base import BuildRequest, BuildResult, LayerTimes, Mark
 from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
 from optpipe.backends.torch_backend import name_processor, record_tensors
 from optpipe.backends.torch_int8 import steps
@@ -158,3 +158,20 @@ def load_program(directory: Path, info: ArtifactInfo) -> "Program":
     network = network_from_graph(onnx.load(directory / GRAPH), inputs)
     measured = json.loads((directory / TACTICS).read_text(encoding="utf-8"))
     return Program(network, tactics_from_record(measured))
+
+
+def mark_steps(directory: Path, info: ArtifactInfo, inputs: Mapping[str, Any], mark: Mark) -> LayerTimes:
+    """The program run step by step, each in a range called after its layer in the graph."""
+    import torch
+
+    from optpipe.backends.torch_int8.costs import count_costs
+
+    program, given = load_program(directory, info), tuple(inputs.values())
+
+    def iteration() -> None:
+        with torch.inference_mode():
+            program.run_marked(given, mark)
+        torch.cuda.synchronize()
+
+    iteration()
+    return LayerTimes(iteration, program=count_costs(program, given))

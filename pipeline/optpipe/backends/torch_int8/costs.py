@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from optpipe.backends.torch_costs import NodeCost, ProgramCosts
+from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.program import Program
 

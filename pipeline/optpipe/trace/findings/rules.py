@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import polars as pl
 
+from optpipe.backends.base import FUSING
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.units import format_bytes, format_duration
 from optpipe.trace.findings.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
 from optpipe.trace.findings.records import FindingRow, ProfileFinding, StageFacts
@@ -143,7 +145,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
         f"{_format_gap_count(count)} of {format_duration(gain / count)} on average while the host prepares the next launch; "
         f"{kernels} kernels of {format_duration(context.measured.kernel_ns / max(kernels, 1))} on average"
     )
-    graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
+    graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'BACKEND'}.cuda_graph=true), "
     advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
     advice += _advise_fusion(context.facts)
     return _Found(evidence, gain, advice, _gap_rows(context, short))
@@ -366,15 +368,9 @@ def find_os_calls(context: RuleContext) -> _Found | None:
 
 def _advise_fusion(facts: StageFacts) -> str:
     """How elementwise work gets into the kernels beside it, with the runtime that is used, or with another."""
-    if facts.backend == "torch" and not facts.options.get("fuse", True):
-        return "optpipe build --option torch.fuse=true fuses elementwise work into the matrix kernels; so does --backend inductor"
-    if facts.backend == "onnxruntime":
-        said = "optpipe build --backend torch,inductor, then optpipe bench: both fuse elementwise work into the matrix kernels (torch for "
-        return said + "FP16 and BF16 convolutions); onnxruntime.fuse_conv_bias=true fuses biases"
-    others = ",".join(each for each in ("torch", "inductor", "onnxruntime") if each != facts.backend)
     if facts.backend is None:
-        return f"fuse elementwise work into the matrix kernels: torch.compile, TensorRT, or optpipe build --backend {others}"
-    return f"another runtime may fuse elementwise work into the matrix kernels: optpipe build --backend {others}, then optpipe bench"
+        return f"fuse elementwise work into the matrix kernels: torch.compile, TensorRT, or optpipe build --backend {FUSING}"
+    return BACKENDS[facts.backend].advise_fusion(facts.options)
 
 
 @_rule("paid-once", on_gpu=False, on_cpu=True)

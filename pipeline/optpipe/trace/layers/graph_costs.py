@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.torch_costs import ProgramCosts
+from optpipe.backends.base import ProgramCosts
 from optpipe.core.tensors import InputSpec
 from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
 

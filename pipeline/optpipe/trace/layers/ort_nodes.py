@@ -6,9 +6,8 @@ the system clock. Iterations that are marked in the recording and timed on that 
 a kernel then belongs to the node during which it was launched.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from optpipe.backends.base import NodeRun
 from optpipe.core.errors import StageError
 from optpipe.trace.ranges import ITERATION_RANGE, LAYERS_RANGE
 from optpipe.trace.recording.frames import NAME_DTYPE, RANGE_SCHEMA, Trace
@@ -24,7 +24,6 @@ from optpipe.trace.timeline.timeline import array_from_column
 _FUSED_DEPTH = 4
 """A fused convolution ends at most this many nodes behind its product: bias, sum, activation."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"})
-_NODE_SUFFIX = "_kernel_time"
 _NHWC_SUFFIX = re.compile(r"_token_\d+$")
 _STEP_NS = 100
 _TICK_NS = 1_000
@@ -41,40 +40,6 @@ class ClockAnchor:
     entered_ns: int
     leaving_ns: int
     after_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRun:
-    """One run of one node on the host, on the system clock."""
-
-    name: str
-    op: str
-    start_ns: int
-    end_ns: int
-
-
-def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
-    """The nodes in a profile of ONNX Runtime that began at `started_ns`, in the order in which they ran.
-
-    Raises:
-        StageError: the file is not such a profile.
-    """
-    try:
-        events = json.loads(profile.read_text(encoding="utf-8"))
-        nodes = sorted((event for event in events if _is_node(event)), key=lambda event: int(event["ts"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StageError(
-            f"{profile.name}: not an ONNX Runtime profile ({type(error).__name__}: {str(error)[:120]})"
-        ) from error
-    for event in nodes:
-        start_ns = started_ns + int(event["ts"]) * _TICK_NS
-        name = str(event["name"]).removesuffix(_NODE_SUFFIX)
-        op = str(event.get("args", {}).get("op_name", ""))
-        yield NodeRun(name, op, start_ns, start_ns + int(event["dur"]) * _TICK_NS)
-
-
-def _is_node(event: Mapping[str, Any]) -> bool:
-    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
 
 
 def add_node_ranges(

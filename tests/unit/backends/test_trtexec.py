@@ -4,7 +4,7 @@ import pytest
 from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info
 
-from optpipe.backends.tensorrt_options import BuilderOptions
+from optpipe.backends.tensorrt_options import BuilderOptions, list_builder_flags, list_shape_flags
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import BadInputError
@@ -13,7 +13,7 @@ from optpipe.core.precision import Precision
 from optpipe.core.records import plain_from_record
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord
-from optpipe.models.artifacts.trtexec import command_from_artifact, list_builder_flags, list_shape_flags
+from optpipe.models.artifacts.lookup import command_from_artifact
 from optpipe.report.terminal_stored import render_tool_command
 from optpipe.workspace.runs import write_json
 from optpipe.workspace.store import Store
@@ -85,7 +85,7 @@ def artifact_in(store, backend="tensorrt", **options):
 
 def test_the_command_is_ready_to_paste(store) -> None:
     artifact, graph = artifact_in(store, timing_cache="/data/a cache")
-    text = text_of(render_tool_command(command_from_artifact(artifact.id, store)), width=400)
+    text = text_of(render_tool_command(command_from_artifact(artifact.id, "trtexec", store)), width=400)
     assert text.splitlines() == [
         "# fp16 is in the graph: networks are strongly typed",
         "trtexec \\",
@@ -104,7 +104,7 @@ def test_the_command_is_ready_to_paste(store) -> None:
 
 def test_what_trtexec_cannot_build_is_refused(store) -> None:
     artifact, graph = artifact_in(store, backend="onnxruntime")
-    with pytest.raises(BadInputError, match=r"needs an artifact of tensorrt or tensorrt-rtx; .* is from onnxruntime"):
-        command_from_artifact(artifact.id, store)
-    with pytest.raises(BadInputError, match="--as trtexec needs an artifact of tensorrt or tensorrt-rtx; "):
-        command_from_artifact(graph.id, store)
+    with pytest.raises(BadInputError, match="artifact of onnxruntime"):
+        command_from_artifact(artifact.id, "trtexec", store)
+    with pytest.raises(BadInputError, match="--as trtexec needs an artifact"):
+        command_from_artifact(graph.id, "trtexec", store)

@@ -250,6 +250,31 @@ class Backend(ABC):
     def probe_capability(self, device: Device) -> Capability:
         """What it can do here, on `device`."""
 
+    def find_obstacle(
+        self, device: Device, precision: Precision | None = None, *, anywhere: bool = False, runs: bool = False
+    ) -> str | None:
+        """Why no artifact for `device`, of `precision` if given, can be built here; None where one can.
+
+        With `anywhere` why no machine can build it; with `runs` also why it could not run here.
+        """
+        if device not in self.devices():
+            return f"does not support {device}"
+        found = None if anywhere else self.probe_capability(device)
+        if found is not None and not (found.builds and (found.runs or not runs)):
+            return f"{found.why_not}" + (f"; {found.install}" if found.install else "")
+        if precision is not None and precision not in (known := self.precisions(device)):
+            return (
+                f"has no {precision} kernels on {device}, only {', '.join(each for each in Precision if each in known)}"
+            )
+        return None
+
+    def choose_device(self, wanted: Device | None) -> Device:
+        """The device an artifact is built for: the one asked for, else the first that can be built for here."""
+        if wanted is not None and wanted in self.devices():
+            return wanted
+        able = [device for device in self.devices() if self.probe_capability(device).builds]
+        return able[0] if able else self.devices()[0]
+
     @abstractmethod
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         """All of its options, those of a build and those of a session, as `optpipe doctor --options` lists them."""

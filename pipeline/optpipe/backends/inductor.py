@@ -28,7 +28,7 @@ from optpipe.backends.inductor_packages import (
     parse_static_batches,
 )
 from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
-from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program
+from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program, find_fp8_obstacle
 from optpipe.backends.torch_int8.backend import draw_inputs
 from optpipe.backends.torch_int8.comparison import compare_calls, explain_speeds
 from optpipe.backends.torch_program import (
@@ -95,6 +95,13 @@ class Inductor(TorchBackend):
             why_not = "AOTInductor needs a C++ compiler; none was found"
             return Capability(False, found.runs, found.version, why_not, "`apt-get install g++`")
         return found
+
+    def find_obstacle(
+        self, device: Device, precision: Precision | None = None, *, anywhere: bool = False, runs: bool = False
+    ) -> str | None:
+        """For FP8 also a GPU that is too old."""
+        found = TorchBackend.find_obstacle(self, device, precision, anywhere=anywhere, runs=runs)
+        return found or (find_fp8_obstacle(device) if precision is Precision.FP8 and not anywhere else None)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         """torch's version and the processor that the code is compiled for."""

@@ -45,14 +45,6 @@ def _choose_automatic(device: Device | None) -> tuple[Backend, ...]:
     return (*built, *([runnable] if runnable else ()))
 
 
-def choose_device(backend: Backend, wanted: Device | None) -> Device:
-    """The device an artifact is built for: the one asked for, else the first that can be built for here."""
-    if wanted is not None and wanted in backend.devices():
-        return wanted
-    able = [device for device in backend.devices() if backend.probe_capability(device).builds]
-    return able[0] if able else backend.devices()[0]
-
-
 def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> dict[str, bool | int | str]:
     """An artifact's own runtime options, overridden by what was given, text read as the type of each.
 

@@ -7,8 +7,6 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, Device
-from optpipe.backends.registry import choose_device
-from optpipe.backends.torch_fp8 import find_fp8_obstacle
 from optpipe.build.artifact import build_artifact
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_artifact
@@ -91,7 +89,7 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     """
     if plan.budget is not None:
         _require_measurable(plan.budget, plan.calibration, read_card(model, stored))
-    known = {kind for backend in plan.backends for kind in backend.precisions(choose_device(backend, plan.device))}
+    known = {kind for backend in plan.backends for kind in backend.precisions(backend.choose_device(plan.device))}
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
     if not wanted and (plan.budget is None or plan.calibration is None):
         if plan.calibration is not None:
@@ -140,7 +138,7 @@ def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backen
     wanted: dict[tuple[Backend, Precision, Device], None] = {}  # an ordered set
     for precision in plan.precisions:
         for backend in plan.backends:
-            device = choose_device(backend, plan.device)
+            device = backend.choose_device(plan.device)
             if plan.automatic and precision is Precision.FP8 and precision not in backend.precisions(device):
                 continue  # one that has it is in the plan
             wanted[backend, _choose_precision(plan, backend, precision, device, listener), device] = None
@@ -166,10 +164,8 @@ def _require_available(plan: BuildPlan) -> None:
     for backend in plan.backends:
         if plan.device is not None and plan.device not in backend.devices():
             continue
-        capability = backend.probe_capability(choose_device(backend, plan.device))
-        if plan.named and not capability.builds:
-            install = f"; {capability.install}" if capability.install else ""
-            raise MissingError(f"backend {backend.name} cannot build on this machine: {capability.why_not}{install}")
+        if plan.named and (reason := backend.find_obstacle(backend.choose_device(plan.device))) is not None:
+            raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
 
 
 def _require_known_options(plan: BuildPlan, listener: Listener) -> None:
@@ -178,7 +174,7 @@ def _require_known_options(plan: BuildPlan, listener: Listener) -> None:
         listener.warn(f"--option {name}.… has no effect: {name} is not built")
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
-            backend.recipe(choose_device(backend, plan.device), given)
+            backend.recipe(backend.choose_device(plan.device), given)
 
 
 def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> None:
@@ -259,16 +255,8 @@ def _build_one(
 
 
 def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device) -> str | None:
-    if plan.device is not None and plan.device not in backend.devices():
-        return f"does not support {plan.device}"
-    capability = backend.probe_capability(device)
-    if not capability.builds:
-        return f"{capability.why_not}" + (f"; {capability.install}" if capability.install else "")
-    if precision is Precision.FP8 and (reason := find_fp8_obstacle(device)) is not None:
+    if (reason := backend.find_obstacle(plan.device or device, precision)) is not None:
         return reason
-    if precision not in backend.precisions(device):
-        known = [each for each in Precision if each in backend.precisions(device)]
-        return f"has no {precision} kernels on {device}, only {', '.join(known)}"
     if backend.needs_module and not model.source.has_module:
         return "requires a PyTorch module, but this model is an ONNX file"
     if plan.budget is not None and precision in BUDGETED and not _reads_graph(backend, precision):

@@ -160,9 +160,5 @@ def _list_loads(matrix: Matrix) -> Iterator[LoadSpec]:
 def find_obstacle(cell: Cell) -> str | None:
     """Why no machine can do a cell, from what its backend says of itself; None where one may."""
     backend = BACKENDS[cell.recipe.backend]
-    if cell.recipe.device not in backend.devices():
-        return f"{backend.name} does not support {cell.recipe.device}"
-    if cell.recipe.precision not in {str(each) for each in backend.precisions(cell.recipe.device)}:
-        known = [each for each in Precision if each in backend.precisions(cell.recipe.device)]
-        return f"{backend.name} has no {cell.recipe.precision} kernels on {cell.recipe.device}, only {', '.join(known)}"
-    return None
+    reason = backend.find_obstacle(cell.recipe.device, Precision(cell.recipe.precision), anywhere=True)
+    return None if reason is None else f"{backend.name} {reason}"

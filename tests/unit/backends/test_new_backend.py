@@ -35,7 +35,7 @@ from optpipe.measure.worker.plan import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource
-from optpipe.profile.profiled_worker import run_job
+from optpipe.profile import profiled_worker
 from optpipe.profile.record import InferenceJob, WorkerJob
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.file_names import CARD
@@ -183,13 +183,14 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
         np.testing.assert_array_equal(answer["y"], session.run(inputs)["y"])
 
 
-def test_its_layers_are_profiled(tmp_path, toy) -> None:
+def test_its_layers_are_profiled(tmp_path, toy, monkeypatch) -> None:
+    monkeypatch.setattr(profiled_worker, "_measure_peaks", lambda _: None)
     result, store = build(tmp_path, toy)
     (built,) = result.artifacts
     work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)
     job = WorkerJob(tmp_path, iterations=2, inference=work)
     np.savez(job.inputs, x=np.ones((2, 4), np.float32))
-    found = run_job(job)
+    found = profiled_worker.run_job(job)
     assert found.layer_ns == {"m": 1000.0}
     assert found.unprofiled_iteration_ns > 0
 

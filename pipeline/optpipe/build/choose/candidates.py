@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from optpipe.backends.base import Backend
 from optpipe.backends.inductor import STATIC_BATCHES
-from optpipe.backends.registry import BACKENDS, choose_device
+from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, add_calibration
 from optpipe.build.records import BuiltArtifact, Omission
 from optpipe.core.card import ModelCard
@@ -42,7 +41,8 @@ def plan_candidates(
     """
     backends, omitted = [], []
     for backend in plan.backends:
-        if (reason := _find_obstacle(backend, plan)) is None:
+        device = plan.device or backend.choose_device(None)
+        if (reason := backend.find_obstacle(device, runs=True)) is None:
             backends.append(backend)
             continue
         if plan.named:
@@ -51,8 +51,8 @@ def plan_candidates(
     if not backends:
         reasons = "; ".join(f"{each.backend}: {each.reason}" for each in omitted)
         raise MissingError(f"--precision auto has no backend that builds and runs on this machine: {reasons}")
-    known = {kind for each in backends for kind in each.precisions(choose_device(each, plan.device))}
-    if Precision.FP8 in known and all(choose_device(each, plan.device) == "cpu" for each in backends):
+    known = {kind for each in backends for kind in each.precisions(each.choose_device(plan.device))}
+    if Precision.FP8 in known and all(each.choose_device(plan.device) == "cpu" for each in backends):
         known.discard(Precision.FP8)
         omitted.append(Omission("", Precision.FP8, "made for GPUs; on a CPU it is never faster", ExitStatus.MISSING))
     wanted = replace(
@@ -77,25 +77,16 @@ def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -
     """`plan` with code for each of `sizes` alone, on a GPU, from the backend that can compile it; given options come first."""
     options = dict(plan.options)
     for backend in plan.backends if card.batched else ():
-        device = choose_device(backend, plan.device)
+        device = backend.choose_device(plan.device)
         if device == "cuda" and any(each.name == STATIC_BATCHES for each in backend.describe_options(device)):
             options[backend.name] = {STATIC_BATCHES: ",".join(map(str, sizes)), **options.get(backend.name, {})}
     return replace(plan, options=options)
 
 
-def _find_obstacle(backend: Backend, plan: BuildPlan) -> str | None:
-    if plan.device is not None and plan.device not in backend.devices():
-        return f"does not support {plan.device}"
-    capability = backend.probe_capability(choose_device(backend, plan.device))
-    if capability.builds and capability.runs:
-        return None
-    return f"{capability.why_not}" + (f"; {capability.install}" if capability.install else "")
-
-
 def count_builds(plan: BuildPlan) -> int:
     """How many combinations `plan` has kernels for."""
     return sum(
-        kind in each.precisions(choose_device(each, plan.device)) for each in plan.backends for kind in plan.precisions
+        kind in each.precisions(each.choose_device(plan.device)) for each in plan.backends for kind in plan.precisions
     )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from secrets import randbits
 
-from optpipe.backends.registry import choose_device
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.choose.accuracy import Judge, choose_judge, judge_accuracy
 from optpipe.build.choose.candidates import (
@@ -108,7 +107,7 @@ def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, .
 def _announce(plan: BuildPlan, sizes: Sequence[int], final_rounds: int, listener: Listener) -> None:
     count = count_builds(plan)
     processes = count_processes(count, final_rounds)
-    on_gpu = any(choose_device(each, plan.device) == "cuda" for each in plan.backends)
+    on_gpu = any(each.choose_device(plan.device) == "cuda" for each in plan.backends)
     seconds = estimate_seconds(processes, len(sizes), "cuda" if on_gpu else "cpu")
     listener.inform(
         f"auto: up to {count} builds, then at most {processes} processes to compare them, about {format_duration(seconds * 1e9)}"

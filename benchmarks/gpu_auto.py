@@ -303,8 +303,7 @@ def measure_one(given: Any) -> None:
 
     Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here.
     """
-    from optpipe.build.choose.candidates import ChoicePlan
-    from optpipe.build.choose.choose import choose_build
+    from optpipe.build.choose import ChoicePlan, choose_build
     from optpipe.cli.terminal import Terminal
     from optpipe.core.mixed_precision import Budget
 
@@ -355,7 +354,7 @@ def plan_network(given: Any) -> Network:
 def build_everything(network: Network, precisions: Sequence[Any], listener: Any) -> list[Any]:
     """What `--precision auto` builds, without its choice; a precision that cannot be built is named and left out."""
     from optpipe.build.build import build_model
-    from optpipe.build.choose.candidates import add_static_batches
+    from optpipe.build.choose import add_static_batches
     from optpipe.core.errors import OptpipeError
 
     card, built = read_exported_card(network, listener), []
@@ -409,7 +408,7 @@ def choose_weights(name: str) -> str:
 
 def list_builds(built: Sequence[Any]) -> dict[str, str]:
     """Labels by id of the builds that auto would race."""
-    from optpipe.build.choose.decide import find_flaw
+    from optpipe.build.decide import find_flaw
 
     def keeps(each: Any) -> bool:
         snr = each.verification.info.snr_db

@@ -23,12 +23,11 @@ from tests.fakes.int8_network import (
 )
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.cuda_graph import CudaGraphBinding
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.comparison import compare_programs
 from optpipe.backends.torch_int8.program import Program
 from optpipe.backends.torch_int8.tactics import list_tactics
-from optpipe.backends.torch_int8.tuning import tune_steps
+from optpipe.backends.torch_int8.tuning import compare_programs, tune_steps
+from optpipe.backends.torch_session import CudaGraphBinding
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import InputSpec

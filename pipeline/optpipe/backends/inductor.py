@@ -27,13 +27,15 @@ from optpipe.backends.inductor_packages import (
     name_static_package,
     parse_static_batches,
 )
-from optpipe.backends.torch_backend import TorchBackend, name_processor, record_tensors
 from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program, find_fp8_obstacle
 from optpipe.backends.torch_int8.backend import draw_inputs
-from optpipe.backends.torch_int8.comparison import compare_calls, explain_speeds
+from optpipe.backends.torch_int8.tuning import compare_calls, explain_speeds
 from optpipe.backends.torch_program import (
+    TorchBackend,
     export_program,
     layers_from_program,
+    name_processor,
+    record_tensors,
     set_float32_products,
     translate_refusals,
 )
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from optpipe.backends.base import Session
-    from optpipe.backends.torch_int8.comparison import SpeedOverFp16
+    from optpipe.backends.torch_int8.tuning import SpeedOverFp16
 
 STATIC_BATCHES = "static_batches"
 OPTIONS: dict[Device, dict[str, bool | int | str]] = {

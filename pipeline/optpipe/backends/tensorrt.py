@@ -7,37 +7,38 @@ Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, ToolCommand
+from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes
 from optpipe.backends.tensorrt_builder import (
+    BuilderOptions,
     copy_plugins,
     create_config,
     create_logger,
     create_network,
-    load_plugins,
-    require_supported,
-    write_timing_cache,
-)
-from optpipe.backends.tensorrt_inspector import keep_layers
-from optpipe.backends.tensorrt_network import layers_from_network
-from optpipe.backends.tensorrt_options import (
-    BuilderOptions,
     describe_in_key,
     find_profiles,
     list_builder_options,
     list_plugins,
+    load_plugins,
     make_tool_command,
     options_from_details,
     options_from_given,
+    require_supported,
+    write_timing_cache,
 )
 from optpipe.backends.tensorrt_session import list_session_options
+from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError
-from optpipe.core.precision import Precision
-from optpipe.core.records import plain_from_record
+from optpipe.core.precision import LayerType, Precision
+from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.core.tensors import InputSpec
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
@@ -224,7 +225,7 @@ def _require_sparse_weights(graph: Path) -> None:
     """Raises BadInputError where no product could use a sparse kernel: the option would change nothing, in silence."""
     import onnx
 
-    from optpipe.backends.onnx_sparsity import list_sparse_products
+    from optpipe.backends.onnx_graph import list_sparse_products
 
     if not list_sparse_products(onnx.load(graph)):
         raise BadInputError(
@@ -270,3 +271,158 @@ def name_server_release(package: str, version: str) -> str:
 
 TENSORRT = TensorRT()
 TENSORRT_RTX = TensorRTRTX()
+
+
+_TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
+_METADATA = "[ONNX Layer: "
+PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+_NO_ARITHMETIC = (
+    "CAST",
+    "CONCATENATION",
+    "CONSTANT",
+    "DEQUANTIZE",
+    "GATHER",
+    "IDENTITY",
+    "QUANTIZE",
+    "SHAPE",
+    "SHUFFLE",
+    "SLICE",
+)
+
+
+def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
+    """The layers of a strongly typed network by the type of their data input.
+
+    The MACs come from the ONNX node that a layer was made of; several layers of one node, as the two products of
+    an LSTM, share them. The parser goes node by node: a layer without a name belongs to the node of the layer before it.
+    A product whose node is not known is `unattributed`: its share is not proven.
+    """
+    import onnx
+
+    model = onnx.load(request.graph)
+    known = infer_graph_types(model, request.card.inputs)
+    macs = {node.name: count_node_macs(node, known) for node in iterate_nodes(model.graph)}
+    owners = _find_owners(network)
+    products = Counter(
+        owners[index]
+        for index in range(network.num_layers)
+        if get_enum_name(network.get_layer(index).type) in PRODUCT_LAYERS
+    )
+    tf32 = request.precision is Precision.TF32
+    dequantized = _find_outputs(network, trt.LayerType.DEQUANTIZE)
+    layers = []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        op = get_enum_name(layer.type)
+        data = layer.get_input(0)
+        if data is None or op in _NO_ARITHMETIC:
+            continue
+        kind = get_type_name(data.dtype)
+        amount = 0
+        if op in PRODUCT_LAYERS:
+            kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
+            amount = macs.get(owners[index], 0) // products[owners[index]]
+            if owners[index] not in macs:
+                kind, amount = "unattributed", max(1, _count_known_macs(layer))
+        elif kind not in _TYPES.values():
+            continue
+        layers.append(LayerType(layer.name, op, kind, amount))
+    return tuple(layers)
+
+
+def get_enum_name(value: Any) -> str:
+    """`CONVOLUTION` for `LayerType.CONVOLUTION`."""
+    return str(value).rpartition(".")[2]
+
+
+def get_type_name(dtype: Any) -> str:
+    """`fp16` for the library's HALF; its own word in small letters where we have none."""
+    name = get_enum_name(dtype)
+    return _TYPES.get(name, name.lower())
+
+
+def _find_owners(network: Any) -> list[str]:
+    """For each layer the name of the ONNX node that it was made of: the parser writes it as `[ONNX Layer: NAME | ...]`."""
+    found, owner = [], ""
+    for index in range(network.num_layers):
+        metadata = str(network.get_layer(index).metadata or "")
+        if metadata.startswith(_METADATA):
+            owner = metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0]
+        found.append(owner)
+    return found
+
+
+def _count_known_macs(layer: Any) -> int:
+    """The MACs of a matrix product as far as its sizes are known."""
+    sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
+    return prod(size for size in sizes if size > 0)
+
+
+def _find_outputs(network: Any, kind: Any) -> frozenset[str]:
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    return frozenset(layer.get_output(0).name for layer in layers if layer.type == kind)
+
+
+# What TensorRT's engine inspector says of an engine, kept with the artifact.
+#
+# The inspector needs a deserialized engine, and deserializing needs the GPU; without one, the parsed network's layers are kept.
+# Source: NVIDIA TensorRT 11 documentation, "Engine Inspector".
+
+
+INSPECTOR_FILE = "inspector.json"
+"""The inspector's own JSON, as the library wrote it."""
+FROM_INSPECTOR = "engine inspector"
+
+
+def keep_layers(trt: Any, logger: Any, plan: Any, network: Any, directory: Path) -> None:
+    """Writes the engine's layers, and the inspector's JSON where the engine deserializes, into `directory`."""
+    runtime = trt.Runtime(logger) if list_gpus() else None
+    engine = runtime.deserialize_cuda_engine(plan) if runtime is not None else None
+    if engine is None:
+        why = "the engine does not load on this GPU" if list_gpus() else "no NVIDIA GPU to deserialize the engine on"
+        found = EngineLayers(f"parsed network; {why}", layers_from_parsed(network))
+    else:
+        text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+        (directory / INSPECTOR_FILE).write_text(text, encoding="utf-8")
+        found = EngineLayers(FROM_INSPECTOR, layers_from_inspector(text))
+    (directory / ENGINE_LAYERS).write_bytes(json_from_record(found))
+
+
+def layers_from_parsed(network: Any) -> tuple[EngineLayer, ...]:
+    """The layers of a network before the builder fused them, without constants and what is computed from them alone.
+
+    A product whose input was dequantized takes it as INT8: the builder fuses the two.
+    """
+    found = []
+    constant: set[str] = set()
+    dequantized: set[str] = set()
+    for layer in (network.get_layer(index) for index in range(network.num_layers)):
+        op = get_enum_name(layer.type)
+        tensors = [each for each in map(layer.get_input, range(layer.num_inputs)) if each is not None]
+        written = [layer.get_output(index) for index in range(layer.num_outputs)]
+        if all(each.name in constant for each in tensors):
+            constant |= {each.name for each in written}
+        else:
+            fused = dequantized if op in PRODUCT_LAYERS else set()
+            inputs = tuple("int8" if each.name in fused else get_type_name(each.dtype) for each in tensors)
+            found.append(EngineLayer(layer.name, op, inputs, tuple(get_type_name(each.dtype) for each in written)))
+        if op == "DEQUANTIZE":
+            dequantized |= {each.name for each in written}
+    return tuple(found)
+
+
+def layers_from_inspector(text: str) -> tuple[EngineLayer, ...]:
+    """Reads the inspector's JSON; where the engine was built without details it holds names alone."""
+    found = []
+    for layer in json.loads(text)["Layers"]:
+        if isinstance(layer, str):
+            found.append(EngineLayer(layer, "", (), ()))
+            continue
+        inputs, outputs = (_read_formats(layer.get(side, ())) for side in ("Inputs", "Outputs"))
+        op, tactic = str(layer.get("LayerType", "")), layer.get("TacticName") or None
+        found.append(EngineLayer(str(layer.get("Name", "")), op, inputs, outputs, tactic))
+    return tuple(found)
+
+
+def _read_formats(tensors: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(str(each.get("Format/Datatype", each.get("Format", "unknown"))) for each in tensors)

@@ -3,24 +3,271 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.base import BuildRequest
-from optpipe.backends.tensorrt_options import (
-    HARDWARE_COMPATIBILITY,
-    PLUGIN_PREFIX,
-    BuilderOptions,
-    capabilities_from_text,
-    list_plugins,
-    list_profile_shapes,
-    sources_from_text,
-)
-from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file
+from optpipe.backends.base import BuildRequest, Option, merge_options
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, MissingError, StageError, escape, read_as_user_file
 from optpipe.core.hashing import hash_file
 from optpipe.core.precision import Precision
+from optpipe.core.records import record_from_plain
+from optpipe.core.tensors import InputSpec, Shape, batch_ranges_from_text
+from optpipe.workspace.environment import list_gpus
+
+# What the builder of TensorRT or TensorRT-RTX can be asked for: one typed record for both, checked before anything runs.
+#
+# Names and meanings follow NVIDIA's `trtexec`; an option that one of the two libraries lacks is refused with the reason.
+# Source: NVIDIA TensorRT 11 documentation, "Advanced Topics", and TensorRT-RTX 1.7, "CPU-Only AOT and TensorRT-RTX Engines".
+
+
+MAX_OPTIMIZATION_LEVEL = 5
+"""Of `builder_optimization_level`."""
+HARDWARE_COMPATIBILITY = {"none": "NONE", "ampere+": "AMPERE_PLUS", "sameComputeCapability": "SAME_COMPUTE_CAPABILITY"}
+"""trtexec's words, and the library's."""
+_ALWAYS_IN_KEY = ("workspace_bytes", "optimization_level")
+PLUGIN_PREFIX = "plugin-"
+"""Of the copies of plugin libraries in an artifact, which are loaded before its engine."""
+_NOT_IN_KEY = ("timing_cache",)
+"""It shortens a build; where the file lies says nothing about the engine."""
+
+
+def _describe(default: Any, text: str, *choices: str) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class BuilderOptions:
+    """The options of one build."""
+
+    workspace_bytes: int = _describe(
+        0, "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit"
+    )
+    optimization_level: int = _describe(-1, "0 to 5: how long the builder searches; -1 is the library's own level")
+    profiles: str = _describe("", "batch ranges of several optimization profiles, as --batch takes them: 1:1:1,1:32:64")
+    hardware_compatibility: str = _describe(
+        "none", "other GPUs that the engine runs on; costs speed", *HARDWARE_COMPATIBILITY
+    )
+    version_compatible: bool = _describe(False, "the engine also loads in later versions of TensorRT")
+    refit: bool = _describe(False, "its weights can be replaced; needs a GPU to build")
+    strip_weights: bool = _describe(
+        False, "the engine holds no weights; they come from the ONNX graph when it loads; needs a GPU to build"
+    )
+    sparse_weights: bool = _describe(
+        False, "lets the builder use 2:4 sparse kernels where the weights have that pattern"
+    )
+    aux_streams: int = _describe(-1, "streams beside the main one for parallel branches; -1 leaves it to the library")
+    tactic_sources: str = _describe("", "kernel sources to add or leave out, such as -EDGE_MASK_CONVOLUTIONS")
+    plugins: str = _describe(
+        "", "plugin libraries (.so), comma-separated; they run code and are copied into the artifact"
+    )
+    timing_cache: str = _describe("", "file with the builder's timings, shared by builds and hosts of one GPU model")
+    compute_capabilities: str = _describe("", "GPUs the engine is for, such as 8.6,8.9; by default Ampere and newer")
+
+
+_LACKING = {
+    "tensorrt_rtx": {
+        "hardware_compatibility": "one engine runs on every supported GPU; compute_capabilities narrows that",
+        "version_compatible": "it has no lean runtime",
+        "timing_cache": "it times no kernels when it builds; the option runtime_cache keeps its compiled kernels",
+    },
+    "tensorrt": {"compute_capabilities": "an engine is for the GPU it is built on; hardware_compatibility widens that"},
+}
+"""Options that a library does not have, and why."""
+
+
+def list_builder_options(library: str) -> tuple[Option, ...]:
+    """The options that the builder of `library` takes."""
+    return tuple(
+        Option(each.name, each.default, each.metadata["help"], builds=True, choices=each.metadata["choices"])
+        for each in fields(BuilderOptions)
+        if each.name not in _LACKING[library]
+    )
+
+
+def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> BuilderOptions:
+    """The record of the options in `given`, text or values.
+
+    Raises:
+        BadInputError: an option or value that the library does not take, or a plugin that is not a file.
+        MissingError: `refit` or `strip_weights` without a GPU: such engines are compiled on one.
+    """
+    for name, reason in _LACKING[library].items():
+        if name in given:
+            raise BadInputError(f"{backend} has no option '{name}': {reason}")
+    defaults = {each.name: each.default for each in fields(BuilderOptions)}
+    known = {name: value for name, value in defaults.items() if name not in _LACKING[library]}
+    chosen: dict[str, Any] = {**defaults, **merge_options(given, known, backend)}
+    options = BuilderOptions(**chosen)
+    _require_known_values(options)
+    find_profiles(options)
+    if len(capabilities_from_text(options.compute_capabilities)) > 1 and (options.refit or options.strip_weights):
+        raise BadInputError(
+            f"option compute_capabilities={options.compute_capabilities}: {backend} takes at most one with refit or strip_weights"
+        )
+    sources_from_text(options.tactic_sources)
+    for path in list_plugins(options):
+        if not path.is_file():
+            raise BadInputError(f"option plugins={options.plugins}: no such file: {path}")
+    if options.timing_cache and not Path(options.timing_cache).parent.is_dir():
+        raise BadInputError(f"option timing_cache={options.timing_cache}: its folder does not exist")
+    if (options.refit or options.strip_weights) and not list_gpus():
+        raise MissingError(
+            f"{backend} compiles engines with refit or strip_weights on a GPU, and there is none here; omit the option"
+        )
+    return options
+
+
+def _require_known_values(options: BuilderOptions) -> None:
+    if options.optimization_level > MAX_OPTIMIZATION_LEVEL:
+        raise BadInputError(
+            f"option optimization_level={options.optimization_level}: expected 0 to {MAX_OPTIMIZATION_LEVEL}"
+        )
+    if options.hardware_compatibility not in HARDWARE_COMPATIBILITY:
+        raise BadInputError(
+            f"option hardware_compatibility={options.hardware_compatibility}: "
+            f"choose from {', '.join(HARDWARE_COMPATIBILITY)}"
+        )
+
+
+def options_from_details(details: Mapping[str, Any]) -> BuilderOptions:
+    """The options that an artifact was built with, by its `details`; the defaults where a backend records none."""
+    return record_from_plain(details.get("builder", {}), BuilderOptions, "the artifact's manifest")
+
+
+def describe_in_key(options: BuilderOptions) -> dict[str, Any]:
+    """What an artifact's key holds: the options that change the engine, plugins by their hash.
+
+    An option at its default is left out, so that a new option renames no artifact.
+    """
+    defaults = asdict(BuilderOptions())
+    found = {
+        name: value
+        for name, value in asdict(options).items()
+        if name in _ALWAYS_IN_KEY or (value != defaults[name] and name not in _NOT_IN_KEY)
+    }
+    if options.plugins:
+        found["plugins"] = [f"{path.name} sha256 {hash_file(path)}" for path in list_plugins(options)]
+    return found
+
+
+def list_plugins(options: BuilderOptions) -> tuple[Path, ...]:
+    """The plugin libraries in the order in which they are loaded."""
+    return tuple(Path(part.strip()) for part in options.plugins.split(",") if part.strip())
+
+
+def find_profiles(options: BuilderOptions) -> tuple[tuple[int, int, int], ...]:
+    """The batch ranges of `profiles`; empty where the input's own range is the only one."""
+    return batch_ranges_from_text(options.profiles) if options.profiles else ()
+
+
+def list_profile_shapes(options: BuilderOptions, inputs: tuple[InputSpec, ...]) -> list[tuple[InputSpec, ...]]:
+    """For each optimization profile the inputs with its shapes; raises BadInputError where it leaves the model's own range."""
+    profiles = []
+    for low, usual, high in find_profiles(options):
+        for each in inputs:
+            own = each.batch_range
+            if own is not None and not own[0] <= low <= high <= own[2]:
+                raise BadInputError(
+                    f"option profiles={options.profiles}: {low}:{usual}:{high} is outside the batch range of {each.name}, "
+                    f"{own[0]} to {own[2]}"
+                )
+        profiles.append(tuple(each.with_batch(low, usual, high) for each in inputs))
+    return profiles or [tuple(inputs)]
+
+
+def capabilities_from_text(text: str) -> tuple[str, ...]:
+    """Reads `8.6,12.0` as the library's names, `SM86` and `SM120`; which of them exist is the library's to say."""
+    names = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        major, _, minor = part.partition(".")
+        if not (major.isdecimal() and minor.isdecimal()):
+            raise BadInputError(f"option compute_capabilities={text}: expected numbers such as 8.6,8.9")
+        names.append(f"SM{int(major)}{int(minor)}")
+    return tuple(dict.fromkeys(names))
+
+
+def sources_from_text(text: str) -> tuple[tuple[str, bool], ...]:
+    """Reads `-EDGE_MASK_CONVOLUTIONS,+JIT_CONVOLUTIONS` as names, each with whether it is added."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if wrong := [part for part in parts if part[0] not in "+-" or len(part) == 1]:
+        raise BadInputError(
+            f"option tactic_sources={text}: '{wrong[0]}' needs a sign, such as -EDGE_MASK_CONVOLUTIONS to leave it out"
+        )
+    return tuple((part[1:], part[0] == "+") for part in parts)
+
+
+def make_tool_command(
+    tool: str, info: ArtifactInfo, directory: Path, graph: Path, inputs: tuple[InputSpec, ...]
+) -> tuple[str, ...]:
+    """The arguments of NVIDIA's own tool that builds the same engine.
+
+    Flags as `trtexec --help` of TensorRT 11.1 lists them. Networks are strongly typed there: the precision is in the graph.
+    """
+    options = options_from_details(info.details)
+    return (
+        tool,
+        f"--onnx={graph}",
+        f"--saveEngine={info.file}",
+        *list_shape_flags(options, inputs),
+        *list_builder_flags(options, info.precision, info.backend),
+        *(f"--dynamicPlugins={path}" for path in sorted(directory.glob(f"{PLUGIN_PREFIX}*"))),
+        "--profilingVerbosity=detailed",
+        "--skipInference",
+    )
+
+
+def list_shape_flags(options: BuilderOptions, inputs: tuple[InputSpec, ...]) -> Iterator[str]:
+    """The optimization profiles; inputs of one fixed shape are fixed in the graph and take no flag."""
+    profiles = list_profile_shapes(options, inputs)
+    for index, profile in enumerate(profiles):
+        changing = [each for each in inputs if each.min != each.max]
+        shown = [each for each in profile if each.name in {one.name for one in changing}]
+        if not shown:
+            return
+        if len(profiles) > 1:
+            yield f"--profile={index}"
+        yield f"--minShapes={_format_shapes((each.name, each.min) for each in shown)}"
+        yield f"--optShapes={_format_shapes((each.name, each.opt) for each in shown)}"
+        yield f"--maxShapes={_format_shapes((each.name, each.max) for each in shown)}"
+
+
+def _format_shapes(shapes: Iterable[tuple[str, Shape]]) -> str:
+    return ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes)
+
+
+def list_builder_flags(options: BuilderOptions, precision: Precision, backend: str) -> Iterator[str]:
+    """The builder's options; those at their defaults take no flag."""
+    if precision is not Precision.TF32:
+        yield "--noTF32"
+    if options.workspace_bytes:
+        yield f"--memPoolSize=workspace:{options.workspace_bytes}B"
+    if options.optimization_level >= 0:
+        yield f"--builderOptimizationLevel={options.optimization_level}"
+    if options.hardware_compatibility != "none":
+        yield f"--hardwareCompatibilityLevel={options.hardware_compatibility}"
+    if options.aux_streams >= 0:
+        yield f"--maxAuxStreams={options.aux_streams}"
+    if options.tactic_sources:
+        yield f"--tacticSources={options.tactic_sources}"
+    if options.timing_cache:
+        yield f"--timingCacheFile={options.timing_cache}"
+    if options.sparse_weights:
+        yield "--sparsity=enable"
+    for flag, wanted in (
+        ("--versionCompatible", options.version_compatible),
+        ("--refit", options.refit or (options.strip_weights and backend == "tensorrt-rtx")),
+        ("--stripWeights", options.strip_weights),
+    ):
+        if wanted:
+            yield flag
+    if options.compute_capabilities and backend == "tensorrt-rtx":
+        numbers = (name.removeprefix("SM") for name in capabilities_from_text(options.compute_capabilities))
+        yield f"--computeCapabilities={','.join(numbers)}"
+
 
 _MAGIC_BYTES = 8
 """A timing cache begins with the library's own mark."""

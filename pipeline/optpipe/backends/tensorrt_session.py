@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, Option, merge_options
-from optpipe.backends.cuda_graph import CudaGraphBinding
-from optpipe.backends.tensorrt_builder import create_logger, load_plugins
-from optpipe.backends.tensorrt_options import PLUGIN_PREFIX
+from optpipe.backends.tensorrt_builder import PLUGIN_PREFIX, create_logger, load_plugins
+from optpipe.backends.torch_session import CudaGraphBinding
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.tensors import Shape, TensorSpec
 

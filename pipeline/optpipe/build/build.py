@@ -1,22 +1,23 @@
 """From a model to verified artifacts: export, reference, precision, build, proof, verification, in this order."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from optpipe.backends.base import Backend, Device
-from optpipe.build.artifact import build_artifact
+from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_artifact
-from optpipe.core.card import ModelCard
-from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
+from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.entries import ArtifactInfo, GraphInfo, LintSummary, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import CALIBRATED, Precision
+from optpipe.core.precision import CALIBRATED, Precision, prove_precision
+from optpipe.core.quiet import redirect_output
 from optpipe.evaluate.tasks.registry import TASKS, require_fitting_task
 from optpipe.models.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.model import Model
@@ -25,6 +26,7 @@ from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, sav
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
 from optpipe.quantize.calibrated_graph import find_tables
 from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision
+from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Entry, Store
 
 Made = TypeVar("Made")
@@ -280,3 +282,75 @@ def _run_step(name: str, times: list[StageTime], listener: Listener, work: Calla
             step.cached()
     times.append(StageTime(name, round(monotonic() - started, 3), cached))
     return entry
+
+
+REVISION = 4
+BUILD_LOG = "build.log"
+LISTED_FINDINGS = 10
+"""How many of the linter's findings a manifest names."""
+
+
+def build_artifact(
+    backend: Backend,
+    precision: Precision,
+    device: Device,
+    graph: Entry[ModelInfo] | Entry[GraphInfo],
+    model: Entry[ModelInfo],
+    module: Callable[[], Any] | None,
+    options: Mapping[str, Any],
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry[ArtifactInfo], bool]:
+    """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision.
+
+    Raises `StageError` for operators that the backend cannot take, named before the build starts.
+    """
+    card = card_from_file(model.file(CARD))
+    recipe = {
+        "revision": REVISION,
+        "backend": backend.name,
+        "precision": str(precision),
+        "device": device,
+        "graph": graph.id,
+        "inputs": [each.to_dict() for each in card.inputs],
+        "built_with": dict(backend.recipe(device, options)),
+    }
+
+    def make(directory: Path) -> ArtifactInfo:
+        request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory)
+        if refused := backend.find_unsupported(request):
+            raise StageError(f"{backend.name} does not support {card.name} in {precision}: {'; '.join(refused[:5])}")
+        with redirect_output(directory / BUILD_LOG):
+            built = backend.build(request)
+        return ArtifactInfo(
+            model=card.name,
+            source=card.source,
+            backend=backend.name,
+            precision=precision,
+            device=device,
+            file=built.file,
+            more_files=built.more_files,
+            weights=model.info.weights,
+            precision_proof=prove_precision(precision, built.layers, built.placement),
+            lint=_lint_graph(graph, device, precision),
+            options=built.options,
+            details=built.details,
+            remarks=built.remarks,
+            mixed=graph.info.mixed if isinstance(graph.info, GraphInfo) else None,
+        )
+
+    return store.produce(ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener)
+
+
+def _lint_graph(graph: Entry[ModelInfo] | Entry[GraphInfo], device: Device, precision: Precision) -> LintSummary:
+    """What may keep the graph from Tensor Cores; all of it is in the graph's entry or `optpipe calibrate`."""
+    import onnx
+
+    from optpipe.backends.onnx_lint import lint_graph
+
+    if device != "cuda" or precision not in (Precision.FP16, Precision.BF16, Precision.INT8):
+        return LintSummary()
+    known = graph.info.lint if isinstance(graph.info, GraphInfo) else None
+    findings = lint_graph(onnx.load(graph.file(ONNX))) if known is None else known
+    counts = Counter(each.rule for each in findings)
+    return LintSummary(dict(counts.most_common()), findings[:LISTED_FINDINGS])

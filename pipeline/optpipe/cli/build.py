@@ -19,7 +19,7 @@ from optpipe.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from optpipe.build.choose.candidates import ChoicePlan
+    from optpipe.build.choose import ChoicePlan
     from optpipe.models.export.model import Model
     from optpipe.workspace.store import Store
 
@@ -121,7 +121,7 @@ def build(
 
 
 def _choose(model: "Model", plan: "ChoicePlan", weights: str, store: "Store") -> Outcome:
-    from optpipe.build.choose.choose import choose_build
+    from optpipe.build.choose import choose_build
     from optpipe.cli.terminal import Terminal
     from optpipe.report.terminal_choose import render_choice
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
-from optpipe.build.choose.candidates import ChoicePlan
+from optpipe.build.choose import ChoicePlan
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.plan import sizes_from_text

@@ -13,7 +13,7 @@ from optpipe.core.units import format_duration, format_snr
 from optpipe.report.records import format_drop, format_random_weights, name_score
 
 if TYPE_CHECKING:
-    from optpipe.build.choose.choose import ChoiceResult
+    from optpipe.build.choose import ChoiceResult
 
 _STYLES = {Standing.CHOSEN: "green", Standing.FAILED: "red", Standing.NOT_PROVEN: "red"}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from optpipe.backends.onnx_sparsity import has_pattern, list_sparse_products
+from optpipe.backends.onnx_graph import has_pattern, list_sparse_products
 
 
 def prune(weight, axis):

@@ -9,8 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnxruntime import OnnxRuntime
-from optpipe.backends.onnxruntime_floats import needs_weight_pass, protect_convolutions
+from optpipe.backends.onnxruntime import OnnxRuntime, needs_weight_pass, protect_convolutions
 from optpipe.backends.onnxruntime_session import optimize_graph
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.precision import Precision

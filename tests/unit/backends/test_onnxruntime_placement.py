@@ -9,8 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.backends.onnx_graph import layers_from_onnx
-from optpipe.backends.onnxruntime_placement import RECORD_ASSIGNMENT, placement_from_session
-from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.onnxruntime_session import RECORD_ASSIGNMENT, OnnxRuntimeSession, placement_from_session
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision
 from optpipe.core.tensors import InputSpec
 from optpipe.report.terminal_build import format_placement

@@ -4,7 +4,7 @@ import pytest
 from tests.fakes.entries import artifact_info
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.backends.tensorrt_options import BuilderOptions
+from optpipe.backends.tensorrt_builder import BuilderOptions
 from optpipe.core.errors import BadInputError
 from optpipe.core.records import plain_from_record
 

@@ -6,8 +6,7 @@ import pytest
 from tests.fakes.tensorrt_api.build_case import SPEC, save_graph
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.tensorrt import TENSORRT_RTX
-from optpipe.backends.tensorrt_inspector import layers_from_inspector
+from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_inspector
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError

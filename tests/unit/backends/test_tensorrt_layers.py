@@ -6,8 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.tensorrt import TENSORRT_RTX
-from optpipe.backends.tensorrt_network import layers_from_network
+from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_network
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.core.tensors import InputSpec

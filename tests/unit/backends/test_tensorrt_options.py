@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.backends.tensorrt_builder import require_supported
-from optpipe.backends.tensorrt_options import (
+from optpipe.backends.tensorrt_builder import (
     BuilderOptions,
     capabilities_from_text,
     describe_in_key,
     list_profile_shapes,
     options_from_given,
+    require_supported,
     sources_from_text,
 )
 from optpipe.backends.tensorrt_session import choose_profile

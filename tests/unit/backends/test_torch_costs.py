@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from optpipe.backends.base import NodeCost
-from optpipe.backends.torch_costs import count_program_costs
+from optpipe.backends.torch_eager import count_program_costs
 
 
 def costs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, NodeCost]:

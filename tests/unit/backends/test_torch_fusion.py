@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
 
-from optpipe.backends.torch_fusion import fuse_convolutions
+from optpipe.backends.torch_eager import fuse_convolutions
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,7 +4,7 @@ import pytest
 from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info
 
-from optpipe.backends.tensorrt_options import BuilderOptions, list_builder_flags, list_shape_flags
+from optpipe.backends.tensorrt_builder import BuilderOptions, list_builder_flags, list_shape_flags
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import BadInputError

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, BuildResult, LayerTimes, Mark
 from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
-from optpipe.backends.torch_backend import name_processor, record_tensors
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.lowering import explain_unknown, find_unknown_operators, lower_graph
 from optpipe.backends.torch_int8.movements import MOVEMENTS
-from optpipe.backends.torch_program import translate_refusals
+from optpipe.backends.torch_program import name_processor, record_tensors, translate_refusals
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType
 from optpipe.core.tensors import InputSpec, input_from_dict
@@ -43,8 +42,8 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
     """Lowers the graph, measures its steps on the GPU, and keeps both; says where FP16 is as fast."""
     import onnx
 
-    from optpipe.backends.torch_int8.comparison import compare_programs, explain_speeds
     from optpipe.backends.torch_int8.program import Program
+    from optpipe.backends.torch_int8.tuning import compare_programs, explain_speeds
 
     model = onnx.load(request.graph)
     with translate_refusals(request.card, "torch could not run the INT8 program of"):
@@ -164,7 +163,7 @@ def mark_steps(directory: Path, info: ArtifactInfo, inputs: Mapping[str, Any], m
     """The program run step by step, each in a range called after its layer in the graph."""
     import torch
 
-    from optpipe.backends.torch_int8.costs import count_costs
+    from optpipe.backends.torch_int8.program import count_costs
 
     program, given = load_program(directory, info), tuple(inputs.values())
 

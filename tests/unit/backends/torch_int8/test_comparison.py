@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from optpipe.backends.torch_int8.comparison import ROUNDS, SpeedOverFp16, compare_in_turns, explain_speeds
+from optpipe.backends.torch_int8.tuning import ROUNDS, SpeedOverFp16, compare_in_turns, explain_speeds
 
 
 class FakeClock:

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.costs import count_costs
-from optpipe.backends.torch_int8.program import Program
+from optpipe.backends.torch_int8.program import Program, count_costs
 
 
 def test_a_step_whose_scale_is_one_number_has_no_weights():

@@ -8,8 +8,8 @@ from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.golden import assert_golden
 
-from optpipe.build.choose.choose import ChoiceResult, judge_status
-from optpipe.build.choose.decide import Judged, list_candidates
+from optpipe.build.choose import ChoiceResult, judge_status
+from optpipe.build.decide import Judged, list_candidates
 from optpipe.build.records import BuildResult, BuiltArtifact
 from optpipe.core.decision import CandidateAccuracy, Decision, LeftOut, Standing
 from optpipe.core.errors import ExitStatus

@@ -1,0 +1,316 @@
+""""""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import randbits
+
+from optpipe.backends.inductor import STATIC_BATCHES
+from optpipe.backends.registry import BACKENDS
+from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
+from optpipe.build.decide import Judge, Judged, choose_judge, find_flaw, judge_accuracy, list_candidates
+from optpipe.build.records import BuildResult, BuiltArtifact, ModelBuild, Omission, result_from_build
+from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.decision import DECISION_FILE, Decision, LeftOut
+from optpipe.core.entries import ModelInfo
+from optpipe.core.errors import BadInputError, ExitStatus, MissingError
+from optpipe.core.events import Listener, ProgressStep
+from optpipe.core.measurement import LoadSpec, Measurement
+from optpipe.core.mixed_precision import Budget
+from optpipe.core.precision import CALIBRATED, Precision
+from optpipe.core.records import json_from_record
+from optpipe.core.units import format_duration
+from optpipe.evaluate.tasks.registry import require_fitting_task
+from optpipe.measure.measure import measure_load, write_measurements
+from optpipe.measure.process import WorkerPool, WorkerProcess
+from optpipe.measure.race import FINAL_ROUNDS, RaceResult, count_processes, race_builds
+from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts
+from optpipe.models.export.exported import export_model, prepare_model, read_card
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.samples import can_verify_on
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.runs import OpenRun, finish_run, open_run, write_bytes
+from optpipe.workspace.store import Entry, Store
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlan:
+    """What `--precision auto` was asked for."""
+
+    build: BuildPlan
+    """Without precisions all are tried."""
+    budget: Budget | None = None
+    """None: by default a drop of accuracy where there are labels, else an SNR."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Where candidates are compared; None: the profile's `opt`."""
+    final_rounds: int = FINAL_ROUNDS
+    """Processes of each of the fastest few, once the race has found them."""
+
+
+def plan_candidates(
+    model: Model, plan: BuildPlan, stored: Entry[ModelInfo] | None, store: Store, listener: Listener
+) -> tuple[BuildPlan, tuple[Omission, ...]]:
+    """Every backend that can build and run here, every precision that one of them has kernels for; and what is left out.
+
+    Raises MissingError where a backend that was named cannot run here, or none can.
+    """
+    backends, omitted = [], []
+    for backend in plan.backends:
+        device = plan.device or backend.choose_device(None)
+        if (reason := backend.find_obstacle(device, runs=True)) is None:
+            backends.append(backend)
+            continue
+        if plan.named:
+            raise MissingError(f"backend {backend.name} cannot be a candidate on this machine: {reason}")
+        omitted.append(Omission(backend.name, "", reason, ExitStatus.MISSING))
+    if not backends:
+        reasons = "; ".join(f"{each.backend}: {each.reason}" for each in omitted)
+        raise MissingError(f"--precision auto has no backend that builds and runs on this machine: {reasons}")
+    known = {kind for each in backends for kind in each.precisions(each.choose_device(plan.device))}
+    if Precision.FP8 in known and all(each.choose_device(plan.device) == "cpu" for each in backends):
+        known.discard(Precision.FP8)
+        omitted.append(Omission("", Precision.FP8, "made for GPUs; on a CPU it is never faster", ExitStatus.MISSING))
+    wanted = replace(
+        plan,
+        backends=tuple(backends),
+        precisions=tuple(kind for kind in plan.precisions or Precision if kind in known),
+        named=False,
+        automatic=False,
+    )
+    try:
+        return add_calibration(model, wanted, stored, store, listener), tuple(omitted)
+    except BadInputError:
+        if plan.calibration is not None:
+            raise
+    reason = "needs calibration data: --calibration PATH"
+    omitted += [Omission("", kind, reason, ExitStatus.BAD_INPUT) for kind in CALIBRATED if kind in wanted.precisions]
+    without = tuple(kind for kind in wanted.precisions if kind not in CALIBRATED)
+    return replace(wanted, precisions=without), tuple(omitted)
+
+
+def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -> BuildPlan:
+    """`plan` with code for each of `sizes` alone, on a GPU, from the backend that can compile it; given options come first."""
+    options = dict(plan.options)
+    for backend in plan.backends if card.batched else ():
+        device = backend.choose_device(plan.device)
+        if device == "cuda" and any(each.name == STATIC_BATCHES for each in backend.describe_options(device)):
+            options[backend.name] = {STATIC_BATCHES: ",".join(map(str, sizes)), **options.get(backend.name, {})}
+    return replace(plan, options=options)
+
+
+def count_builds(plan: BuildPlan) -> int:
+    """How many combinations `plan` has kernels for."""
+    return sum(
+        kind in each.precisions(each.choose_device(plan.device)) for each in plan.backends for kind in plan.precisions
+    )
+
+
+def rank_by_precision(built: BuiltArtifact) -> tuple[int, int]:
+    """The more precise first, then the backend that `--backend auto` prefers: what decides between equally fast builds."""
+    info = built.entry.info
+    return list(Precision).index(info.precision), list(BACKENDS).index(info.backend)
+
+
+SHORT_LOAD = LoadSpec(
+    1, min_seconds=0.5, max_seconds=5.0, percentile=50.0, warm_up_seconds=0.3, max_warm_up_seconds=3.0,
+    output_checks=4, cache_probes=2,
+)  # fmt: skip
+START_S = {"cpu": 4.0, "cuda": 10.0}
+"""About what a process takes until it measures: imports, loading, on a GPU the capture of a CUDA graph."""
+LOAD_S = 1.5
+"""About what one short load takes."""
+
+
+def estimate_seconds(processes: int, sizes: int, device: str) -> float:
+    """Rough duration of `processes` processes that each measure `sizes` batch sizes."""
+    return processes * (START_S[device] + sizes * LOAD_S)
+
+
+class CandidateTimer:
+    """Starts a process for an artifact and gives its p50 latency in ns by batch size; keeps every measurement."""
+
+    def __init__(
+        self,
+        artifacts: Mapping[str, StoredArtifact],
+        run: OpenRun,
+        store: Store,
+        pool: WorkerPool,
+        scratch: Path,
+        step: ProgressStep,
+    ) -> None:
+        self._artifacts, self._pool, self._step = artifacts, pool, step
+        self._options = {name: each.resolve_effective_options({}) for name, each in artifacts.items()}
+        plan = BenchPlan(SHORT_LOAD)
+        self._prepared = {
+            name: prepare_session(each, plan, store, scratch / name, run.path) for name, each in artifacts.items()
+        }
+        self.measurements: list[Measurement] = []
+        self.failures: dict[str, str] = {}
+        """Why an artifact has no time, by id."""
+        self._processes = 0
+
+    def expect(self, name: str, processes: int) -> None:
+        """Lets workers stand by."""
+        self._pool.expect(self._artifacts[name].label, processes)
+
+    def measure(self, name: str, sizes: Sequence[int]) -> dict[int, float]:
+        """One fresh process. A size at which it fails, or gives wrong outputs, is missing."""
+        session, frame = self._prepared[name]
+        session = replace(session, arguments={**session.arguments, "options": self._options[name]})
+        subject = subject_from_artifact(self._artifacts[name], self._options[name])
+        found = {}
+        with WorkerProcess(session, self._pool, self._artifacts[name].label) as worker:
+            for size in sizes:
+                load = replace(SHORT_LOAD, batch_size=size)
+                one, _ = measure_load(worker, subject, load, f"m{len(self.measurements):03}", frame)
+                if one.interrupted:
+                    raise KeyboardInterrupt
+                self.measurements.append(replace(one, process=self._processes))
+                median = one.latency_ns.median if one.latency_ns else None  # needs no interval: that is over processes
+                wrong = [each.message for each in one.reasons if each.code in WRONG_OUTPUTS]
+                if median is not None and not wrong:  # noise counts: the order of processes is drawn
+                    found[size] = median
+                else:
+                    reasons = wrong or [each.message for each in one.reasons if each.invalidates]
+                    self.failures[name] = f"batch {size}: {reasons[0]}"
+                if not worker.alive:
+                    break
+        self._processes += 1
+        self._step.advance()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceResult:
+    """The JSON document of `optpipe build --precision auto`."""
+
+    decision: Decision
+    build: BuildResult
+    """All that was built, as `optpipe build` tells of it."""
+    run_dir: str
+    exit_status: ExitStatus
+    warnings: tuple[str, ...] = ()
+
+
+def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, listener: Listener) -> ChoiceResult:
+    """Builds, judges and races every candidate, and writes the decision's run; all builds stay in the store.
+
+    `weights` is how they were asked for. Raises BadInputError for a budget that cannot be judged or a batch size outside the
+    profile, before anything is exported; and what says why nothing could be built.
+    """
+    store.require_writable()
+    model, stored = prepare_model(model, store, listener)
+    require_fitting_task(model, stored)
+    sizes = _choose_sizes(read_card(model, stored), plan.batch_sizes)
+    wanted, omitted = plan_candidates(model, plan.build, stored, store, listener)
+    with listener.step("export"):
+        exported, _ = export_model(model, store, listener, stored)
+    card = card_from_file(exported.file(CARD))
+    wanted = add_static_batches(wanted, card, sizes)
+    judge = choose_judge(plan.budget, plan.build.images, exported, listener, truncate=plan.build.truncate)
+    if judge.data is not None and not can_verify_on(card, judge.data):
+        wanted = replace(
+            wanted, images=None
+        )  # labeled texts, or a set with a manifest: builds have inputs of their own
+    _announce(wanted, sizes, plan.final_rounds, listener)
+    build = build_model(model, wanted, store, listener)
+    require_artifacts(build)
+    judged, judged_on = _judge_all(judge, model, build, store, listener)
+    with open_run(store.workspace, "choose") as run:
+        seed = randbits(32)
+        races, failures = _race(
+            [each.built for each in judged if each.keeps], sizes, plan.final_rounds, seed, run, store, listener
+        )
+        decision = Decision(
+            model=card.name,
+            model_id=exported.id,
+            budget=str(judge.budget),
+            judged_on=judged_on,
+            batch_sizes=sizes,
+            winners={size: race.winner for size, race in races.items() if race.winner},
+            candidates=list_candidates(judged, races, failures, judge.budget),
+            left_out=tuple(_list_left_out(omitted, build)),
+            seed=seed,
+            score=judge.score,
+        )
+        write_bytes(run.path / DECISION_FILE, json_from_record(decision))
+        finish_run(run, parents=[exported.id, *(each.id for each in judged)], model=card.name)
+    status = judge_status(decision, judged)
+    return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
+
+
+def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    low, usual, high = card.batch_range
+    if outside := [size for size in wanted or () if not low <= size <= high]:
+        wider = f"{min(low, *outside)}:{usual}:{max(high, *outside)}"
+        raise BadInputError(
+            f"--compare-at {outside[0]}: outside the profile {low}:{usual}:{high}; widen it with --batch {wider}"
+        )
+    return tuple(wanted or (usual,))
+
+
+def _announce(plan: BuildPlan, sizes: Sequence[int], final_rounds: int, listener: Listener) -> None:
+    count = count_builds(plan)
+    processes = count_processes(count, final_rounds)
+    on_gpu = any(each.choose_device(plan.device) == "cuda" for each in plan.backends)
+    seconds = estimate_seconds(processes, len(sizes), "cuda" if on_gpu else "cpu")
+    listener.inform(
+        f"auto: up to {count} builds, then at most {processes} processes to compare them, about {format_duration(seconds * 1e9)}"
+        " or less if some are much slower"
+    )
+
+
+def _judge_all(
+    judge: Judge, model: Model, build: ModelBuild, store: Store, listener: Listener
+) -> tuple[list[Judged], str]:
+    """Every build with its accuracy, the more precise first; and what it was judged on."""
+    whole = [each for each in build.artifacts if find_flaw(each) is None]
+    accuracy, judged_on = judge_accuracy(judge, model, whole, store, listener) if whole else ({}, "nothing")
+    ranked = sorted(build.artifacts, key=rank_by_precision)
+    return [Judged(each, accuracy.get(each.entry.id)) for each in ranked], judged_on
+
+
+def _race(
+    built: Sequence[BuiltArtifact],
+    sizes: Sequence[int],
+    final_rounds: int,
+    seed: int,
+    run: OpenRun,
+    store: Store,
+    listener: Listener,
+) -> tuple[dict[int, RaceResult], dict[str, str]]:
+    """The race at each batch size, and why some have no time; nothing is measured where there is nobody."""
+    if not built:
+        return {}, {}
+    artifacts = {each.entry.id: find_artifacts(each.entry.id, store)[0] for each in built}
+    total = count_processes(len(built), final_rounds)
+    where = ", ".join(map(str, sizes))
+    title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build within the budget"
+    with (
+        store.scratch("choose") as scratch,
+        WorkerPool(scratch) as pool,
+        listener.step(f"{title} at batch {where}", total=total) as step,
+    ):
+        timer = CandidateTimer(artifacts, run, store, pool, scratch, step)
+        races = race_builds(list(artifacts), sizes, timer.measure, seed, final_rounds, timer.expect)
+        write_measurements(run.path, timer.measurements)
+    return races, timer.failures
+
+
+def _list_left_out(omitted: Iterable[Omission], build: ModelBuild) -> Iterable[LeftOut]:
+    for each in (*omitted, *build.skipped):
+        yield LeftOut(each.backend, each.precision, each.reason, failed=False)
+    for each in build.failed:
+        yield LeftOut(each.backend, each.precision, each.reason, failed=True)
+
+
+def judge_status(decision: Decision, judged: Sequence[Judged]) -> ExitStatus:
+    """FAIL where nothing keeps the budget, INCONCLUSIVE where more data may show that something does."""
+    if decision.winners:
+        return ExitStatus.DONE
+    if any(each.keeps for each in judged):
+        return ExitStatus.STAGE_FAILED  # none could be measured
+    open_ones = any(each.accuracy is not None and each.accuracy.keeps is None for each in judged)
+    return ExitStatus.INCONCLUSIVE if open_ones else ExitStatus.FAIL

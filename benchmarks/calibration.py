@@ -123,8 +123,8 @@ def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
     import onnx
 
     from optpipe.quantize.collect import Collector, collect_statistics
-    from optpipe.quantize.methods import compute_ranges, needs_histogram
     from optpipe.quantize.placement import place_qdq
+    from optpipe.quantize.ranges import compute_ranges, needs_histogram
 
     model = folder / "model.onnx"
     tensors = place_qdq(onnx.load(model), "tensorrt").tensors

@@ -18,8 +18,8 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import Device, ModelInfo
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
-from optpipe.quantize.methods import METHODS, compute_ranges
 from optpipe.quantize.placement import place_qdq
+from optpipe.quantize.ranges import METHODS, compute_ranges
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 

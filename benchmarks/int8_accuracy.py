@@ -24,7 +24,7 @@ from optpipe.quantize.calibrate import (
     tables_from_entry,
 )
 from optpipe.quantize.fp32_reference import run_fp32_reference
-from optpipe.quantize.methods import METHODS
+from optpipe.quantize.ranges import METHODS
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 

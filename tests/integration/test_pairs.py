@@ -17,7 +17,7 @@ from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
-from optpipe.quantize.table import read_table
+from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store

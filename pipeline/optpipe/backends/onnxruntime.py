@@ -306,9 +306,6 @@ def _as_tf32(layer: LayerType) -> LayerType:
 #     `fuse_conv_bias`, the first convolution too    0.64    4.06    15.2    (837 us of the 4.06 are the first one's, 120 without)
 
 
-BIAS_FUSION_PASS = "ConvAddFusion"
-"""The pass of ONNX Runtime that would put the additions back into the convolutions."""
-
 FUSED_CHANNEL_MULTIPLE = 8
 """cuDNN's kernels with an addition want a multiple of so many FP16 input channels per group for Tensor Cores; a first
 convolution of three channels, or a depthwise one, has faster kernels without."""
@@ -359,7 +356,6 @@ def _replace_nodes(graph: Any, nodes: list[Any], constants: Any) -> None:
 # layers that `--budget` or a calibration table keeps out of INT8.
 
 
-WEIGHT_PASS = "WeightBiasQuantization"
 _FLOAT = 1
 """`TensorProto.FLOAT`."""
 

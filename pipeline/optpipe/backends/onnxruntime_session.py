@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, NodeRun
-from optpipe.backends.onnxruntime import BIAS_FUSION_PASS, WEIGHT_PASS
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
 from optpipe.core.tensors import TensorSpec
@@ -17,6 +16,10 @@ if TYPE_CHECKING:
 
     from optpipe.backends.base import Device
 
+BIAS_FUSION_PASS = "ConvAddFusion"
+"""Would put the additions that `separate_biases` makes back into the convolutions."""
+WEIGHT_PASS = "WeightBiasQuantization"
+"""Quantizes what stands in floating point between Q/DQ pairs: see `protect_convolutions`."""
 PROVIDERS: dict["Device", str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ORT_TYPES = {
     "tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16", "tensor(int64)": "int64",

@@ -20,7 +20,7 @@ from optpipe.core.choices import complete_choice
 
 
 def _complete_method(incomplete: str) -> list[str]:
-    from optpipe.quantize.methods import METHOD_CHOICES
+    from optpipe.quantize.ranges import METHOD_CHOICES
 
     return complete_choice(incomplete, METHOD_CHOICES)
 
@@ -78,7 +78,7 @@ def calibrate(
     from optpipe.core.mixed_precision import Budget
     from optpipe.core.quantity import drop_from_text
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
-    from optpipe.quantize.methods import methods_from_text
+    from optpipe.quantize.ranges import methods_from_text
     from optpipe.report.terminal_calibrate import render_calibration
     from optpipe.workspace.store import Store
 

@@ -24,7 +24,7 @@ from optpipe.models.inputs.task_data import (
 )
 from optpipe.models.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.python_file import read_calibration
-from optpipe.quantize.table import CalibrationTable, TensorRange, is_table, read_table, write_table
+from optpipe.quantize.ranges import CalibrationTable, TensorRange, is_table, read_table, write_table
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Entry, Store
@@ -171,8 +171,8 @@ def _compute_tables(
     import onnx
 
     from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
-    from optpipe.quantize.methods import compute_ranges, needs_histogram
     from optpipe.quantize.placement import place_qdq
+    from optpipe.quantize.ranges import compute_ranges, needs_histogram
 
     if model.info.own_precision is Precision.INT8:
         raise BadInputError(

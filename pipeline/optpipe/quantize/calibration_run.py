@@ -25,11 +25,17 @@ from optpipe.quantize.calibrate import (
     resolve_calibration_source,
     tables_from_entry,
 )
-from optpipe.quantize.calibrated_graph import choose_calibration_device
-from optpipe.quantize.methods import METHODS
-from optpipe.quantize.selection import SelectionInfo, select_kept_layers
-from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo, compare_methods, lower_by_table, rank_layers
-from optpipe.quantize.table import write_table
+from optpipe.quantize.precision_graph import choose_calibration_device
+from optpipe.quantize.ranges import METHODS, write_table
+from optpipe.quantize.sensitivity import (
+    MethodsInfo,
+    SelectionInfo,
+    SensitivityInfo,
+    compare_methods,
+    lower_by_table,
+    rank_layers,
+    select_kept_layers,
+)
 from optpipe.workspace.file_names import CALIBRATION_SET, ONNX
 from optpipe.workspace.places import require_writable_folder
 from optpipe.workspace.store import Entry, Store

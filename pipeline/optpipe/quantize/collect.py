@@ -16,8 +16,7 @@ import numpy as np
 from optpipe.backends.base import Device
 from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session, translate_runtime_errors
 from optpipe.core.errors import StageError
-from optpipe.quantize.histogram import BINS, Magnitudes, count_magnitudes, count_on_device
-from optpipe.quantize.statistics import TensorStatistics
+from optpipe.quantize.ranges import BINS, Magnitudes, TensorStatistics, count_magnitudes, count_on_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

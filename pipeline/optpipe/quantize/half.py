@@ -1,12 +1,19 @@
 """FP16 and BF16 graphs by ModelOpt's AutoCast, and FP16 within a budget: the layers that break it stay in FP32."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types, name_nodes
+from optpipe.backends.onnx_graph import (
+    GraphTypes,
+    drop_unknown_sizes,
+    infer_graph_types,
+    iterate_graphs,
+    iterate_nodes,
+    name_nodes,
+)
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import GateError, OptpipeError, StageError, escape, first_line
@@ -14,14 +21,20 @@ from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.precision import Precision
 from optpipe.core.quiet import redirect_output
+from optpipe.core.tensors import InputSpec
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.tensor_set import tensor_set_from_rows
 from optpipe.quantize.calibrate import load_calibration_data
-from optpipe.quantize.rounding import find_half_nodes, round_nodes
-from optpipe.quantize.selection import describe_mixed, require_lowered, select_kept_layers
-from optpipe.quantize.sensitivity import LoweredLayers, Lowering, rank_layers
+from optpipe.quantize.sensitivity import (
+    LoweredLayers,
+    Lowering,
+    describe_mixed,
+    rank_layers,
+    require_lowered,
+    select_kept_layers,
+)
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Entry, Store
@@ -205,3 +218,67 @@ def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[No
     finally:
         for left in (*directory.glob("*.data"), *directory.glob("sym_shape_infer*")):
             left.unlink()
+
+
+# FP16 in chosen nodes of an FP32 graph, as any runtime can compute it: their data and results are rounded to FP16.
+#
+# Products add up in FP32, as Tensor Cores do. ONNX Runtime's CPU provider cannot be asked instead: it has few FP16 kernels,
+# computes in FP32 without them, and drops the casts between such nodes, so that nothing would ever overflow.
+
+
+def round_nodes(model: Any, names: Collection[str], known: GraphTypes) -> Any:
+    """A copy of `model` (FP32) in which the nodes called `names` read and write values rounded to FP16.
+
+    `known` holds the types of its tensors.
+    """
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for number, graph in enumerate(iterate_graphs(copy.graph)):
+        _round_graph(graph, frozenset(names), known, f"_half{number}")
+    return copy
+
+
+def _round_graph(graph: Any, names: Collection[str], known: GraphTypes, suffix: str) -> None:
+    nodes: list[Any] = []
+    rounded: dict[str, str] = {}
+    for node in graph.node:
+        if node.name not in names:
+            nodes.append(node)
+            continue
+        for position, name in enumerate(node.input):
+            if known.types.get(name) != "fp32":
+                continue
+            if name not in rounded:
+                rounded[name] = f"{name}{suffix}"
+                nodes += _make_casts(name, rounded[name])
+            node.input[position] = rounded[name]
+        nodes.append(node)
+        for position, name in enumerate(node.output):
+            if name and known.types.get(name) == "fp32":
+                node.output[position] = f"{name}{suffix}_exact"
+                nodes += _make_casts(node.output[position], name)
+                rounded[name] = name
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _make_casts(source: str, target: str) -> list[Any]:
+    from onnx import TensorProto, helper
+
+    half = f"{target}_in_half"
+    return [
+        helper.make_node("Cast", [source], [half], name=f"{half}_cast", to=TensorProto.FLOAT16),
+        helper.make_node("Cast", [half], [target], name=f"{target}_back_cast", to=TensorProto.FLOAT),
+    ]
+
+
+def find_half_nodes(converted: Any, inputs: Sequence[InputSpec]) -> frozenset[str]:
+    """The nodes of a converted graph that read or write FP16, but for the casts."""
+    known = infer_graph_types(converted, inputs)
+    return frozenset(
+        node.name
+        for node in iterate_nodes(converted.graph)
+        if node.op_type != "Cast" and any(known.types.get(name) == "fp16" for name in (*node.input, *node.output))
+    )

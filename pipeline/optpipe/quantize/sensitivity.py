@@ -3,22 +3,26 @@
 What can be lowered, and how, is a `Lowering`: INT8 or FP8 by a calibration table, or FP16 by rounding.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from optpipe.core.card import ModelCard
+from optpipe.backends.onnx_graph import name_nodes
+from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ModelInfo
+from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_value
-from optpipe.core.mixed_precision import PrecisionCost, make_cost_order
+from optpipe.core.mixed_precision import EXACT_DB, Budget, KeptLayer, MixedPrecision, PrecisionCost, make_cost_order
 from optpipe.core.precision import Precision
+from optpipe.core.records import plain_from_record
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.fp32_reference import run_fp32_reference
-from optpipe.quantize.table import CalibrationTable
+from optpipe.quantize.ranges import CalibrationTable
 from optpipe.workspace.environment import get_package_version
-from optpipe.workspace.file_names import ONNX
+from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -174,3 +178,157 @@ def describe_recipe(model: Entry[ModelInfo], samples: SampleSet) -> dict[str, An
         "labels": hash_value([each.label for each in samples.files]),
         "onnxruntime": get_package_version("onnxruntime-gpu"),
     }
+
+
+# The fewest layers that have to stay out of a lower precision for its cost to be within a budget.
+#
+# Of the ranking, a binary search finds how many of the costliest must be kept: log2(layers) evaluations of the whole set
+# instead of one per layer. The ranking is only made where the precision in all layers exceeds the budget.
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTrial:
+    """The graph with the `kept` costliest layers left as they are."""
+
+    kept: int
+    macs_share: float
+    """Of the MACs, in the lower precision."""
+    cost: PrecisionCost
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionInfo:
+    """The layers to keep out of a precision for a budget, and what was tried."""
+
+    KIND: ClassVar[str] = "selection"
+
+    budget: Budget
+    images: int
+    metric: str
+    keep: tuple[str, ...]
+    layers: int
+    tried: tuple[KeptTrial, ...]
+
+    @property
+    def cost(self) -> PrecisionCost | None:
+        """Of the layers chosen; None where all are kept, which is FP32."""
+        return next((each.cost for each in self.tried if each.kept == len(self.keep)), None)
+
+
+def select_kept_layers(
+    model: Entry[ModelInfo],
+    lowering: Lowering,
+    rank: Callable[[], Sequence[LayerCost]],
+    samples: SampleSet,
+    budget: Budget,
+    store: Store,
+    listener: Listener,
+) -> tuple[Entry[SelectionInfo], bool]:
+    """The store entry `selection`: the fewest of the first layers of `rank` to keep so that the cost is within `budget`.
+
+    Raises BadInputError where the budget cannot be measured: points of a model without a task or with one prediction for every
+    sample, or the SNR of outputs without a common size.
+    """
+    recipe = describe_recipe(model, samples) | dict(lowering.recipe) | {"budget": plain_from_record(budget)}
+
+    def make(_: object) -> SelectionInfo:
+        import onnx
+
+        found, against = lowering.load(), run_fp32_reference(model, samples)
+        macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
+        order: list[str] = []
+        tried: dict[int, KeptTrial] = {}
+
+        def keep_layers(kept: int) -> KeptTrial:
+            if kept and not order:
+                order.extend(row.layer for row in rank())
+            low = frozenset(found.layers) - frozenset(order[:kept])
+            share = sum(macs.get(layer, 0) for layer in low) / max(sum(macs.values()), 1)
+            return KeptTrial(kept, share, against.measure_cost(found.lower(low)))
+
+        steps = math.ceil(math.log2(len(found.layers) + 1)) + 1
+        with listener.step(f"search for the fewest layers to keep out of {lowering.precision}", total=steps) as step:
+            for kept in _search_kept_counts(len(found.layers), tried, budget):
+                tried[kept] = keep_layers(kept)
+                step.advance()
+        chosen = min((kept for kept, trial in tried.items() if budget.allows(trial.cost)), default=len(found.layers))
+        return SelectionInfo(
+            budget=budget,
+            images=len(samples.files),
+            metric="snr" if budget.unit == "dB" else against.metric,
+            keep=tuple(order[:chosen]) if chosen < len(found.layers) else found.layers,
+            layers=len(found.layers),
+            tried=tuple(tried[kept] for kept in sorted(tried)),
+        )
+
+    return store.produce(SelectionInfo, recipe, make, parents=(model.id,), listener=listener)
+
+
+def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: Budget) -> Iterator[int]:
+    """How many layers to keep next: none first, then by halving; keeping all is FP32 and needs no trial."""
+    yield 0
+    if budget.unit == "points" and tried[0].cost.drop is None:
+        raise BadInputError(
+            "no drop can be measured: the model predicts the same class for every sample, or its task is not evaluated"
+        )
+    if budget.unit == "dB" and tried[0].cost.snr_db is None:
+        raise BadInputError("the outputs differ in size from those in FP32, so they have no SNR; give points")
+    if budget.allows(tried[0].cost):
+        return
+    fails, holds = 0, count
+    while holds - fails > 1:
+        middle = (fails + holds) // 2
+        yield middle
+        if budget.allows(tried[middle].cost):
+            holds = middle
+        else:
+            fails = middle
+
+
+def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
+    """Raises GateError where the budget keeps every layer out of `precision`, with a budget that some of them keep."""
+    if not selection.keep or len(selection.keep) < selection.layers:
+        return
+    budget, points = selection.budget, selection.budget.unit == "points"
+    message = f"--budget {budget.limit:g}{budget.unit} leaves no layer in {precision}"
+    usable = [each for each in selection.tried if each.cost.finite and (points or (each.cost.snr_db or 0.0) >= 0.1)]
+    if not usable:
+        raise GateError(f"{message}: none gives usable outputs; leave {precision} out of --precision")
+    cost, count = usable[0].cost, selection.layers - usable[0].kept
+    share = f"{count} of {selection.layers}" if usable[0].kept else f"all {count}"
+    worst = math.ceil(1e4 * (cost.drop or 0.0)) / 100 if points else math.floor(10 * (cost.snr_db or 0.0)) / 10
+    told = f"costs {worst:g} points" if points else f"has an SNR of {worst:g} dB"
+    raise GateError(
+        f"{message}: in {share} layers it {told}\ngive a looser budget, such as --budget {worst:g}{budget.unit}"
+    )
+
+
+def describe_mixed(
+    model: Entry[ModelInfo],
+    selection: SelectionInfo,
+    ranking: Sequence[LayerCost],
+    lowered: Collection[str],
+    reasons: Mapping[str, str],
+) -> MixedPrecision:
+    """What a graph within a budget keeps: the layers of `selection`, those with a reason of their own, and all with
+    MACs that are not `lowered`."""
+    import onnx
+
+    graph = name_nodes(onnx.load(model.file(ONNX)))
+    macs = count_layer_macs(graph, card_from_file(model.file(CARD)))
+    ops = {node.name: node.op_type for node in graph.graph.node}
+    alone = {row.layer: row.cost for row in ranking}
+    told = {name: _explain_cost(alone[name]) for name in selection.keep}
+    told |= {name: reason for name, reason in reasons.items() if name in ops and name not in told}
+    told |= {name: "cannot be converted" for name in macs if name not in lowered and name not in told}
+    kept = tuple(KeptLayer(name, ops[name], macs.get(name, 0), reason) for name, reason in told.items())
+    cost = selection.cost or PrecisionCost(EXACT_DB)
+    return MixedPrecision(selection.budget, selection.metric, selection.images, cost, kept, sum(macs.values()))
+
+
+def _explain_cost(cost: PrecisionCost) -> str:
+    if not cost.finite:
+        return "alone turns outputs into NaN or Inf"
+    if cost.snr_db is None:
+        return "alone changes the size of outputs"
+    return f"alone lowers the SNR to {cost.snr_db:.1f} dB"

@@ -14,8 +14,7 @@ from optpipe.report.tables import make_table
 if TYPE_CHECKING:
     from optpipe.core.mixed_precision import PrecisionCost
     from optpipe.quantize.calibration_run import CalibrationResult
-    from optpipe.quantize.selection import SelectionInfo
-    from optpipe.quantize.sensitivity import SensitivityInfo
+    from optpipe.quantize.sensitivity import SelectionInfo, SensitivityInfo
 
 MAX_LAYERS_LISTED = 12
 

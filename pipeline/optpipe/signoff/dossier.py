@@ -22,8 +22,7 @@ from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files
 from optpipe.core.records import record_from_files
 from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
-from optpipe.quantize.selection import SelectionInfo
-from optpipe.quantize.sensitivity import MethodsInfo, SensitivityInfo
+from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.manifest import MANIFEST, Manifest

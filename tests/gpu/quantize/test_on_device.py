@@ -7,7 +7,7 @@ from onnx import helper, numpy_helper
 
 from optpipe.core.errors import StageError
 from optpipe.quantize.collect import Collector, collect_statistics
-from optpipe.quantize.methods import METHODS, compute_ranges
+from optpipe.quantize.ranges import METHODS, compute_ranges
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or driver")]

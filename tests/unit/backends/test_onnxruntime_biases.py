@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from onnx import TensorProto, helper, numpy_helper
 
-from optpipe.backends.onnxruntime import BIAS_FUSION_PASS, separate_biases
+from optpipe.backends.onnxruntime import separate_biases
+from optpipe.backends.onnxruntime_session import BIAS_FUSION_PASS
 
 
 def network(rank: int, *, bias: bool, shared: bool, constant: bool = True, dtype: type = np.float16) -> onnx.ModelProto:

@@ -24,10 +24,9 @@ from optpipe.core.precision import Precision, prove_precision
 from optpipe.core.tensors import InputSpec
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.calibrate import quantize_graph
-from optpipe.quantize.e4m3 import choose_scale, round_to_e4m3
 from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import qdq_from_onnx
-from optpipe.quantize.table import CalibrationTable, TensorRange
+from optpipe.quantize.qdq import choose_scale, qdq_from_onnx, round_to_e4m3
+from optpipe.quantize.ranges import CalibrationTable, TensorRange
 from optpipe.workspace.store import Store
 
 

@@ -15,8 +15,8 @@ from optpipe.core.precision import Precision
 from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.core.weights import WeightsRecord
-from optpipe.quantize.calibrated_graph import find_tables, graph_from_table, make_calibrated_graph
-from optpipe.quantize.table import CalibrationTable, TensorRange, read_table, write_table
+from optpipe.quantize.precision_graph import find_tables, graph_from_table, make_calibrated_graph
+from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.quantize.e4m3 import LARGEST, choose_scale, round_to_e4m3
+from optpipe.quantize.qdq import LARGEST, choose_scale, round_to_e4m3
 
 pytestmark = pytest.mark.hypothesis
 

@@ -7,8 +7,8 @@ import pytest
 
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
-from optpipe.quantize.calibrated_graph import _convert_to_half
 from optpipe.quantize.half import _convert_in
+from optpipe.quantize.precision_graph import _convert_to_half
 from optpipe.workspace.file_names import MODELOPT_LOG
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from optpipe.quantize.histogram import (
+from optpipe.quantize.ranges import (
     BINS,
     LOWEST,
     compute_edges,
@@ -45,7 +45,7 @@ def test_edges_rise() -> None:
 def test_chunks_do_not_show(monkeypatch) -> None:
     values = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
     whole = count_magnitudes(values).counts
-    monkeypatch.setattr("optpipe.quantize.histogram._CHUNK", 77)
+    monkeypatch.setattr("optpipe.quantize.ranges._CHUNK", 77)
     assert np.array_equal(count_magnitudes(values).counts, whole)
 
 

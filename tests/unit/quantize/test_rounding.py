@@ -10,7 +10,7 @@ from tests.fakes.int8_network import small_network
 
 from optpipe.backends.onnx_graph import infer_graph_types
 from optpipe.core.tensors import InputSpec
-from optpipe.quantize.rounding import find_half_nodes, round_nodes
+from optpipe.quantize.half import find_half_nodes, round_nodes
 
 INPUTS = (InputSpec("x", "float32", (1, 4), (3, 4), (8, 4)),)
 

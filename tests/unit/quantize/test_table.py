@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError
-from optpipe.quantize.table import (
+from optpipe.quantize.ranges import (
     CalibrationTable,
     TensorRange,
     is_table,

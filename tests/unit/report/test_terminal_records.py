@@ -27,8 +27,7 @@ from optpipe.models.artifacts.housekeeping import (
     StoreListing,
 )
 from optpipe.quantize.calibration_run import CalibrationResult, CalibrationSet, MethodResult
-from optpipe.quantize.selection import KeptTrial, SelectionInfo
-from optpipe.quantize.sensitivity import LayerCost, SensitivityInfo
+from optpipe.quantize.sensitivity import KeptTrial, LayerCost, SelectionInfo, SensitivityInfo
 from optpipe.report.terminal_build import render_build
 from optpipe.report.terminal_calibrate import render_calibration
 from optpipe.report.terminal_doctor import render_diagnosis, render_options

@@ -1,0 +1,347 @@
+"""From what a pass over calibration data has seen to ranges: statistics, four methods, and the table of a method's ranges."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.core.choices import choices_from_text
+from optpipe.core.entries import SampleSetSummary
+from optpipe.core.errors import BadInputError
+from optpipe.core.hashing import hash_text
+from optpipe.core.records import json_from_record, read_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, eq=False)
+class TensorStatistics:
+    """One tensor's smallest and largest value and, for the histogram methods, its magnitudes."""
+
+    low: float
+    high: float
+    magnitudes: "Magnitudes | None" = None
+
+    @property
+    def amax(self) -> float:
+        """The largest magnitude seen."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether no value was negative, as behind a ReLU."""
+        return self.low >= 0
+
+
+FORMAT = "optpipe.calibration-table/1"
+
+
+class BadRangeError(BadInputError, ValueError):
+    """A range that cannot be quantized; a ValueError, so that reading a table says where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """The bound `amax` of one tensor's symmetric range, and the smallest and largest value it has held."""
+
+    amax: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.amax < math.inf and math.isfinite(self.low) and math.isfinite(self.high)):
+            raise BadRangeError(
+                f"a range needs a finite positive amax and finite extremes; got {self.amax}, {self.low}, {self.high}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationTable:
+    """One method's ranges for one model from one set of samples."""
+
+    format: str = FORMAT
+    method: str
+    model: str
+    graph_sha256: str
+    transform_sha256: str | None
+    set: SampleSetSummary
+    keep: tuple[str, ...] = ()
+    """Names of layers that stay in floating point."""
+    ranges: Mapping[str, TensorRange]
+    """By tensor, in the graph's order."""
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its file."""
+        return hash_text(json_from_record(self).decode())
+
+
+def write_table(path: Path, table: CalibrationTable) -> None:
+    """Writes a table's file."""
+    path.write_bytes(json_from_record(table))
+
+
+def read_table(path: Path) -> CalibrationTable:
+    """Reads a table's file. Raises BadInputError where it is of another form or holds a range that cannot be quantized."""
+    table = read_record(path, CalibrationTable)
+    if table.format != FORMAT:
+        raise BadInputError(f"{path} has format {table.format}; this version of optpipe reads {FORMAT}")
+    return table
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file says of itself that it is a calibration table."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return FORMAT.partition("/")[0].encode() in file.read(200)
+
+
+# A histogram of magnitudes whose bins need no range: the leading bits of the float itself.
+#
+# The bits of a positive float, read as an integer, grow with its value; dropping the last 14 leaves the exponent and nine
+# bits of mantissa: 512 bins per octave, each 0.2 % of its value wide or less. So one pass over the data is enough, bins
+# never have to be rescaled, and histograms of parts add up exactly, whatever the order. INT8 at full scale has 64 levels
+# in its top octave, eight times coarser than these bins.
+
+
+SHIFT = 14
+PER_OCTAVE = 1 << (23 - SHIFT)
+BINS = 1 << (31 - SHIFT)
+LOWEST = (127 - 32) * PER_OCTAVE
+"""Magnitudes below 2**-32 count as zero."""
+_CHUNK = 1 << 20
+"""Elements per step on the CPU: the temporaries stay in the cache and memory does not depend on the tensor."""
+
+
+Bins = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+"""Lower edges, upper edges and counts of bins, in rising order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Magnitudes:
+    """Counts of |x| by bin, of values without and with a minus sign: (2, BINS) int64."""
+
+    counts: NDArray[np.int64]
+
+    @property
+    def total(self) -> int:
+        """How many elements were counted, zeros included."""
+        return int(self.counts.sum())
+
+    @property
+    def zeros(self) -> int:
+        """How many of them were zero, or too small to matter."""
+        return int(self.counts[:, :LOWEST].sum())
+
+    def nonzero(self) -> Bins:
+        """The bins of both signs together that hold something above zero."""
+        return _find_nonzero(self.counts.sum(axis=0))
+
+    def nonzero_by_sign(self) -> tuple[Bins, ...]:
+        """The same of the positive and of the negative values; a sign that has none is left out."""
+        return tuple(_find_nonzero(each) for each in self.counts if each[LOWEST:].any())
+
+
+def _find_nonzero(counts: NDArray[np.int64]) -> Bins:
+    index = LOWEST + np.flatnonzero(counts[LOWEST:])
+    return compute_edges(index), compute_edges(index + 1), counts[index].astype(np.float64)
+
+
+def compute_edges(index: NDArray[np.intp]) -> NDArray[np.float64]:
+    """The smallest magnitude in the bins `index`."""
+    return (index.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
+
+
+def count_magnitudes(values: NDArray[np.float32]) -> Magnitudes:
+    """Counts finite `values` of any shape on the CPU."""
+    counts = np.zeros(2 * BINS, np.int64)
+    for part in _split_chunks(np.ascontiguousarray(values).reshape(-1).view(np.uint32)):
+        found = np.bincount((part >> SHIFT).view(np.int32))  # the sign is the leading bit
+        counts[: found.size] += found
+    return Magnitudes(counts.reshape(2, BINS))
+
+
+def _split_chunks(flat: NDArray[np.uint32]) -> "Iterator[NDArray[np.uint32]]":
+    return (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
+
+
+def count_on_device(values: Any, counts: Any) -> None:
+    """Adds a torch float32 tensor's magnitudes to `counts`, (2 * BINS,) int64, where both lie; nothing is waited for.
+
+    Zeros are left out, so that half of the atomic additions after a ReLU do not queue at one address; they are the
+    difference to the number of elements.
+    """
+    import torch
+
+    bins = (values.reshape(-1).view(torch.int32) >> SHIFT) & (2 * BINS - 1)
+    ones = ((bins & (BINS - 1)) >= LOWEST).to(torch.int64)
+    spread = torch.where(ones.bool(), bins, torch.arange(bins.numel(), device=bins.device, dtype=torch.int32) % LOWEST)
+    counts.scatter_add_(0, spread.to(torch.int64), ones)
+
+
+PERCENT = 99.99
+
+
+def find_percentile(statistics: TensorStatistics, percent: float = PERCENT) -> float:
+    """The range's bound, interpolated inside its bin and never above the largest value."""
+    assert statistics.magnitudes is not None
+    low, high, counts = statistics.magnitudes.nonzero()
+    if not counts.size:
+        return 0.0
+    rank = percent / 100 * statistics.magnitudes.total - statistics.magnitudes.zeros
+    below = np.concatenate([[0.0], np.cumsum(counts)])
+    index = min(max(int(np.searchsorted(below, rank, side="left")) - 1, 0), counts.size - 1)
+    share = min(max((rank - below[index]) / counts[index], 0.0), 1.0)
+    return min(float(low[index] + share * (high[index] - low[index])), statistics.amax)
+
+
+# `mse`: the range whose INT8 grid has the smallest mean squared error, rounding and clipping together.
+#
+# It is the tensor's own error that is small, not the model's: outliers a thousand times higher than the rest outweigh
+# it by their squares, however little the next layer makes of them. There `percentile` and `entropy` do better.
+
+
+LEVELS = 127
+_COARSE, _FINE = 96, 24
+_SMALLEST = 1 / 1024
+
+
+def find_least_error(statistics: TensorStatistics) -> float:
+    """The range's bound: a geometric search over three decades below the largest value, then a finer one around."""
+    assert statistics.magnitudes is not None
+    low, high, counts = statistics.magnitudes.nonzero()
+    if not counts.size:
+        return 0.0
+    values = (low + np.minimum(high, statistics.amax)) / 2
+    coarse = statistics.amax * np.geomspace(_SMALLEST, 1.0, _COARSE)
+    best = int(np.argmin(_compute_errors(values, counts, coarse)))
+    around = np.geomspace(coarse[max(best - 1, 0)], coarse[min(best + 1, _COARSE - 1)], _FINE)
+    return float(around[int(np.argmin(_compute_errors(values, counts, around)))])
+
+
+def _compute_errors(
+    values: NDArray[np.float64], counts: NDArray[np.float64], bounds: NDArray[np.float64]
+) -> list[float]:
+    return [compute_squared_error(values, counts, bound) for bound in bounds]
+
+
+def compute_squared_error(values: NDArray[np.float64], counts: NDArray[np.float64], bound: float) -> float:
+    """The sum of squared errors of `values`, each `counts` times, on the symmetric grid that ends at `bound`."""
+    scale = bound / LEVELS
+    quantized = np.minimum(np.rint(values / scale), LEVELS) * scale
+    return float(counts @ (values - quantized) ** 2)
+
+
+# `entropy`: the range that loses the least information, by Kullback-Leibler divergence.
+#
+# After Migacz, "8-bit Inference with TensorRT" (GTC 2017): for each candidate bound the values below it, the clipped ones
+# added to the last bin, are the reference; the same bins merged into the levels of INT8 and spread out again over the
+# bins that hold something are the approximation. Zeros are left out: INT8 represents them exactly at any scale. The first bin
+# counts as full as the second, as in NVIDIA ModelOpt: an activation leaves many values near zero, which any scale keeps, and
+# they would decide the range alone. The signs have bins of their own, as in ONNX Runtime's calibrator: one histogram of magnitudes
+# hides clipped values behind others of the opposite sign (an image's bright pixels behind its black background).
+
+
+ENTROPY_BINS = 2048
+ENTROPY_LEVELS = 128
+_STRIDE = 8
+_COMMON = 0.9999
+"""Of the values above zero; what is rarer may be an outlier."""
+_FARTHEST = 8
+"""The histogram ends at this multiple of the common values: with outliers farther out they would share too few bins."""
+_ROUNDING = 1e-12
+"""Bins that hold less of the whole are empty but for rounding."""
+
+
+def find_least_divergence(statistics: TensorStatistics) -> float:
+    """The range's bound."""
+    assert statistics.magnitudes is not None
+    sides = statistics.magnitudes.nonzero_by_sign()
+    if not sides:
+        return 0.0
+    bound = min(statistics.amax, _FARTHEST * _find_common(statistics.magnitudes))
+    bins = np.stack(
+        [rebin_linearly(low, np.minimum(high, statistics.amax), counts, bound) for low, high, counts in sides]
+    )
+    beyond = np.array([counts.sum() for _, _, counts in sides]) - bins.sum(axis=1)
+    bins[:, 0] = np.where(bins[:, 1] > 0, bins[:, 1], bins[:, 0])
+    ends = np.arange(ENTROPY_BINS, ENTROPY_LEVELS - 1, -_STRIDE)  # of equals the widest wins
+    losses = [compute_divergence(bins, int(end), beyond) for end in ends]
+    return float(bound * ends[int(np.argmin(losses))] / ENTROPY_BINS)
+
+
+def _find_common(magnitudes: Magnitudes) -> float:
+    """The upper edge of the bin below which all but the rarest values lie."""
+    _, high, counts = magnitudes.nonzero()
+    cumulated = np.cumsum(counts)
+    return float(high[int(np.searchsorted(cumulated, _COMMON * cumulated[-1]))])
+
+
+def rebin_linearly(
+    low: NDArray[np.float64], high: NDArray[np.float64], counts: NDArray[np.float64], bound: float
+) -> NDArray[np.float64]:
+    """`counts` of the intervals [low, high) shared out over BINS equal bins up to `bound`, in proportion to overlap."""
+    edges = np.linspace(0.0, bound, ENTROPY_BINS + 1)
+    positions = np.stack([low, np.maximum(high, low * (1 + 1e-12))], axis=1).reshape(-1)
+    cumulated = np.cumsum(counts)
+    heights = np.stack([cumulated - counts, cumulated], axis=1).reshape(-1)
+    bins = np.diff(np.interp(edges, positions, heights, left=0.0, right=float(cumulated[-1])))
+    return np.where(bins > _ROUNDING * cumulated[-1], bins, 0.0)
+
+
+def compute_divergence(bins: NDArray[np.float64], end: int, beyond: NDArray[np.float64]) -> float:
+    """The divergence of `bins`, (signs, BINS), clipped after `end` from the same merged into LEVELS levels; both sum to one.
+
+    `beyond` is the mass above all bins, (signs,).
+    """
+    kept = bins[:, :end]
+    reference = kept.copy()
+    reference[:, -1] += bins[:, end:].sum(axis=1) + beyond
+    starts = np.arange(ENTROPY_LEVELS) * end // ENTROPY_LEVELS
+    holds = kept > 0
+    merged = np.add.reduceat(kept, starts, axis=1)
+    members = np.add.reduceat(holds.astype(np.float64), starts, axis=1)
+    level = np.repeat(merged / np.maximum(members, 1.0), np.diff(np.append(starts, end)), axis=1)
+    spread = np.where(holds, level, 0.0)
+    if spread.sum() == 0:
+        return float("inf")
+    p, q = reference / reference.sum(), spread / spread.sum()
+    both = p > 0
+    if np.any(q[both] == 0):  # only the last bin of a sign can hold clipped values where nothing lay before
+        q = np.maximum(q, 1e-12)
+    return float(np.sum(p[both] * np.log(p[both] / q[both])))
+
+
+METHODS: Mapping[str, Callable[[TensorStatistics], float]] = {
+    "max": lambda statistics: statistics.amax,
+    "percentile": find_percentile,
+    "entropy": find_least_divergence,
+    "mse": find_least_error,
+}
+METHOD_CHOICES = (*METHODS, "all")
+MIN_AMAX = 2.0**-17
+"""A range's lower bound: its INT8 step is 2**-24, the smallest FP16 number, so that no scale is ever zero."""
+
+
+def methods_from_text(text: str) -> tuple[str, ...]:
+    """Reads `all` or a comma-separated list such as `max,entropy`."""
+    names = choices_from_text(text, METHOD_CHOICES, "--method")
+    return tuple(METHODS) if "all" in names else names
+
+
+def needs_histogram(methods: tuple[str, ...]) -> bool:
+    """Whether any of `methods` needs more than the extremes."""
+    return any(name != "max" for name in methods)
+
+
+def compute_ranges(statistics: Mapping[str, TensorStatistics], method: str) -> dict[str, float]:
+    """The bound of every tensor's range by `method`: finite, and never below MIN_AMAX."""
+    found = {name: METHODS[method](each) for name, each in statistics.items()}
+    assert all(map(math.isfinite, found.values())), found
+    return {name: max(bound, MIN_AMAX) for name, bound in found.items()}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -160,7 +160,7 @@ class WorkerProcess:
     ready: WorkerEvent | None = None
     """What it said of itself when it had loaded."""
     baseline_gpu_bytes: int | None = None
-    _started: StartedWorker | None = None
+    _started: StartedWorker = field(init=False)
     _buffer: bytes = b""
 
     def __enter__(self) -> Self:
@@ -171,12 +171,12 @@ class WorkerProcess:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._running().end(0.1 if kind else STOP_SECONDS)
+        self._started.end(0.1 if kind else STOP_SECONDS)
 
     @property
     def alive(self) -> bool:
         """Whether it can take another point."""
-        return self._started is not None and self._started.process.poll() is None
+        return self._started.process.poll() is None
 
     @property
     def affinity(self) -> tuple[int, ...]:
@@ -185,30 +185,7 @@ class WorkerProcess:
 
     def measure(self, point: Point) -> PointResult:
         """Puts one point on the worker and waits for its end, looking at the machine every INTERVAL_S."""
-        self._running().send(point)
-        return self._listen(point)
-
-    def begin(self, point: Point, seconds: float) -> None:
-        """Puts a point on the worker and returns as it is being measured. Raises StageError where that takes longer than `seconds`."""
-        self._running().send(point)
-        until = monotonic() + seconds
-        while (event := self._event(max(0.0, until - monotonic()))) is None or event.kind != "measuring":
-            if event is None:
-                raise StageError(f"a worker did not respond within {seconds:.0f} s")
-            if event.kind in FAILURES:
-                raise StageError(self._failed(point, event, []).message)
-
-    def signal(self, number: int) -> None:
-        """Sends the process a signal. Raises StageError where it has ended."""
-        if not self.alive:
-            raise StageError(self._last_words(self._running().process.wait()))
-        self._running().process.send_signal(number)
-
-    def kill(self) -> None:
-        """Ends the process whatever it does."""
-        self._running().process.kill()
-
-    def _listen(self, point: Point) -> PointResult:
+        self._started.send(point)
         rows: list[MachineRow] = []
         sampler: MachineSampler | None = self._sampler()
         deadline: float | None = None
@@ -231,7 +208,7 @@ class WorkerProcess:
                 self.ready = event
                 sampler = self._sampler()
             elif event and kind == "measuring" and sampler is not None:
-                rows.append(sampler.sample())  # rates start anew with the measured part
+                rows.append(sampler.sample())  # rates count from the measured part on
             elif event and kind == "done":
                 rows.extend([sampler.sample()] if sampler else [])
                 # Asked to stop just as it was done, it has not stopped early; all ends here even so.
@@ -243,7 +220,27 @@ class WorkerProcess:
             elif event and kind in FAILURES:
                 return self._failed(point, event, rows)
             if deadline is not None and monotonic() > deadline:
-                self._running().process.kill()
+                self._started.process.kill()
+
+    def begin(self, point: Point, seconds: float) -> None:
+        """Puts a point on the worker and returns as it is being measured. Raises StageError where that takes longer than `seconds`."""
+        self._started.send(point)
+        until = monotonic() + seconds
+        while (event := self._event(max(0.0, until - monotonic()))) is None or event.kind != "measuring":
+            if event is None:
+                raise StageError(f"a worker did not respond within {seconds:.0f} s")
+            if event.kind in FAILURES:
+                raise StageError(self._failed(point, event, []).message)
+
+    def signal(self, number: int) -> None:
+        """Sends the process a signal. Raises StageError where it has ended."""
+        if not self.alive:
+            raise StageError(self._last_words(self._started.process.wait()))
+        self._started.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends the process whatever it does."""
+        self._started.process.kill()
 
     def _sampler(self) -> MachineSampler | None:
         return MachineSampler(self.ready.pid, self.ready.gpu_uuid, self.affinity) if self.ready else None
@@ -253,7 +250,7 @@ class WorkerProcess:
             return PointResult(point, None, "out-of-memory", event.message, rows=tuple(rows))
         if event.kind == "failed":
             return PointResult(point, None, "refused", event.message, ExitStatus(event.status), tuple(rows))
-        code = self._running().process.wait()
+        code = self._started.process.wait()
         killed = code == -9
         return PointResult(
             point,
@@ -267,7 +264,7 @@ class WorkerProcess:
 
     def _event(self, seconds: float) -> WorkerEvent | None:
         """The next event, None after `seconds` without one, `ended` when the worker has closed its output."""
-        worker = self._running()
+        worker = self._started
         while b"\n" not in self._buffer:
             if not worker.wait_for_event(seconds):
                 return None
@@ -279,11 +276,6 @@ class WorkerProcess:
         return record_from_json(line, WorkerEvent, "worker")
 
     def _last_words(self, code: int) -> str:
-        log = self._running().log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        log = self._started.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         how = f"signal {-code}" if code < 0 else f"status {code}"
         return f"the worker exited with {how}: {log[-1][:240] if log else 'no output'}"
-
-    def _running(self) -> StartedWorker:
-        if self._started is None:
-            raise StageError("the worker was not started")
-        return self._started

@@ -63,7 +63,7 @@ PARTS = ("enqueue", "h2d", "compute", "d2h")
 GROUPS = 10
 """Consecutive groups of samples whose images and times give the throughput's interval, at most."""
 WORTH_PER_GROUP = 8
-"""Independent samples that a group is to be worth, so that neighboring groups hardly resemble each other."""
+"""Independent samples that a group is to be worth, so that adjacent groups hardly resemble each other."""
 
 
 def evidence_from_measurement(

@@ -1,6 +1,6 @@
 """All processes that measured one artifact with the same settings under the same load, judged together.
 
-What one process shows holds for that process: memory layout, clocks and thread placement are drawn anew for the next one. So a
+What one process shows holds for that process: memory layout, clocks and thread placement differ in the next one. So a
 figure of a build is the mean over processes with Student's t, processes nested in the runs that they were started in
 (`stats.means`). Grouped when read, so that every try counts; INVALID ones are left out, and said.
 """

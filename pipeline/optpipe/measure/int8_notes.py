@@ -123,7 +123,7 @@ def find_int8_causes(info: ArtifactInfo) -> str:
 
 
 def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95) -> Note | None:
-    """A drop that is not inside its budget by the newest evaluation, computed anew from its predictions.
+    """A drop that is not inside its budget by the newest evaluation, recomputed from its predictions.
 
     None where it is inside, or nothing was evaluated.
     """
@@ -175,7 +175,7 @@ def _add_reason(found: Measurement, note: Note | None) -> Measurement:
 def list_int8_notes(
     info: ArtifactInfo, build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
 ) -> Iterator[Note]:
-    """All notes on a build that is to be signed off; `measured` are those that are judged, computed anew."""
+    """All notes on a build that is to be signed off; `measured` are those that are judged, recomputed."""
     if build.precision not in CALIBRATED:
         return
     cause = find_int8_causes(info)

@@ -49,7 +49,7 @@ class RunContext:
     length: int | None = None
     """Of the sequences among the inputs: it is the load's."""
     images: bool | None = None
-    """Whether the inputs are images; likewise."""
+    """Whether the inputs are images."""
 
 
 def measure_load(

@@ -98,7 +98,7 @@ def decide_rounds(measured: Sequence[Measurement], first: int, metric: PairMetri
 
 
 def decide_round_count(baseline: Sequence[float], contender: Sequence[float], first: int) -> int:
-    """Likewise, from the figures of the `first` rounds."""
+    """How many rounds there are to be, from the figures of the `first` rounds."""
     needed = count_rounds_needed(ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE), RESOLUTION)
     return max(first, min(needed, first * MAX_ROUND_FACTOR))
 

@@ -28,7 +28,7 @@ BUILD_LAG = 0.15
 FINAL_ROUNDS = 8
 MAX_FINALISTS = 4
 CONFIDENCE = 0.95
-"""Of all comparisons with the winner at one batch size together (Bonferroni); likewise of those that were dropped (Tukey)."""
+"""Of all comparisons with the winner at one batch size together (Bonferroni), and of those that were dropped (Tukey)."""
 Times = Mapping[int, float]
 """ns by batch size; a size without a figure is missing."""
 Measure = Callable[[str, Sequence[int]], Times]
@@ -167,7 +167,7 @@ class Heat:
 
 
 def measure_round(heats: Sequence[Heat], measure: Measure, order: Order, *, final: bool) -> None:
-    """One process for each build that is still in at some size, in an order drawn anew."""
+    """One process for each build that is still in at some size, in a drawn order."""
     names = list(dict.fromkeys(name for heat in heats for name in heat.running))
     for name in order.draw(names):
         inside = [heat for heat in heats if name in heat.running]

@@ -1,4 +1,4 @@
-"""Measurements computed anew from their raw samples: nothing that a run has stored about itself is believed."""
+"""Measurements recomputed from their raw samples: nothing that a run has stored about itself is believed."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
 def measurements_from_run(
     run: Run, confidence: float = 0.95, only: Iterable[str] | None = None, *, whole: bool = True, judged: bool = False
 ) -> tuple[RecordedMeasurement, ...]:
-    """The measurements of a bench run, computed anew from the raw samples.
+    """The measurements of a bench run, recomputed from the raw samples.
 
-    `only` names the artifacts wanted; with `judged`, validity, energy and memory are computed anew too. Raises
+    `only` names the artifacts wanted; with `judged`, validity, energy and memory are recomputed too. Raises
     BadInputError where a file is not as the run's manifest says; with `whole=False` files that were left out on purpose
     are not a fault.
     """

@@ -95,7 +95,7 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
 
     `first` says how many of each run's processes decided how many there would be; all, where it is not given.
 
-    Processes of one run share what the run had (the hour, the neighbors, the temperature). Where an F test sees that the
+    Processes of one run share what the run had (the hour, other work, the temperature). Where an F test sees that the
     runs differ, the run is the unit and there are as many values as runs; otherwise the process is (Kalibera & Jones,
     Rigorous Benchmarking in Reasonable Time, ISMM 2013), with SIMILAR_RUNS_FREEDOM for what the test misses. One run shows
     nothing about other runs. None for fewer than FEWEST processes.
@@ -237,7 +237,7 @@ def compute_pairwise_confidence(means: int, freedom: float, confidence: float) -
 
 
 # What a few processes that agree cannot exclude is that the build has two speeds, and all of them ran at one: memory layout and core
-# placement are drawn anew for each process. With a share p of the processes at the other speed, the long run lies p · gap from the one
+# placement differ from process to process. With a share p of the processes at the other speed, the long run lies p · gap from the one
 # that was drawn, and n processes all drew it with probability (1 - p)ⁿ. Distances and gaps are logarithms of ratios.
 SPEED_GAP = log1p(0.05)
 """How far apart two speeds of one build are taken to be at least: processes of one host were seen 5 % apart (`benchmarks/README.md`)."""

@@ -113,7 +113,7 @@ class Share:
         return compute_share_p_value(self.n - self.hits, self.n, 1 - limit)
 
     def compute_p_value_below(self, limit: float) -> float:
-        """The probability of as few hits or fewer, likewise."""
+        """The probability of as few hits or fewer, were the true share `limit`."""
         return compute_share_p_value(self.hits, self.n, limit)
 
 
@@ -130,7 +130,7 @@ class PairedDifference:
         return compute_difference_p_value(self.lost, self.won, self.n, limit)
 
     def compute_p_value_below(self, limit: float) -> float:
-        """The probability of so small a difference or a smaller one, likewise."""
+        """The probability of so small a difference or a smaller one, were the truth `limit`."""
         return compute_difference_p_value(self.won, self.lost, self.n, -limit)
 
 

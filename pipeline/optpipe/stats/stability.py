@@ -19,7 +19,7 @@ def compute_effective_count(series: "np.ndarray", *, caution: float = 0.0) -> fl
     """How many independent values `series` (values,) is worth for its mean: n / (1 + 2 Σ ρₖ), at most n.
 
     The sum of the autocorrelations ends by Geyer's initial monotone sequence (Practical Markov Chain Monte Carlo,
-    Statistical Science 7, 1992, section 3.3): sums of two neighboring lags, while they are positive, none above the one
+    Statistical Science 7, 1992, section 3.3): sums of two adjacent lags, while they are positive, none above the one
     before it. With `caution` it is taken that many of its standard errors larger (Madras & Sokal, Journal of Statistical
     Physics 50, 1988, appendix C), for where a small one decides whether a figure is shown at all.
     """

@@ -1,3 +1,7 @@
+"""Means over processes and runs, two speeds, and several hypotheses at once."""
+
+from math import sqrt
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,14 +9,20 @@ from hypothesis import strategies as st
 
 from optpipe.stats.means import (
     SIMILAR_RUNS_FREEDOM,
+    SPEED_GAP,
     compute_mean_interval,
+    compute_pairwise_confidence,
     compute_ratio_of_sums_interval,
     compute_t_quantile,
+    compute_unseen_p_value,
+    compute_unseen_reach,
+    count_processes_for_reach,
     count_processes_needed,
     count_runs_needed,
     mean_from_runs,
     mean_from_values,
     predict_next_upper_bound,
+    reject_by_holm,
     split_scatter,
 )
 
@@ -123,3 +133,66 @@ def test_the_next_value_stays_below_its_bound_as_often_as_claimed(count):
     assert 0.01 < above / len(values) < 0.04
     assert predict_next_upper_bound([7.0] * count, 0.95) == 7.0
     assert predict_next_upper_bound([1.0, 2.0], 0.95) is None
+
+
+@given(st.integers(1, 200), st.floats(1e-4, 0.5))
+def test_the_p_value_at_the_reach_is_the_level_and_the_processes_for_it_are_those(processes, level):
+    reach = compute_unseen_reach(processes, level)
+    assert 0 < reach < SPEED_GAP
+    assert compute_unseen_p_value(reach, processes) == pytest.approx(level)
+    assert count_processes_for_reach(reach, level) == processes
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 50))
+def test_farther_is_less_probable_and_more_processes_reach_less_far(one, other, processes):
+    near, far = sorted((one, other))
+    assert compute_unseen_p_value(far, processes) <= compute_unseen_p_value(near, processes)
+    assert compute_unseen_p_value(near, processes + 1) <= compute_unseen_p_value(near, processes)
+
+
+def test_the_ends():
+    assert compute_unseen_p_value(0.0, 5) == 1.0
+    assert compute_unseen_p_value(SPEED_GAP, 5) == 0.0
+    assert count_processes_for_reach(0.0, 0.025) == float("inf")
+    assert count_processes_for_reach(1.0, 0.025) == 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.5, 0.6, 0.9])
+@pytest.mark.parametrize("processes", [3, 5, 10, 30])
+def test_processes_that_agree_lie_within_reach_of_the_long_run(share, processes):
+    slow = np.random.default_rng(7).random((20_000, processes)) < share
+    agree = slow.all(axis=1) | ~slow.any(axis=1)
+    away = SPEED_GAP * np.abs(slow.mean(axis=1) - share)
+    assert np.mean(agree & (away > compute_unseen_reach(processes, 0.025))) < 0.03
+
+
+p_values = st.lists(st.floats(0, 1), max_size=12)
+
+
+def test_by_hand():
+    assert reject_by_holm([0.01, 0.04, 0.03, 0.005], 0.05) == [True, False, False, True]  # 0.0125, 0.0167, 0.025
+    assert reject_by_holm([], 0.05) == []
+    assert reject_by_holm([float("nan"), 0.9], 0.05) == [False, False]
+
+
+@given(p_values, st.floats(0.001, 0.5))
+def test_it_rejects_no_less_than_bonferroni_and_no_more_than_each_alone(values, level):
+    found = reject_by_holm(values, level)
+    for value, rejected in zip(values, found, strict=True):
+        assert rejected or value > level / len(values)
+        assert not rejected or value <= level
+
+
+def test_a_true_hypothesis_is_rejected_as_rarely_as_asked():
+    draws = np.random.default_rng(0).random((4000, 10))
+    assert np.mean([any(reject_by_holm(list(row), 0.05)) for row in draws]) <= 0.06
+
+
+@pytest.mark.parametrize(("means", "freedom", "table"), [(3, 10, 3.88), (8, 20, 4.77), (10, 60, 4.65)])
+def test_all_pairs_hold_together_as_in_tables_of_the_studentized_range(means, freedom, table):
+    each = compute_pairwise_confidence(means, freedom, 0.95)
+    assert compute_t_quantile(0.5 + each / 2, freedom) * sqrt(2) == pytest.approx(table, abs=0.006)
+
+
+def test_one_pair_needs_no_correction():
+    assert compute_pairwise_confidence(2, 7, 0.95) == pytest.approx(0.95)

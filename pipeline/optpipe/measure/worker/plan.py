@@ -36,7 +36,7 @@ class SessionPlan:
     input_axes: Mapping[str, int | None] = field(default_factory=dict)
     """Input name → its batch axis, None for one value per call; the first axis where nothing is said."""
     output_axes: Mapping[str, int | None] = field(default_factory=dict)
-    """Output name → its batch axis, likewise."""
+    """Output name → its batch axis."""
     reference_name: str = ""
     tolerance: float = 1e-2
     """Largest relative L2 error against the reference."""

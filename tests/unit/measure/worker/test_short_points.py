@@ -32,20 +32,20 @@ def measure(tmp_path, monkeypatch):
 
         def run(load):
             Counted.untimed = 0
-            return worker.measured(Point("lap", str(tmp_path / "lap.spool"), load), io.StringIO()), Counted.untimed
+            return worker.measured(Point("short", str(tmp_path / "short.spool"), load), io.StringIO()), Counted.untimed
 
         yield run
     gc.unfreeze()
 
 
-LAP = LoadSpec(4, min_seconds=0.002, max_seconds=0.002, warm_up_seconds=0.0, max_warm_up_seconds=0.0, cache_probes=0)
+SHORT = LoadSpec(4, min_seconds=0.002, max_seconds=0.002, warm_up_seconds=0.0, max_warm_up_seconds=0.0, cache_probes=0)
 
 
-def test_a_lap_goes_on_with_the_buffers_of_the_one_before_and_its_outputs_are_checked(measure):
-    report, untimed = measure(replace(LAP, max_warm_up_seconds=0.01))
+def test_a_short_point_goes_on_with_the_buffers_of_the_one_before_and_its_outputs_are_checked(measure):
+    report, untimed = measure(replace(SHORT, max_warm_up_seconds=0.01))
     assert untimed == 16, "eight inputs, to know their outputs and to bind them"
     for _ in range(3):
-        report, untimed = measure(LAP)
+        report, untimed = measure(SHORT)
         assert (untimed, report.rotated) == (0, 8)
         assert report.output_check.checked > 0
         assert report.output_check.passed
@@ -53,10 +53,10 @@ def test_a_lap_goes_on_with_the_buffers_of_the_one_before_and_its_outputs_are_ch
 
 @pytest.mark.parametrize("change", [{"batch_size": 2}, {"max_warm_up_seconds": 0.01}])
 def test_another_load_or_one_that_warms_up_begins_anew(measure, change):
-    measure(LAP)
-    assert measure(replace(LAP, **change))[1] == 16
+    measure(SHORT)
+    assert measure(replace(SHORT, **change))[1] == 16
 
 
 def test_inputs_that_a_probe_of_the_cache_overwrote_are_not_used_again(measure):
-    measure(replace(LAP, cache_probes=4))
-    assert measure(LAP)[1] == 16
+    measure(replace(SHORT, cache_probes=4))
+    assert measure(SHORT)[1] == 16

@@ -1,0 +1,49 @@
+"""What a bench run tolerates, leaves behind, and recovers."""
+
+from dataclasses import replace
+
+import pytest
+from tests.fakes.entries import artifact_info, proof
+
+from optpipe.core.disagreements import compare_recomputed
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.core.files import Files
+from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
+from optpipe.core.precision import Precision
+from optpipe.core.records import json_from_record
+from optpipe.measure.bench import recover_run
+from optpipe.measure.recompute import recompute_bench
+from optpipe.measure.session_plan import _find_coarsest_precision, offer_recovery
+from optpipe.workspace.runs import MANIFEST, begin_run, load_run
+
+
+def test_a_model_that_came_quantized_has_the_tolerance_of_int8() -> None:
+    plain = artifact_info(precision="fp32", precision_proof=proof("fp32", 1.0))
+    quantized = artifact_info(precision="fp32", precision_proof=proof("int8", 0.2))
+    assert _find_coarsest_precision(plain) is Precision.FP32
+    assert _find_coarsest_precision(quantized) is Precision.INT8
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_run_that_failed_before_it_wrote_anything_leaves_no_folder(tmp_path, left):
+    run, listener = begin_run(tmp_path, "bench"), SilentListener()
+    if left:
+        (run.path / "samples").mkdir()
+        (run.path / "samples" / "m000.spool").touch()
+    with pytest.raises(BadInputError), offer_recovery(run, listener):
+        raise BadInputError("no reference")
+    assert run.path.exists() == bool(listener.warnings) == left
+
+
+def test_what_is_recovered_follows_from_its_raw_files(workspace):
+    """A dossier that holds it could never be verified."""
+    folder = workspace.bench(workspace.artifact("fp16"), processes=1, max_cv=0.01).path
+    (found,) = read_measurements(Files(folder))
+    for name in (MANIFEST, MEASUREMENTS_FILE):
+        (folder / name).unlink()
+    begun = replace(found, samples_file=None, machine_file=None, reasons=(), energy_why_not=None)
+    (folder / "samples" / f"{found.id}.json").write_bytes(json_from_record(begun))
+    (row,) = recover_run(folder).measurements
+    assert {"interrupted", "dispersion"} <= {reason.code for reason in row.reasons}
+    assert list(compare_recomputed(recompute_bench(load_run(folder)))) == []

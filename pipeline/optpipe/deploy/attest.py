@@ -1,6 +1,7 @@
-"""Attestations on a dossier: each statement in a DSSE envelope that a key signed, offline; and their verification.
+"""The attestation on a dossier: an in-toto Statement in a DSSE envelope that a key signed, offline; and its verification.
 
-Signing is securesystemslib's. The files lie beside the dossier, whose seal they name by its hash.
+The predicate is test-result v0.1 (in-toto/attestation spec v1), which has no INCONCLUSIVE: that is WARNED, as is a PASS with waived
+criteria. Signing is securesystemslib's. The file lies beside the dossier, whose seal it names by its hash.
 """
 
 import json
@@ -11,17 +12,18 @@ from typing import Any
 
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.core.verdict import Verdict, VerdictRecord
-from optpipe.deploy.statements import CYCLONEDX, SVR, TEST_RESULT, get_result, list_statements, make_svr
+from optpipe.signoff.policy import Policy
 from optpipe.signoff.verify import verify_dossier
+from optpipe.workspace.file_names import POLICY
 from optpipe.workspace.places import move_folder, require_unused_path
 from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
 
+STATEMENT = "https://in-toto.io/Statement/v1"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-SUFFIX = ".dsse.json"
-KINDS = {"test-result": TEST_RESULT, "svr": SVR, "ml-bom": CYCLONEDX}
-"""The statements on a dossier: their predicate types by file name."""
+FILE = "test-result.dsse.json"
 NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out key.pub.pem"
 
 
@@ -41,31 +43,51 @@ class AttestRecord:
 
 
 def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> AttestRecord:
-    """Verifies the dossier and writes its signed statements to the new folder `output`.
+    """Verifies the dossier and writes its signed statement to the new folder `output`.
 
     Raises BadInputError where the dossier fails verification, the key cannot be read, or `output` exists or cannot be made.
     """
     require_unused_path(output)
     signer = _open_signer(key)
-    checked = verify_dossier(dossier)
-    content, verdict, _ = checked.require_intact()
-    place, digest = content.every_run[-1].manifest.environment, checked.files.hash(SUMS)
+    content, verdict, _ = verify_dossier(dossier).require_intact()
+    digest = content.files.hash(SUMS)
     with store.scratch("attest") as scratch:
-        folder = scratch / "attestations"
-        names = []
-        for name, statement in list_statements(digest, content.policy, verdict, place).items():
-            write_bytes(folder / f"{name}{SUFFIX}", _sign(statement, signer))
-            names.append(f"{name}{SUFFIX}")
-        move_folder(folder, output)
+        statement = make_statement(digest, content.policy, verdict)
+        write_bytes(scratch / "attestations" / FILE, _sign(statement, signer))
+        move_folder(scratch / "attestations", output)
     return AttestRecord(
         folder=str(output),
         dossier=verdict.dossier_name,
         dossier_sha256=digest,
         verdict=verdict.verdict,
-        result=get_result(verdict),
-        files=tuple(names),
+        result=_name_result(verdict),
+        files=(FILE,),
         key=signer.public_key.keyid,
     )
+
+
+def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> dict[str, object]:
+    """The statement on a dossier whose list of hashes has the SHA-256 `digest`; a waived criterion is among the warned tests."""
+    lists: dict[str, list[str]] = {"passedTests": [], "warnedTests": [], "failedTests": []}
+    names = {Verdict.PASS: "passedTests", Verdict.FAIL: "failedTests"}
+    for one in verdict.criteria:
+        lists["warnedTests" if one.waived else names.get(one.verdict, "warnedTests")].append(one.name)
+    configuration = [{"name": POLICY, "digest": {"sha256": policy.sha256}}]
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {"name": f"artifact-{verdict.artifact.id}", "digest": {"sha256": verdict.artifact.sha256}},
+            {"name": verdict.dossier_name, "digest": {"sha256": digest}},
+        ],
+        "predicateType": TEST_RESULT,
+        "predicate": {"result": _name_result(verdict), "configuration": configuration, **lists},
+    }
+
+
+def _name_result(verdict: VerdictRecord) -> str:
+    if verdict.verdict is Verdict.FAIL:
+        return "FAILED"
+    return "PASSED" if verdict.verdict is Verdict.PASS and not verdict.waived else "WARNED"
 
 
 def _sign(statement: object, signer: Any) -> bytes:
@@ -108,33 +130,29 @@ def _open_public_key(key: Path) -> Any:
         return SSlibKey.from_crypto(load_pem_public_key(key.read_bytes()))
 
 
-def find_attestation_problems(
-    folder: Path, dossier_sha256: str, verdict: VerdictRecord | None, key: Path
-) -> Iterator[str]:
-    """What is wrong with the attestations in `folder` on a dossier, one line each: signature, digests, or what they state.
+def find_attestation_problems(folder: Path, digest: str, verdict: VerdictRecord | None, key: Path) -> Iterator[str]:
+    """What is wrong with the attestation in `folder`, one line each: its signature, its digests, or what it states.
 
-    `dossier_sha256` is of the dossier's list of hashes.
+    `digest` is the SHA-256 of the dossier's list of hashes.
     """
     public = _open_public_key(key)
-    found = sorted(folder.glob(f"*{SUFFIX}"))
-    if not found:
-        raise BadInputError(f"{folder} has no attestations; optpipe signoff attest writes them")
-    for path in found:
-        statement = _read_signed(path, public)
-        if isinstance(statement, str):
-            yield f"{path.name}: {statement}"
-            continue
-        kind = KINDS.get(name := path.name.removesuffix(SUFFIX))
-        if kind not in (None, statement["predicateType"]):
-            yield f"{path.name}: holds {statement['predicateType']}, not the {name}"
-            continue
-        digests = {each["name"]: each["digest"].get("sha256") for each in statement["subject"]}
-        if dossier_sha256 not in digests.values():
-            yield f"{path.name}: is about another dossier"
-        elif verdict is not None:
-            yield from (f"{path.name}: {each}" for each in _find_contradictions(statement, verdict, digests))
-    names = {path.name.removesuffix(SUFFIX) for path in found}
-    yield from (f"{each}{SUFFIX}: missing" for each in KINDS if each not in names)
+    if not (folder / FILE).is_file():
+        raise BadInputError(f"{folder} has no {FILE}; optpipe signoff attest writes it")
+    statement = _read_signed(folder / FILE, public)
+    if isinstance(statement, str):
+        yield f"{FILE}: {statement}"
+        return
+    if statement["predicateType"] != TEST_RESULT:
+        yield f"{FILE}: holds {statement['predicateType']}, not a test result"
+        return
+    digests = {each["digest"].get("sha256") for each in statement["subject"]}
+    if digest not in digests:
+        yield f"{FILE}: is about another dossier"
+    elif verdict is not None:
+        if verdict.artifact.sha256 not in digests:
+            yield f"{FILE}: is about another artifact"
+        if (found := statement["predicate"]["result"]) != _name_result(verdict):
+            yield f"{FILE}: says {found}, the recomputed verdict is {verdict.verdict}"
 
 
 def _read_signed(path: Path, public: Any) -> Any:
@@ -151,15 +169,3 @@ def _read_signed(path: Path, public: Any) -> Any:
         if envelope.payload_type != PAYLOAD_TYPE:
             return f"holds {envelope.payload_type}, not an in-toto statement"
         return json.loads(envelope.payload)
-
-
-def _find_contradictions(statement: Any, verdict: VerdictRecord, digests: dict[str, str]) -> Iterator[str]:
-    if verdict.artifact.sha256 not in digests.values():
-        yield "is about another artifact"
-    predicate, kind = statement["predicate"], statement["predicateType"]
-    if kind == TEST_RESULT and predicate["result"] != get_result(verdict):
-        yield f"says {predicate['result']}, the recomputed verdict is {verdict.verdict}"
-    if kind == SVR and predicate["properties"] != make_svr(verdict)["properties"]:
-        yield f"has properties {predicate['properties']}, the recomputed verdict is {verdict.verdict}"
-    if kind == CYCLONEDX and predicate["metadata"]["component"]["version"] != verdict.artifact.id:
-        yield "describes another artifact"

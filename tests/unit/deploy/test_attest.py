@@ -1,30 +1,43 @@
-"""Attestations on a dossier are of the kind that their file names say."""
+"""The attestation on a dossier says what its verdict says, of that dossier and artifact, signed by that key."""
 
-import shutil
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.attest import KINDS, find_attestation_problems
-from optpipe.deploy.statements import STATEMENT, TEST_RESULT, make_svr
+from optpipe.deploy.attest import FILE, find_attestation_problems, make_statement
 
 pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")
-VERDICT: Any = SimpleNamespace(
-    verdict=Verdict.PASS,
-    waived=(),
-    created_utc="2026-11-23T00:00:00+00:00",
-    artifact=SimpleNamespace(id="a", sha256="1"),
+POLICY: Any = SimpleNamespace(sha256="0")
+
+
+def a_verdict(verdict=Verdict.PASS, waived=(), artifact="1"):
+    found: Any = SimpleNamespace(
+        verdict=verdict,
+        waived=waived,
+        criteria=(),
+        dossier_name="d",
+        artifact=SimpleNamespace(id="a", sha256=artifact),
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("verdict", "waived", "result"),
+    [
+        (Verdict.PASS, (), "PASSED"),
+        (Verdict.PASS, ("a criterion",), "WARNED"),
+        (Verdict.INCONCLUSIVE, (), "WARNED"),
+        (Verdict.FAIL, (), "FAILED"),
+    ],
 )
-PREDICATES = {
-    "test-result": {"result": "PASSED"},
-    "svr": make_svr(VERDICT),
-    "ml-bom": {"metadata": {"component": {"version": "a"}}},
-}
+def test_only_an_unqualified_pass_passed(verdict, waived, result):
+    statement: Any = make_statement("2", POLICY, a_verdict(verdict, waived))
+    assert statement["predicate"]["result"] == result
 
 
-def test_a_statement_of_another_kind_takes_nobodys_place(tmp_path):
+def test_an_attestation_is_of_its_dossier_artifact_kind_and_verdict(tmp_path):
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     from securesystemslib.signer import CryptoSigner
@@ -34,13 +47,14 @@ def test_a_statement_of_another_kind_takes_nobodys_place(tmp_path):
     private = Ed25519PrivateKey.generate()
     key = tmp_path / "key.pub.pem"
     key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    digests = "1", "2"
-    subject = [{"name": each, "digest": {"sha256": each}} for each in digests]
-    for name, kind in KINDS.items():
-        statement = {"_type": STATEMENT, "subject": subject, "predicateType": kind, "predicate": PREDICATES[name]}
-        (tmp_path / f"{name}.dsse.json").write_bytes(_sign(statement, CryptoSigner(private)))
-    assert list(find_attestation_problems(tmp_path, digests[1], VERDICT, key)) == []
-    shutil.copyfile(tmp_path / "test-result.dsse.json", tmp_path / "svr.dsse.json")
-    assert list(find_attestation_problems(tmp_path, digests[1], VERDICT, key)) == [
-        f"svr.dsse.json: holds {TEST_RESULT}, not the svr"
-    ]
+    statement = make_statement("2", POLICY, a_verdict())
+
+    def find_problems(digest, verdict, **changes):
+        (tmp_path / FILE).write_bytes(_sign({**statement, **changes}, CryptoSigner(private)))
+        return " ".join(find_attestation_problems(tmp_path, digest, verdict, key))
+
+    assert find_problems("2", a_verdict()) == ""
+    assert "another dossier" in find_problems("3", a_verdict())
+    assert "another artifact" in find_problems("2", a_verdict(artifact="3"))
+    assert "says PASSED" in find_problems("2", a_verdict(Verdict.FAIL))
+    assert "not a test result" in find_problems("2", a_verdict(), predicateType="another")

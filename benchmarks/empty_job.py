@@ -13,7 +13,8 @@ from optpipe.core.records import json_from_record, plain_from_record, read_recor
 from optpipe.core.weights import WeightsRecord
 from optpipe.sweep.job import JobState
 from optpipe.sweep.task import CellOutcome, Task, TaskOutcome
-from optpipe.workspace.runs import begin_run, finish_run, write_bytes
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
 
 PROOF = prove_precision(Precision.FP32, ())
@@ -47,7 +48,7 @@ def measure(task):
         write_bytes(run.path / "cell", cell.key.encode())
         time.sleep(float(os.environ.get("OPTPIPE_EMPTY_SECONDS", "0")))
         finish_run(run, command="empty", parents=[task.artifact])
-        found.append(CellOutcome(JobState.DONE, artifact=task.artifact, run=run.run_id))
+        found.append(CellOutcome(JobState.DONE, artifact=task.artifact, run=run.name))
     return tuple(found)
 
 

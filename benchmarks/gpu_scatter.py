@@ -21,7 +21,7 @@ from optpipe.core.measurement import Measurement, read_measurements
 from optpipe.core.records import plain_from_record
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes, summarize_group
 from optpipe.report.markdown import render_table_lines
-from optpipe.workspace.runs import load_run
+from optpipe.workspace.entry import load_run
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
         load = ("--batch", given.batch, "--processes", str(given.processes), *times)
         runs = [load_run(Path(optpipe("bench", given.model, *place, *load)["run_dir"])) for _ in range(given.runs)]
         tries = [
-            RecordedMeasurement(one, run.run_id, run.manifest.environment)
+            RecordedMeasurement(one, run.name, run.manifest.environment)
             for run in runs
             for one in read_measurements(Files(run.path))
         ]

@@ -30,7 +30,7 @@ from optpipe.sweep.merge import merge_workspaces
 from optpipe.sweep.ray_cluster import connect, list_cluster_slots
 from optpipe.sweep.ray_driver import run_on_ray
 from optpipe.sweep.sweep import SweepOptions, run_sweep
-from optpipe.workspace.runs import load_run
+from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("empty_job.py")))

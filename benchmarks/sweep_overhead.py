@@ -34,7 +34,8 @@ from optpipe.sweep.ray_driver import run_on_ray
 from optpipe.sweep.rows import make_rows
 from optpipe.sweep.slots import Slot, list_slots
 from optpipe.sweep.sweep import SweepOptions, run_sweep
-from optpipe.workspace.store import Store, measure_folder_bytes
+from optpipe.workspace.files import measure_folder_bytes
+from optpipe.workspace.store import Store
 
 EMPTY = (sys.executable, str(Path(__file__).with_name("empty_job.py")))
 TASKS = 20

@@ -11,7 +11,7 @@ from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.sweep import SweepOptions, run_sweep
-from optpipe.workspace.runs import load_run
+from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
 EMPTY = (sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "empty_job.py"))

@@ -24,10 +24,8 @@ from optpipe.measure.bench import choose_exit_status
 from optpipe.measure.process import WorkerProcess
 from optpipe.measure.worker.spool import count_spooled, frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
-from optpipe.workspace.runs import (
-    list_runs,
-    load_run,
-)
+from optpipe.workspace.entry import load_run
+from optpipe.workspace.runs import list_runs
 from tests.fakes.console import text_of
 from tests.fakes.measurements import planted
 from tests.integration.conftest import optpipe
@@ -286,7 +284,7 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
 ):
     """The file system's own refusals, at the two places where samples are written."""
     from optpipe.core.errors import StageError
-    from optpipe.workspace import runs
+    from optpipe.workspace import files
 
     def refusing(path, frame):
         if path.name == "m001.parquet":
@@ -297,7 +295,7 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
     def full(_number):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write, fsync, known = runs.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
+    write, fsync, known = files.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
     monkeypatch.setattr("optpipe.measure.measure.write_parquet", refusing)
     with pytest.raises(StageError, match="No space left"):
         bench_command([artifact], load=SHORT, how=BenchOptions(batch=(1, 2)), workspace=workspace)
@@ -328,13 +326,13 @@ def measured_so_far(workspace):
 
 
 def test_ctrl_c_keeps_what_was_measured(workspace):
-    known = {run.run_id for run in list_runs(workspace, "bench")}
+    known = {run.name for run in list_runs(workspace, "bench")}
     process = long_bench(workspace)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    run = next(run for run in list_runs(workspace, "bench") if run.run_id not in known)
+    run = next(run for run in list_runs(workspace, "bench") if run.name not in known)
     assert run.interrupted
     row = read_measurements(run.files)[0]
     assert row.interrupted
@@ -416,7 +414,7 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     freed = optpipe("store", "gc", "--json", workspace=workspace).document["scratch_bytes"]
     assert freed > 1_000_000, "its inputs and their answers"
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
-    assert cut.name not in {run.run_id for run in list_runs(workspace)}
+    assert cut.name not in {run.name for run in list_runs(workspace)}
     ran = optpipe("bench", "--resume", str(cut), "--json")
     assert ran.status == 0, ran.stderr
     row = ran.document["measurements"][0]

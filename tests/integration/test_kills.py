@@ -152,7 +152,7 @@ def list_finished(folder: Path, known: frozenset[str] = frozenset()) -> frozense
     for path in dossiers:
         assert path.name in known or not check_dossier(path).problems, path
     return frozenset(
-        (*(each.path.name for each in entries), *(each.run_id for each in runs), *(each.name for each in dossiers))
+        (*(each.path.name for each in entries), *(each.name for each in runs), *(each.name for each in dossiers))
     )
 
 

@@ -2,6 +2,7 @@
 its range: FP32 computes the same as before."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -14,6 +15,9 @@ from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
+
+if TYPE_CHECKING:
+    from optpipe.workspace.entry import Entry
 
 OFFSET = np.float32(6000)
 """Within FP16's range, where its numbers are 4 apart."""
@@ -96,7 +100,6 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
     from optpipe.quantize.calibrate import load_calibration_data
     from optpipe.quantize.fp32_reference import run_fp32_reference
     from optpipe.quantize.half import lower_to_half
-    from optpipe.workspace.store import Entry
 
     folder, _ = planted
     assert build(folder, "--precision", "fp16").status == 0

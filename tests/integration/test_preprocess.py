@@ -38,7 +38,7 @@ def test_every_odd_file_comes_through(record):
 def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
     from pathlib import Path
 
-    from optpipe.workspace.runs import load_run
+    from optpipe.workspace.entry import load_run
 
     run = load_run(Path(record["run_dir"]))
     assert run.find_problems() == []

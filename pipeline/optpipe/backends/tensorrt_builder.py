@@ -1,6 +1,5 @@
 """From a graph and options to a builder's configuration: flags, profiles, plugins, and the timing cache's file."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from optpipe.core.precision import Precision
 from optpipe.core.records import record_from_plain
 from optpipe.core.tensors import InputSpec, Shape, batch_ranges_from_text
 from optpipe.workspace.environment import list_gpus
+from optpipe.workspace.locks import hold_lock
 
 # What the builder of TensorRT or TensorRT-RTX can be asked for: one typed record for both, checked before anything runs.
 #
@@ -439,6 +439,5 @@ def _read_cache_file(config: Any, file: Path) -> bytes:
 @contextmanager
 def _lock_file(file: Path) -> Iterator[None]:
     """One build at a time reads or writes the cache; the lock lies beside it, since the file itself is replaced."""
-    with read_as_user_file(file, "a timing cache"), file.with_name(f".{file.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with read_as_user_file(file, "a timing cache"), hold_lock(file.with_name(f".{file.name}.lock")):
         yield

@@ -25,8 +25,9 @@ from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
 from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision, find_tables
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 Made = TypeVar("Made")
 

@@ -30,9 +30,11 @@ from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts
 from optpipe.models.export.exported import export_model, prepare_model, read_card
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.samples import can_verify_on
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.runs import OpenRun, finish_run, open_run, write_bytes
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import OpenRun, finish_run, open_run
+from optpipe.workspace.store import Store
 
 
 @dataclass(frozen=True, slots=True)

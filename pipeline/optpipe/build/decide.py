@@ -22,8 +22,9 @@ from optpipe.measure.int8_notes import BUDGET
 from optpipe.measure.race import RaceResult
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.task_data import load_sample_set
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from optpipe.core.mixed_precision import MixedPrecision
 from optpipe.core.precision import Precision, PrecisionProof
 from optpipe.core.weights import WeightsRecord
 from optpipe.models.artifacts.engine import hash_engine, measure_engine
-from optpipe.workspace.store import Entry
+from optpipe.workspace.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from optpipe.stats.agreement import (
     compute_top1_accuracy,
     compute_top1_agreement,
 )
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
 from optpipe.workspace.file_names import CARD, REFERENCE
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np

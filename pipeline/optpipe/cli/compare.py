@@ -63,8 +63,8 @@ def compare(
     from optpipe.report.files import frame_from_comparison
     from optpipe.report.terminal_compare import render_comparison
     from optpipe.signoff.reports import report_from_overview, write_reports
+    from optpipe.workspace.files import write_bytes, write_parquet
     from optpipe.workspace.places import require_writable_folder
-    from optpipe.workspace.runs import write_bytes, write_parquet
     from optpipe.workspace.store import Store
 
     limit = slo_from_text(slo) if slo is not None else None

@@ -231,7 +231,7 @@ def _calibrate_host(cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: R
 def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:
     from optpipe.core.records import json_from_record
     from optpipe.report.terminal_sweep import render_sweep_markdown
-    from optpipe.workspace.runs import write_bytes
+    from optpipe.workspace.files import write_bytes
 
     write_bytes(folder / "sweep.md", render_sweep_markdown(record).encode())
     write_bytes(folder / "sweep.json", json_from_record(record))

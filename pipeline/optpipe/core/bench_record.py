@@ -9,9 +9,6 @@ from optpipe.core.environment import Environment
 from optpipe.core.measurement import Measurement, Options, Validity
 from optpipe.core.measurement_group import MeasurementGroup
 
-COMPARISON_SCHEMA = "optpipe.comparison"
-COMPARISON_SCHEMA_VERSION = 3
-
 
 class Change(StrEnum):
     """What a comparison shows about the contender against the baseline."""
@@ -79,8 +76,7 @@ class PairedComparison:
     invalid_processes: int
     measurements: tuple[str, ...]
     """Ids, in the order in which they were measured."""
-    schema: str = COMPARISON_SCHEMA
-    schema_version: int = COMPARISON_SCHEMA_VERSION
+    schema_version: int = 1
 
 
 def count_invalid(measurements: tuple[Measurement, ...]) -> tuple[dict[str, int], int]:
@@ -160,8 +156,7 @@ class TuningFile:
     """The content of `tuning.json`."""
 
     tuning: tuple[TuningRecord, ...]
-    schema: str = "optpipe.tuning"
-    schema_version: int = 2
+    schema_version: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from optpipe.core.entries import Device
 from optpipe.core.precision import Precision
 
 DECISION_FILE = "decision.json"
-DECISION_SCHEMA = "optpipe.decision"
-DECISION_SCHEMA_VERSION = 1
 
 
 class Standing(StrEnum):
@@ -129,8 +127,7 @@ class Decision:
     """Of the order of the processes."""
     score: str = ""
     """What a drop is of: `top1`, `AP`; empty where the budget is an SNR."""
-    schema: str = DECISION_SCHEMA
-    schema_version: int = DECISION_SCHEMA_VERSION
+    schema_version: int = 1
 
     @property
     def nearest(self) -> Candidate | None:

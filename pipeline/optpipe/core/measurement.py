@@ -1,9 +1,5 @@
 """What a measurement is: raw samples, their summary, and whether the summary may be believed.
 
-Format history
-    1  first version: `measurements.json` beside one Parquet file of raw samples per measurement.
-    2  the fields of `Measurement`, with its load in one place and every duration in ns.
-
 A bench run folder (see `optpipe.workspace.runs` for what every run folder has)
     measurements.json          a `MeasurementsRecord`
     samples/<id>.parquet       one row per query, columns SAMPLE_COLUMNS, warm-up included and marked
@@ -37,11 +33,9 @@ from optpipe.core.plan import (
     WARM_UP,
     list_words,
 )
-from optpipe.core.records import record_from_files
+from optpipe.core.records import read_versioned
 
 MEASUREMENTS_FILE = "measurements.json"
-MEASUREMENTS_SCHEMA = "optpipe.measurements"
-MEASUREMENTS_SCHEMA_VERSION = 2
 COMPARISON_FILE = "comparison.json"
 
 SAMPLE_COLUMNS: Mapping[str, str] = {
@@ -358,25 +352,12 @@ class MeasurementsRecord:
     """The content of `measurements.json`."""
 
     measurements: tuple[Measurement, ...]
-    schema: str = MEASUREMENTS_SCHEMA
-    schema_version: int = MEASUREMENTS_SCHEMA_VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    schema: str = ""
-    schema_version: int = 0
+    schema_version: int = 1
 
 
 def read_measurements(files: Files) -> tuple[Measurement, ...]:
     """The measurements of a run. Raises BadInputError where they are missing or of another form or version."""
-    path, found = files.folder / MEASUREMENTS_FILE, record_from_files(files, MEASUREMENTS_FILE, _Header)
-    if (found.schema, found.schema_version) != (MEASUREMENTS_SCHEMA, MEASUREMENTS_SCHEMA_VERSION):
-        raise BadInputError(
-            f"{path}: measurements of schema {found.schema!r} version {found.schema_version}; this version of optpipe reads "
-            f"{MEASUREMENTS_SCHEMA!r} version {MEASUREMENTS_SCHEMA_VERSION}: measure again with optpipe bench"
-        )
-    return record_from_files(files, MEASUREMENTS_FILE, MeasurementsRecord).measurements
+    return read_versioned(files, MEASUREMENTS_FILE, MeasurementsRecord).measurements
 
 
 def list_load_options(load: LoadSpec) -> Iterator[str]:

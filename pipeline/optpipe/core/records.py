@@ -4,6 +4,7 @@ msgspec does it: it takes plain dataclasses, checks every field's type while it 
 (`$.files[2].bytes`). A key that code misspells is a type error, and a file that lacks one is refused here and nowhere else.
 """
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,21 @@ def read_record(path: Path, kind: type[T]) -> T:
 def record_from_files(files: Files, name: str, kind: type[T]) -> T:
     """The record of type `kind` in the JSON file `name`. Raises BadInputError likewise."""
     return record_from_json(files.read(name), kind, files.folder / name)
+
+
+def read_versioned(files: Files, name: str, kind: type[T]) -> T:
+    """`record_from_files` for a record with a `schema_version`, which is compared first. Raises BadInputError for another version."""
+    expected = next(each.default for each in fields(kind) if each.name == "schema_version")  # type: ignore[arg-type]
+    found = record_from_files(files, name, _Version).schema_version
+    if found != expected:
+        where = files.folder / name
+        raise BadInputError(f"{where} has schema version {found}; this version of optpipe reads version {expected}")
+    return record_from_files(files, name, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    schema_version: int = 0
 
 
 def json_from_record(record: object) -> bytes:

@@ -15,8 +15,8 @@ from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.file_names import POLICY
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import move_folder, require_unused_path
-from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
 

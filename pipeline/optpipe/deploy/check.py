@@ -26,10 +26,10 @@ from optpipe.deploy.triton_config import (
 )
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
+from optpipe.workspace.entry import Entry, entry_from_folder
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.runs import read_json
+from optpipe.workspace.files import read_json
 from optpipe.workspace.seal import find_seal_problems
-from optpipe.workspace.store import Entry, entry_from_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from optpipe.preprocess.artifact import PIPELINE
 from optpipe.preprocess.dali.pipeline import DaliPlan
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.workspace.file_names import CARD, POLICY
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
 
 PREDICT = "predict.py"

@@ -54,9 +54,9 @@ from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.workspace.entry import MANIFEST, drop_folder, strip_folders
 from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
-from optpipe.workspace.manifest import MANIFEST, drop_folder, strip_folders
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
     from optpipe.backends.registry import BACKENDS
     from optpipe.core.entries import ArtifactInfo
     from optpipe.core.errors import StageError
-    from optpipe.workspace.store import entry_from_folder
+    from optpipe.workspace.entry import entry_from_folder
 
     entry = entry_from_folder(folder, ArtifactInfo)
     if (problem := entry.find_damage()) is not None:

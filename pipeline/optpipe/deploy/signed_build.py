@@ -26,10 +26,11 @@ from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.verify import require_pass, verify_dossier
+from optpipe.workspace.entry import Entry, Run, entry_from_folder
 from optpipe.workspace.file_names import CARD, PREDICTIONS, PREPROCESSING, REFERENCE
-from optpipe.workspace.runs import Run, newest_runs
+from optpipe.workspace.runs import newest_runs
 from optpipe.workspace.seal import SUMS
-from optpipe.workspace.store import Entry, Store, entry_from_folder
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     from optpipe.deploy.records import RequestImage
@@ -112,9 +113,8 @@ def _find_samples(
     """What the dossier's verification compared the artifact with; the model's newest reference where it names none."""
     found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     way_out = "build it again"
-    checked = verification.manifest if verification else None
-    if checked is not None and (own := checked.recipe.get("reference")) is not None:
-        found, way_out = [each for each in found if each.id == own], f"build it again: {checked.command}"
+    if verification is not None and (own := verification.recipe.get("reference")) is not None:
+        found, way_out = [each for each in found if each.id == own], f"build it again: {verification.manifest.command}"
     if not found:
         raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}")
     return store.verify_entry(found[-1], REFERENCE)
@@ -165,7 +165,7 @@ def list_signed_images(build: SignedBuild) -> "tuple[str, tuple[tuple[Path, Requ
             best = table[column].list.first().to_list() if classifies else [None] * len(table)
             rows = list(zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True))
             some = [rows[index] for index in spread_evenly(len(rows), REQUEST_IMAGES)]  # a set is often sorted by class
-            return run.run_id, tuple(_read_images(some, root))
+            return run.name, tuple(_read_images(some, root))
     return "", ()
 
 

@@ -27,9 +27,10 @@ from optpipe.models.inputs.rows import rows_from_outputs
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batches
 from optpipe.stats.agreement import compute_output_error
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
-from optpipe.workspace.runs import write_parquet
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.files import write_parquet
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

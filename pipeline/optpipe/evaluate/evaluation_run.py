@@ -27,10 +27,11 @@ from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.models.inputs.text_set import TextSet
 from optpipe.models.sources.resolve import format_source
 from optpipe.stats.paired import FEWEST_SAMPLES
+from optpipe.workspace.entry import Entry, drop_folder, get_command_line
 from optpipe.workspace.file_names import CARD, EVALUATION, PREDICTIONS
-from optpipe.workspace.manifest import drop_folder, get_command_line
-from optpipe.workspace.runs import finish_run, open_run, write_bytes
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import finish_run, open_run
+from optpipe.workspace.store import Store
 
 
 def run_evaluation(
@@ -105,7 +106,7 @@ def run_evaluation(
             task=user_task.name if user_task else card.task,
             scoring=task.describe_scoring(card),
         )
-        write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.run_id)))
+        write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.name)))
         parents = [exported.id, *(each.id for each in artifacts)]
         finish_run(run, command=get_command_line(), parents=parents, model=card.name, trained=trained)
     return found

@@ -14,8 +14,9 @@ from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
 from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
-from optpipe.workspace.runs import Run, newest_runs
+from optpipe.workspace.runs import newest_runs
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,13 +30,11 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
     for run in _order_runs(runs, build.artifact):
         if has_evaluated_other_file(run, build):
             continue
-        caps = () if run.manifest.trained else (RANDOM_WEIGHTS,)
+        caps = () if run.info.trained else (RANDOM_WEIGHTS,)
         found = recompute_accuracy(run, build.artifact, confidence)
         if found:
             return {
-                name: replace(
-                    _widen_for_calibration(figure, name, run, build.artifact), blockers=caps, source=run.run_id
-                )
+                name: replace(_widen_for_calibration(figure, name, run, build.artifact), blockers=caps, source=run.name)
                 for name, figure in found.items()
             }
     return {}
@@ -90,7 +89,7 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
         samples, agreement, scores = row.samples, None, None
         if found is not None:
             samples, agreement = len(source), task.compute_parity(source, found)
-            if truths and run.manifest.trained:
+            if truths and run.info.trained:
                 scores = task.score_predictions(truths, source, found, stored.dataset.labels, stored.dataset.classes)
         accuracy, scores = (scores, None) if isinstance(scores, Accuracy) else (None, scores)
         again = replace(row, samples=samples, agreement=agreement, accuracy=accuracy, scores=scores)

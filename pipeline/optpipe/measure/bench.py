@@ -52,8 +52,10 @@ from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
+from optpipe.workspace.entry import MANIFEST, Run
 from optpipe.workspace.environment import count_cores
-from optpipe.workspace.runs import MANIFEST, OpenRun, Run, begin_run, finish_run, write_bytes
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import OpenRun, begin_run, finish_run
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ class BenchSubject:
     def list_groups(self) -> list[ProcessGroup]:
         """What all processes measured so far, by point."""
         found = [
-            RecordedMeasurement(each, self.running.run.run_id)
+            RecordedMeasurement(each, self.running.run.name)
             for each in self.running.measurements
             if each.subject.artifact == self.artifact.entry.id
         ]
@@ -376,10 +378,10 @@ def record_from_run(
 ) -> BenchRecord:
     """What a finished bench run says."""
     environment = run.manifest.environment
-    groups = group_processes(RecordedMeasurement(each, run.run_id, environment) for each in measurements)
+    groups = group_processes(RecordedMeasurement(each, run.name, environment) for each in measurements)
     return BenchRecord(
         run_dir=str(run.path),
-        run_id=run.run_id,
+        run_id=run.name,
         measurements=measurements,
         groups=tuple(summarize_group(group) for group in groups),
         environment=environment,

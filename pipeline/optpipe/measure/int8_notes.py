@@ -18,8 +18,9 @@ from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
 from optpipe.core.verdict import Note
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
 from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
-from optpipe.workspace.runs import Run, list_runs
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.entry import Entry, Run
+from optpipe.workspace.runs import list_runs
+from optpipe.workspace.store import Store
 
 WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
 """The types that INT8 and FP8 are compared with on the same runtime, the first that was measured: CPUs have FP32 alone."""
@@ -151,7 +152,7 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
 
 
 def _find_budget(runs: Sequence[Run], run_id: str) -> float:
-    found = next((read_evaluation(run).accuracy_budget for run in runs if run.run_id == run_id), None)
+    found = next((read_evaluation(run).accuracy_budget for run in runs if run.name == run_id), None)
     return BUDGET if found is None else found
 
 

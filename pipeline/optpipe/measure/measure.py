@@ -32,7 +32,7 @@ from optpipe.measure.validity import LIMITS, find_reasons
 from optpipe.measure.worker.plan import CacheProbe, Point
 from optpipe.measure.worker.spool import frame_from_spool
 from optpipe.stats.percentiles import count_samples_needed
-from optpipe.workspace.runs import write_bytes, write_parquet
+from optpipe.workspace.files import write_bytes, write_parquet
 
 if TYPE_CHECKING:
     import polars as pl

@@ -18,9 +18,9 @@ from optpipe.measure.search import Slo
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.workspace.baselines import find_approved_baseline
-from optpipe.workspace.manifest import MANIFEST, Manifest
-from optpipe.workspace.runs import Run, list_runs, load_run, load_runs
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, load_runs
+from optpipe.workspace.runs import list_runs
+from optpipe.workspace.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _nothing_measured(workspace: Path) -> BadInputError:
 def _find_measured_model(text: str, store: Store) -> str | None:
     """The measured model that the MODEL `text` means; None where a run is called so, or nothing of it was measured."""
     runs = list_runs(store.workspace, "bench")
-    if (Path(text) / MANIFEST).is_file() or any(run.run_id.startswith(text) for run in runs):
+    if (Path(text) / MANIFEST).is_file() or any(run.name.startswith(text) for run in runs):
         return None
     measured = {one.subject.model for run in runs for one in read_measurements(run.files)}
     named = {each.info.model for each in find_builds(text, store, any_content=True)} | {text}
@@ -66,9 +66,9 @@ def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
         if run.kind != "bench":
             raise BadInputError(f"{name} is a {run.kind} run; compare requires bench runs")
         return run
-    found = [run for run in present if run.run_id == name] or [run for run in present if run.run_id.startswith(name)]
+    found = [run for run in present if run.name == name] or [run for run in present if run.name.startswith(name)]
     if len(found) != 1:
-        known = ", ".join(run.run_id for run in (found or present)[-5:]) or "none"
+        known = ", ".join(run.name for run in (found or present)[-5:]) or "none"
         raise BadInputError(f"{name!r} matches {len(found)} bench runs in {workspace}; available: {known}")
     return found[0]
 
@@ -95,7 +95,7 @@ def compare_workspace(
     held_against = _find_baseline(store, baseline, model)
     runs = find_bench_runs(store.workspace, names)
     if held_against is not None and held_against.kind == "run":
-        runs = tuple(run for run in runs if run.run_id != held_against.name)
+        runs = tuple(run for run in runs if run.name != held_against.name)
         if not runs:
             raise BadInputError(
                 f"the only run is the baseline {held_against.name}; measure something to compare: optpipe bench MODEL"
@@ -144,7 +144,7 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
         return None
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
-        return Baseline(run.run_id, "run", measurements_from_run(run))
+        return Baseline(run.name, "run", measurements_from_run(run))
     if model is None:
         raise BadInputError("--baseline approved is of one model: add --model MODEL")
     if (folder := find_approved_baseline(store.workspace, model)) is None:

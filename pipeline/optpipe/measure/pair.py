@@ -35,7 +35,9 @@ from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.ratio import Order, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
-from optpipe.workspace.runs import Run, begin_run, finish_run, write_bytes
+from optpipe.workspace.entry import Run
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
 
 PAIR_CONFIDENCE = 0.99
@@ -209,7 +211,7 @@ def bench_pair(
     labels = [f"{each.entry.id} {each.label}" for each in (baseline, contender)]
     return BenchPairRecord(
         run_dir=str(finished.path),
-        run_id=finished.run_id,
+        run_id=finished.name,
         baseline=labels[0],
         contender=labels[1],
         comparison=comparison,
@@ -278,7 +280,7 @@ def pairs_from_runs(
         names = [tuple(f"{side}{turn:03}" for side in order) for turn in range(len(record.baseline_ns))]
         if all(name in by_id for pair in names for name in pair):
             rounds = tuple((by_id[first], by_id[second]) for first, second in names)
-            yield RecordedPair(run.run_id, run.manifest.environment, record.first_rounds, rounds)
+            yield RecordedPair(run.name, run.manifest.environment, record.first_rounds, rounds)
 
 
 def recompute_pair(run: Run) -> Iterator[Recomputed]:

@@ -17,7 +17,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.workspace.runs import Run, require_unchanged
+from optpipe.workspace.entry import Run, require_unchanged
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,7 +40,7 @@ def measurements_from_run(
     return tuple(
         RecordedMeasurement(
             (recompute_measurement if judged else recompute_latency)(one, run.files, confidence),
-            run.run_id,
+            run.name,
             run.manifest.environment,
             _read_clock(one, run.files),
         )

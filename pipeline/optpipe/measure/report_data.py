@@ -10,7 +10,7 @@ from optpipe.core.comparison import Comparison
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.recompute import read_samples
 from optpipe.report.report import Curve, MachineTrace, RawFile, Report
-from optpipe.workspace.runs import Run
+from optpipe.workspace.entry import Run
 
 CURVES = 8
 POINTS = 160
@@ -32,7 +32,7 @@ def report_from_comparison(
     **more: Any,
 ) -> Report:
     """The report on `comparison`; file paths are relative to the folder `root` that the report will lie in."""
-    folders = {run.run_id: run for run in runs}
+    folders = {run.name: run for run in runs}
     chosen = _choose_measurements(measured, comparison)
     return Report(
         title=title,

@@ -25,7 +25,8 @@ from optpipe.preprocess.throughput import (
 )
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.file_names import END_TO_END, PREPROCESSING
-from optpipe.workspace.runs import OpenRun, finish_run, list_runs, open_run, write_bytes, write_parquet
+from optpipe.workspace.files import write_bytes, write_parquet
+from optpipe.workspace.runs import OpenRun, finish_run, list_runs, open_run
 from optpipe.workspace.store import Store
 
 
@@ -359,7 +360,7 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
 def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
     """What the newest `optpipe preprocess` of `model` that did not FAIL found fastest on this kind of device, or None."""
     for run in reversed(list_runs(store.workspace, "preprocess")):
-        if run.manifest.model != model:
+        if run.info.model != model:
             continue
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
         plan = record.throughput.dali.plan if record.throughput else None

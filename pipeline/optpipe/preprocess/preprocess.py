@@ -30,11 +30,13 @@ from optpipe.preprocess.parity.records import RefusedImage
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
 from optpipe.preprocess.throughput import Throughput, ThroughputTuning, warm_page_cache, warn_about_other_load
 from optpipe.preprocess.tuning import TuningSearch, tune_preprocessing
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
-from optpipe.workspace.runs import finish_run, open_run, write_bytes, write_parquet
+from optpipe.workspace.files import write_bytes, write_parquet
+from optpipe.workspace.runs import finish_run, open_run
 from optpipe.workspace.shipped import find_shipped_folder
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +121,7 @@ def derive_preprocessing(
             parity=replace(proof.record, worst=saved),
             throughput=speed,
             verdict=proof.record.proof.verdict,
-            run_dir=run.run_id,
+            run_dir=run.name,
             task=card.task,
             model_sha256=hash_model(exported.manifest),
         )

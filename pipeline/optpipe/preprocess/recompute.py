@@ -20,8 +20,9 @@ from optpipe.preprocess.parity.records import Proof
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval
 from optpipe.stats.paired import Share, compute_share_interval
+from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
-from optpipe.workspace.runs import Run, newest_runs
+from optpipe.workspace.runs import newest_runs
 
 if TYPE_CHECKING:
     import polars as pl
@@ -54,11 +55,11 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
         interval = compute_share_interval(agreement.equal, agreement.images, confidence)
         tail = Share(agreement.equal, agreement.images)
         found["agreement"] = Observation(
-            agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.run_id, tail
+            agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.name, tail
         )
     elif proof.prediction_agreement is not None and (task := find_stored_task(record.task)) is not None:
         seen = observe_prediction_agreement(rows, task, confidence, about)
-        found["agreement"] = replace(seen, blockers=(*blockers, *weights, *seen.blockers), source=run.run_id)
+        found["agreement"] = replace(seen, blockers=(*blockers, *weights, *seen.blockers), source=run.name)
     if (snr := proof.output.snr_db) is not None:
         extent = compute_snr_interval(row_errors_from_table(rows), confidence)
         low, high = extent or (None, None)
@@ -66,7 +67,7 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
             f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known",
             f"verify parity on more images: optpipe preprocess {shlex.quote(record.model)} --images DIR",
         )
-        found["snr"] = Observation(snr, low, high, blockers if extent else (*blockers, few), about, run.run_id)
+        found["snr"] = Observation(snr, low, high, blockers if extent else (*blockers, few), about, run.name)
     return found
 
 

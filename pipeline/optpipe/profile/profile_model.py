@@ -57,9 +57,11 @@ from optpipe.trace.recording.export import KEEP_RAW_WARNING
 from optpipe.trace.recording.files import trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.recording.nsys import find_nsys
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
+from optpipe.workspace.entry import Entry, Status
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
-from optpipe.workspace.runs import OpenRun, RunStatus, finish_run, open_run, write_bytes
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import OpenRun, finish_run, open_run
+from optpipe.workspace.store import Store
 
 _DALI_THREADS = {"cuda": 8, "cpu": 2}
 
@@ -147,7 +149,7 @@ def profile_model(
     parents = (model.id, *(each.entry.id for each in artifacts))
     with open_run(store.workspace, "profile") as run:
 
-        def finish(record: ProfileRecord, status: RunStatus) -> None:
+        def finish(record: ProfileRecord, status: Status) -> None:
             write_bytes(run.path / PROFILE, json_from_record(record))
             finish_run(run, parents=parents, status=status)
 

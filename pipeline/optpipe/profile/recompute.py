@@ -11,8 +11,9 @@ from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
 from optpipe.trace.findings.records import ProfileRecord, StageProfile, TraceProfile
+from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PROFILE
-from optpipe.workspace.runs import Run, newest_runs
+from optpipe.workspace.runs import newest_runs
 
 MORE_ITERATIONS = 30
 """Suggested where the iterations of a profile do not decide."""
@@ -45,7 +46,7 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
                     "the trace tables are too large for a dossier",
                     f"profile fewer iterations: {suggest_profile(build)} --iterations 10",
                 )
-                return replace(seen, blockers=seen.blockers if again else (large, *seen.blockers), source=run.run_id)
+                return replace(seen, blockers=seen.blockers if again else (large, *seen.blockers), source=run.name)
     return None
 
 

@@ -32,8 +32,9 @@ from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.nsys import Extra, Recording, export_recording, record_program, run_recorded
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, REFERENCE
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 Tracer = Literal["nsys", "torch"]
 _LEAST_FREE_BYTES = 1 << 20

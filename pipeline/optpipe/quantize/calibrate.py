@@ -25,9 +25,10 @@ from optpipe.models.inputs.task_data import (
 from optpipe.models.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.python_file import read_calibration
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, is_table, read_table, write_table
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Placement, Target

@@ -36,9 +36,10 @@ from optpipe.quantize.sensitivity import (
     rank_layers,
     select_kept_layers,
 )
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CALIBRATION_SET, ONNX
 from optpipe.workspace.places import require_writable_folder
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Target

@@ -16,8 +16,8 @@ from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.models.inputs.annotations import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.stats.agreement import compute_output_error
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.store import Entry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -35,9 +35,10 @@ from optpipe.quantize.sensitivity import (
     require_lowered,
     select_kept_layers,
 )
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 REVISION = 2
 FP16_HEADROOM = 65504 / 8

@@ -38,9 +38,10 @@ from optpipe.quantize.sensitivity import (
     require_lowered,
     select_kept_layers,
 )
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version, list_gpus
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Placement, Target

@@ -21,9 +21,10 @@ from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.ranges import CalibrationTable
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     from optpipe.quantize.placement import Target

@@ -29,7 +29,7 @@ from optpipe.models.artifacts.housekeeping import (
 from optpipe.report.records import format_mixed
 from optpipe.report.tables import make_table
 from optpipe.report.terminal_build import format_placement
-from optpipe.workspace.hashes import FileHash
+from optpipe.workspace.files import FileHash
 
 SHOWN_LAYERS = 20
 
@@ -80,7 +80,7 @@ def _format_file(name: str, file: FileHash) -> str:
 def render_run(found: RunDetails) -> RenderableType:
     """One run whole."""
     manifest = found.manifest
-    lines = [f"{manifest.run_id}  {manifest.status}", f"made {manifest.started_utc} by  {manifest.command}"]
+    lines = [f"{manifest.name}  {manifest.status}", f"made {manifest.started_utc} by  {manifest.command}"]
     if manifest.parents:
         lines.append(f"from  {', '.join(manifest.parents)}")
     lines += [_format_file(name, file) for name, file in manifest.files.items()]

@@ -13,7 +13,7 @@ from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import has_profiled_other_file, observe_tensor_cores
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.workspace.runs import Run
+from optpipe.workspace.entry import Run
 
 UNKNOWN = float("nan")
 """The value of an observation that could not be made; its blockers say why."""

@@ -31,12 +31,22 @@ from optpipe.signoff.dossier import DossierRequest, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
-from optpipe.workspace.baselines import find_approved_baseline, get_utc_time
+from optpipe.workspace.baselines import find_approved_baseline
+from optpipe.workspace.entry import (
+    MANIFEST,
+    Entry,
+    Run,
+    drop_folders,
+    get_utc_time,
+    load_runs,
+    read_manifest,
+    require_unchanged,
+    strip_folders,
+)
 from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
-from optpipe.workspace.hashes import find_changed_files
-from optpipe.workspace.manifest import MANIFEST, drop_folders, read_manifest, strip_folders
-from optpipe.workspace.runs import Run, list_removed_runs, list_runs, load_runs, require_unchanged, write_bytes
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.files import find_changed_files, write_bytes
+from optpipe.workspace.runs import list_removed_runs, list_runs
+from optpipe.workspace.store import Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024
 """Of a profile or parity run; its record and a proof's rows, which the verdict rests on, are always copied."""
@@ -105,7 +115,7 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
 
 def _require_model(text: str, store: Store) -> None:
     """Raises BadInputError where `text` is not a model's name but the ID of an artifact."""
-    found = next((one for one in store.list_entries(ArtifactInfo) if len(text) >= 4 and one.fits(text)), None)
+    found = next((one for one in store.list_entries(ArtifactInfo) if len(text) >= 4 and one.matches_id(text)), None)
     if found is not None and not find_builds(text, store):
         command = f"optpipe signoff {shlex.quote(found.info.model)} --artifact {found.id} --policy FILE"
         raise BadInputError(f"{text} is an artifact of {found.info.model}, not a MODEL; run `{command}`")
@@ -153,7 +163,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
 
 def _matches(entry: Entry[ArtifactInfo], key: str, value: str) -> bool:
     if key == "artifact":
-        return entry.fits(value)
+        return entry.matches_id(value)
     return str(getattr(entry.info, key)) == value
 
 
@@ -175,14 +185,14 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
     for run in reversed(list_runs(store.workspace)):
         about = run.kind in JUDGED_RUNS and is_run_about(run, entry, store)
         if about and run.kind == "bench" and is_of_other_file(run, build):
-            other_file.append(run.run_id)
+            other_file.append(run.name)
         elif about:
             judged = {entry.id, baseline} if COMPARISON_FILE in run.manifest.files else {entry.id}
-            room = _copy_run(run, folder / "runs" / run.run_id, judged, room)
+            room = _copy_run(run, folder / "runs" / run.name, judged, room)
         elif run.kind == "bench" and model & set(run.manifest.parents):
             needed = sum(file.size_bytes for file in run.manifest.files.values())
             if needed <= room:
-                room = _copy_run(run, folder / "runs" / run.run_id, {entry.id}, room)
+                room = _copy_run(run, folder / "runs" / run.name, {entry.id}, room)
     return tuple(reversed(other_file))
 
 
@@ -193,7 +203,7 @@ def is_run_about(run: Run, entry: Entry[ArtifactInfo], store: Store) -> bool:
     """
     if run.kind != "preprocess":
         return entry.id in run.manifest.parents
-    if run.manifest.model != entry.info.model:
+    if run.info.model != entry.info.model:
         return False
     record = read_record(run.path / PREPROCESSING, PreprocessRecord)
     if record.model_sha256 is not None:
@@ -207,7 +217,7 @@ def _copy_baseline(baseline: Path, target: Path) -> None:
     request = read_record(baseline / REQUEST, DossierRequest)
     for run in split_runs(load_runs(baseline / "runs"), request.since)[0]:
         if run.kind == "bench" and request.artifact in run.manifest.parents:
-            _copy_run(run, target / "runs" / run.run_id, {request.artifact}, 0, whole=False)
+            _copy_run(run, target / "runs" / run.name, {request.artifact}, 0, whole=False)
 
 
 def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, whole: bool = True) -> int:
@@ -228,7 +238,7 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
         with suppress(FileNotFoundError):
             shutil.copyfile(run.path / path, target / path)
     if problems := find_changed_files(Files(target), {path: run.manifest.files[path].sha256 for path in sorted(kept)}):
-        raise BadInputError(f"run {run.run_id} changed while it was copied ({problems[0]}); sign off again")
+        raise BadInputError(f"run {run.name} changed while it was copied ({problems[0]}); sign off again")
     command = drop_folders(run.manifest.command)
     write_bytes(target / MANIFEST, json_from_record(replace(run.manifest, command=command)))
     return room

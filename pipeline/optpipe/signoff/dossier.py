@@ -11,7 +11,7 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,19 +20,15 @@ from typing import Any
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files
-from optpipe.core.records import record_from_files
+from optpipe.core.records import read_versioned
 from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
+from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, entry_from_files, run_from_files
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
-from optpipe.workspace.manifest import MANIFEST, Manifest
 from optpipe.workspace.places import move_folder
-from optpipe.workspace.runs import RemovedRun, Run, run_from_files
 from optpipe.workspace.seal import seal_folder, sign_folder
-from optpipe.workspace.store import Entry, entry_from_files
 
-DOSSIER_SCHEMA = "optpipe.dossier"
-DOSSIER_SCHEMA_VERSION = 1
 BUILD_KINDS = {
     kind.KIND: kind
     for kind in (
@@ -58,8 +54,8 @@ class DossierRequest:
     created_utc: str
     drawn_with: Mapping[str, str]
     """Versions of the packages that drew the report's figures; empty for a report without figures."""
-    removed: tuple[RemovedRun, ...] = ()
-    """Bench runs of the artifact that were removed from the workspace before."""
+    removed: tuple[str, ...] = ()
+    """Names of the bench runs of the artifact that were removed from the workspace before."""
     other_file: tuple[str, ...] = ()
     """Bench runs of another file under the artifact's id, which are not in the dossier."""
     network: str | None = None
@@ -68,8 +64,7 @@ class DossierRequest:
     """`describe_network` of the approved build."""
     since: str | None = None
     """Bench runs that were started earlier are in the dossier and not judged."""
-    schema: str = field(default=DOSSIER_SCHEMA)
-    schema_version: int = field(default=DOSSIER_SCHEMA_VERSION)
+    schema_version: int = 1
 
 
 @dataclass(frozen=True)
@@ -130,12 +125,7 @@ class Dossier:
 
 def read_dossier(files: Files) -> Dossier:
     """Reads a dossier. Raises BadInputError where a file is missing, damaged or of another version."""
-    request = record_from_files(files, REQUEST, DossierRequest)
-    if (request.schema, request.schema_version) != (DOSSIER_SCHEMA, DOSSIER_SCHEMA_VERSION):
-        raise BadInputError(
-            f"{files.folder}: {request.schema!r} version {request.schema_version}; "
-            f"this version of optpipe reads {DOSSIER_SCHEMA!r} version {DOSSIER_SCHEMA_VERSION}"
-        )
+    request = read_versioned(files, REQUEST, DossierRequest)
     return Dossier(
         files=files,
         request=request,

@@ -20,7 +20,7 @@ from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
 from optpipe.stats.means import SPEED_GAP, compute_unseen_reach
-from optpipe.workspace.runs import Run
+from optpipe.workspace.entry import Run
 
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]
 

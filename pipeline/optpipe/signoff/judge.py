@@ -31,10 +31,8 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.suggest import suggest_build, suggest_build_again
+from optpipe.workspace.entry import MANIFEST, Entry, require_unchanged
 from optpipe.workspace.file_names import BUILDS
-from optpipe.workspace.manifest import MANIFEST
-from optpipe.workspace.runs import require_unchanged
-from optpipe.workspace.store import Entry
 
 TRUST_CRITERIA = ("trust.weights", "trust.precision", "trust.outputs", "trust.environment")
 """What is judged beside the policy's criteria."""
@@ -116,7 +114,7 @@ def _note_removed_runs(request: DossierRequest) -> Iterator[Note]:
     if request.removed:
         count = len(request.removed)
         what = f"{count} bench run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
-        names = ", ".join(each.run_id for each in request.removed)
+        names = ", ".join(request.removed)
         yield Note(
             "removed-runs", f"{what} and not judged: {names}", "judge the build on a workspace with all of its runs"
         )
@@ -212,7 +210,7 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
     name, again = "trust.outputs", f"on a machine where it can run: {suggest_build_again(dossier.build)}"
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
-    if checked.manifest.recipe.get("artifact", {}).get("sha256") != hash_engine(dossier.artifact):
+    if checked.recipe.get("artifact", {}).get("sha256") != hash_engine(dossier.artifact):
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
     snr = checked.info.snr_db
     seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})"

@@ -27,8 +27,9 @@ from optpipe.signoff.steps import (
     run_profile_step,
 )
 from optpipe.stats.means import FEWEST
-from optpipe.workspace.runs import Run, list_runs
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.entry import Entry, Run
+from optpipe.workspace.runs import list_runs
+from optpipe.workspace.store import Store
 
 
 def measure_missing_evidence(

@@ -17,8 +17,8 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import list_drawing_versions, report_from_dossier, write_reports
 from optpipe.signoff.verify import describe_looser_limits
 from optpipe.workspace.file_names import VERDICT
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_unused_path, require_writable_file
-from optpipe.workspace.runs import write_bytes
 from optpipe.workspace.seal import require_key
 from optpipe.workspace.store import Store
 

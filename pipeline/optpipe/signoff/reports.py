@@ -26,10 +26,10 @@ from optpipe.preprocess.records import PreprocessRecord
 from optpipe.profile.recompute import read_profile
 from optpipe.report.report import RawFile, Report, ReportImage, StageBar
 from optpipe.signoff.dossier import Dossier
+from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
-from optpipe.workspace.manifest import MANIFEST
-from optpipe.workspace.runs import Run, newest_runs, write_bytes
-from optpipe.workspace.store import Entry
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.runs import newest_runs
 
 REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
 DRAWN_WITH = ("altair", "vl-convert-python")

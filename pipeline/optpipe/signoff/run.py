@@ -35,10 +35,11 @@ from optpipe.signoff.steps import (
     run_preprocess_step,
     run_profile_step,
 )
+from optpipe.workspace.entry import MANIFEST, Entry
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.runs import MANIFEST, write_json
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.files import write_json
+from optpipe.workspace.store import Store
 
 
 @dataclass(frozen=True, slots=True)

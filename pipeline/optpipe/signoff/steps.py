@@ -11,7 +11,8 @@ from optpipe.core.events import Listener
 from optpipe.models.export.model import Model
 from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import Criterion
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.store import Store
 
 
 @dataclass(frozen=True, slots=True)

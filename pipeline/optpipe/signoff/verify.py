@@ -28,11 +28,9 @@ from optpipe.signoff.dossier import BUILD_KINDS, Dossier, read_dossier
 from optpipe.signoff.evidence import recompute_run
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_reports, report_from_dossier
+from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id
 from optpipe.workspace.file_names import BUILDS, EVALUATION, POLICY, REQUEST, VERDICT
-from optpipe.workspace.manifest import MANIFEST
-from optpipe.workspace.runs import Run
 from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, find_seal_problems, find_signature_problem
-from optpipe.workspace.store import Entry, compute_entry_id
 
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, SUMS, SEAL, SIGNATURE}
 _FOLDERS = {BUILDS, "runs", "baseline"}
@@ -175,7 +173,7 @@ def _find_foreign_files(files: Files) -> Iterator[str]:
 
 
 def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
-    kind, recipe, info = entry.manifest.kind, entry.manifest.recipe, entry.info
+    kind, recipe, info = entry.kind, entry.recipe, entry.info
     place = f"{BUILDS}/{entry.path.name}/{MANIFEST}"
     if kind not in BUILD_KINDS:
         yield f"{place}: unknown kind {kind!r}"
@@ -207,8 +205,8 @@ def _compare(stated: Mapping[str, object], expected: Mapping[str, object], place
 
 def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
     place = f"runs/{run.path.name}"
-    if run.run_id != run.path.name or not run.run_id.startswith(f"{run.kind}-"):
-        yield f"{place}/{MANIFEST}: describes {run.kind} run {run.run_id}"
+    if run.name != run.path.name or not run.name.startswith(f"{run.kind}-"):
+        yield f"{place}/{MANIFEST}: describes {run.kind} run {run.name}"
     if run.kind == "bench":
         for one in read_measurements(run.files):
             yield from _check_subject(one.subject, builds, f"{place}/{MEASUREMENTS_FILE}: {one.id}")
@@ -218,8 +216,8 @@ def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
             build = builds.get(row.artifact or "")
             if build is not None and build.info.weights != found.weights:
                 yield f"{place}/{EVALUATION}: its weights are not those of {BUILDS}/{build.path.name}"
-        if run.manifest.trained != found.weights.trained:
-            yield f"{place}/{MANIFEST}: trained is {run.manifest.trained}, but {EVALUATION} says {found.weights.trained}"
+        if run.info.trained != found.weights.trained:
+            yield f"{place}/{MANIFEST}: trained is {run.info.trained}, but {EVALUATION} says {found.weights.trained}"
 
 
 def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: str) -> Iterator[str]:
@@ -256,7 +254,7 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         yield f"{', '.join(names)}: stated by {source}"
     for run in dossier.every_run:
         if run.kind == "evaluate" and any(row.snr_db is not None for row in read_evaluation(run).results):
-            yield f"SNR of the evaluated outputs: stated by runs/{run.run_id}/{EVALUATION}"
+            yield f"SNR of the evaluated outputs: stated by runs/{run.name}/{EVALUATION}"
     if looser := describe_looser_limits(dossier):
         yield f"{looser}: stated by runs/*/{MEASUREMENTS_FILE}"
     yield f"hardware, driver and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"

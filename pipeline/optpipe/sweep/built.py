@@ -14,7 +14,7 @@ from optpipe.core.hashing import hash_value
 from optpipe.core.records import json_from_record, plain_from_record, read_record
 from optpipe.models.sources.resolve import find_model_cards
 from optpipe.sweep.job import Recipe
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
 
 BUILT = "built"

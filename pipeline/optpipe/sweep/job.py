@@ -1,8 +1,4 @@
-"""What a sweep asks for, and what came of it.
-
-Format history
-    1  first version.
-"""
+"""What a sweep asks for, and what came of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,8 +18,6 @@ from optpipe.core.measurement_group import MeasurementGroup
 from optpipe.core.plan import Param, to_command
 from optpipe.core.records import plain_from_record
 
-JOB_SCHEMA = "optpipe.job"
-JOB_SCHEMA_VERSION = 1
 KEY_LENGTH = 16
 CPU = "cpu"
 """The kind of a slot without a GPU; a cluster may have several, such as `cpu-epyc`."""
@@ -158,8 +152,7 @@ class JobRecord:
     started_utc: str = ""
     attempts: tuple[str, ...] = ()
     """Why earlier tries of this sweep gave nothing."""
-    schema: str = JOB_SCHEMA
-    schema_version: int = JOB_SCHEMA_VERSION
+    schema_version: int = 1
 
     @property
     def sample(self) -> str:

@@ -24,7 +24,7 @@ from optpipe.sweep.slots import (
     list_gpu_processes,
 )
 from optpipe.sweep.task import Task, TaskOutcome, explain_crash, mark_all, spoil
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
 
 WATCH_S = 1.0

@@ -1,19 +1,21 @@
 """The records of jobs in a workspace: `jobs/KEY/HASH.json`, named by content, so that a union of two workspaces loses nothing."""
 
-import fcntl
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.records import json_from_record, read_record
-from optpipe.sweep.job import JOB_SCHEMA_VERSION, JobRecord, JobState
+from optpipe.core.files import Files
+from optpipe.core.records import json_from_record, read_versioned
+from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.locks import POLL_S
-from optpipe.workspace.runs import MANIFEST, write_bytes
+from optpipe.workspace.entry import MANIFEST
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.locks import open_lock, try_lock
+from optpipe.workspace.store import LOCKS
 
 JOBS = "jobs"
 _NAME_LENGTH = 24
@@ -67,15 +69,11 @@ def is_as_written(path: Path, content: bytes) -> bool:
 def _read_job(path: Path) -> JobRecord:
     way_out = "delete the file; the next sweep runs its job again"
     try:
-        record = read_record(path, JobRecord)
+        record = read_versioned(Files(path.parent), path.name, JobRecord)
     except BadInputError as error:
         raise BadInputError(f"{error}\n{way_out}") from error
     if not is_as_written(path, path.read_bytes()):
         raise BadInputError(f"{path} was changed: its content has another hash than its name\n{way_out}")
-    if record.schema_version != JOB_SCHEMA_VERSION:
-        raise BadInputError(
-            f"{path} has schema version {record.schema_version}; this version of optpipe reads {JOB_SCHEMA_VERSION}"
-        )
     return record
 
 
@@ -105,17 +103,7 @@ def claim_job(workspace: Path, key: str, wait: threading.Event | None = None) ->
 
     Where another has it, it is waited for until `wait` is set.
     """
-    lock = workspace / "locks" / f"job-{key}"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        while not (mine := _try_lock(file)) and wait is not None and not wait.wait(POLL_S):
+    with open_lock(workspace / LOCKS / f"job-{key}") as file:
+        while not (mine := try_lock(file)) and wait is not None and not wait.wait(POLL_S):
             pass
         yield mine
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

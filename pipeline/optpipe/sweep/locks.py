@@ -1,7 +1,6 @@
 """One measurement per GPU, across processes, users and workspaces of a host: a lock file per GPU UUID, freed by the kernel."""
 
 import errno
-import fcntl
 import os
 import stat
 import threading
@@ -12,6 +11,7 @@ from time import monotonic
 
 from optpipe.core.errors import StageError
 from optpipe.sweep.slots import Slot
+from optpipe.workspace.locks import try_lock
 
 FOLDER = Path("/tmp/optpipe-locks")  # one place for all users; share it with containers of the host
 QUIET = "quiet"
@@ -48,7 +48,7 @@ def hold_locks(
         for name, shared in names:
             descriptor = _open_lock(folder or FOLDER, name)
             stack.callback(os.close, descriptor)
-            while not _try_lock(descriptor, shared=shared):
+            while not try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
                     raise TakenError(
                         f"{_WHAT.get(name, name)} has been in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s "
@@ -57,14 +57,6 @@ def hold_locks(
                 if stop.wait(POLL_S):
                     raise StageError("interrupted")
         yield
-
-
-def _try_lock(descriptor: int, *, shared: bool) -> bool:
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _open_lock(folder: Path, name: str) -> int:

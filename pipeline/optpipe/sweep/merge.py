@@ -5,7 +5,6 @@ one name, both are kept: the oldest has the name, the others lie under `conflict
 depends on the set alone, so workspaces merged in any order, any number of times, give the same one.
 """
 
-import fcntl
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,14 +15,15 @@ from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.hashing import hash_value
-from optpipe.core.records import read_record
 from optpipe.sweep.ledger import JOBS, find_conflicts, is_as_written, read_jobs
-from optpipe.workspace.hashes import FileHash, find_problems
-from optpipe.workspace.runs import MANIFEST, REMOVED, write_bytes
+from optpipe.workspace.entry import MANIFEST, NOT_LISTED, read_manifest
+from optpipe.workspace.files import find_problems, write_bytes
+from optpipe.workspace.locks import hold_lock
+from optpipe.workspace.runs import REMOVED, RUNS
 from optpipe.workspace.store import Store
 
 CONFLICTS = "conflicts"
-FOLDERS = ("store", "runs")
+FOLDERS = ("store", RUNS, REMOVED)
 """What holds folders with a manifest."""
 _HASH_LENGTH = 12
 
@@ -49,15 +49,6 @@ class MergeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
-    """What an entry's and a run's manifest have in common."""
-
-    files: dict[str, FileHash]
-    created: str = ""
-    started_utc: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Variant:
     """A folder with a manifest: what has one name and one content."""
 
@@ -72,7 +63,7 @@ class _Variant:
 
     def find_problem(self, path: Path | None = None) -> str | None:
         """The first file that is not as the manifest says."""
-        return next(iter(find_problems(Files(path or self.path), self.files, "the manifest", (MANIFEST,))), None)
+        return next(iter(find_problems(Files(path or self.path), self.files, "the manifest", NOT_LISTED)), None)
 
 
 def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
@@ -85,7 +76,7 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
     store.require_writable()
     counts = [0, 0]
     damaged: list[str] = []
-    with store.alone():
+    with store.exclusive():
         for source in sources:
             with listener.step(f"merge {source}"):
                 damaged += take_in(source, store, counts)
@@ -95,10 +86,7 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
 
 def take_in(source: Path, store: Store, counts: list[int]) -> list[str]:
     """Copies what is missing, one process at a time; returns what was damaged. `counts` are those of added and present."""
-    lock = store.workspace / "locks" / "merge"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with hold_lock(store.lock_path("merge")):
         return [*_merge_folders(source, store, counts), *_merge_files(source, store.workspace, counts)]
 
 
@@ -164,25 +152,25 @@ def _list_variants(workspace: Path) -> Iterator[_Variant]:
 
 def _read_variant(folder: str, path: Path) -> _Variant | None:
     try:
-        header = read_record(path / MANIFEST, _Header)
+        read = read_manifest(Files(path))
     except BadInputError:  # `optpipe store gc` finds it
         return None
-    files = {name: file.sha256 for name, file in header.files.items()}
+    files = {name: file.sha256 for name, file in read.files.items()}
     manifest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
-    digest = hash_value(files) if folder == "store" else manifest
+    digest = manifest if read.recipe is None else hash_value(files)
     name = f"{folder}/{path.name.partition('@')[0]}"
-    return _Variant(name, path, digest[:_HASH_LENGTH], (header.created or header.started_utc, manifest), files)
+    return _Variant(name, path, digest[:_HASH_LENGTH], (read.started_utc, manifest), files)
 
 
 def _merge_files(source: Path, workspace: Path, counts: list[int]) -> Iterator[str]:
-    """Records: those of jobs are named by their content; of the others the older is kept, and a run's removal is one fact."""
+    """Records: those of jobs are named by their content; of the others the older is kept."""
     for path in sorted((source / JOBS).glob("*/*.json")):
         content = path.read_bytes()
         if not is_as_written(path, content):
             yield f"{path}: changed"
         else:
             _add_file(content, workspace / path.relative_to(source), counts)
-    for path in sorted([*(source / REMOVED).glob("*.json"), *(source / "hosts").glob("*.json")]):
+    for path in sorted((source / "hosts").glob("*.json")):
         target = workspace / path.relative_to(source)
         content = path.read_bytes()
         if target.is_file() and target.read_bytes() > content:

@@ -26,7 +26,7 @@ from optpipe.measure.worker.plan import Point
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.ratio import alternate, ratio_from_rounds
 from optpipe.sweep.slots import Slot, name_host
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
 
 HOSTS = "hosts"
@@ -54,7 +54,6 @@ class NeighborEffect:
     beside_ns: tuple[float, ...]
     measured_utc: str
     seed: int
-    schema: str = "optpipe.neighbors"
     schema_version: int = 1
 
     @property

@@ -34,7 +34,8 @@ from optpipe.models.artifacts.lookup import (
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.sweep.job import Cell, JobState, Recipe, command_from_cell
-from optpipe.workspace.runs import Run, load_run, write_bytes
+from optpipe.workspace.entry import Run, load_run
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
 
 
@@ -174,13 +175,13 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
     for cell in cells:
         group = groups.get(replace(cell.load, length=None).key)
         asked = first.processes if result.interrupted else None
-        found[cell.key] = outcome_from_group(group, artifact.entry.id, run.run_id, asked)
+        found[cell.key] = outcome_from_group(group, artifact.entry.id, run.name, asked)
     return found
 
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
     """What was measured, by load; the length is the same in all of a run, and a cell need not name it."""
-    measured = [RecordedMeasurement(one, run.run_id, run.manifest.environment) for one in read_measurements(run.files)]
+    measured = [RecordedMeasurement(one, run.name, run.manifest.environment) for one in read_measurements(run.files)]
     return {
         replace(group.load, length=None).key: (summarize_group(group), group.newest.measurement.reasons)
         for group in group_processes(measured)

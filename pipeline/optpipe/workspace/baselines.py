@@ -1,23 +1,17 @@
 """Approved dossiers: the baselines of their models."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
+from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import REQUEST
-from optpipe.workspace.hashes import list_files
-from optpipe.workspace.runs import write_bytes, write_json
+from optpipe.workspace.files import list_files, write_bytes, write_json
 from optpipe.workspace.seal import SUMS, find_seal_problems
 from optpipe.workspace.store import Store
 
 BASELINES = "baselines"
-
-
-def get_utc_time() -> str:
-    """The time, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def find_approved_baseline(workspace: Path, model: str) -> Path | None:

@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.files import Files
-from optpipe.workspace.hashes import find_problems, hash_files
+from optpipe.workspace.files import find_problems, hash_files
 
 SUMS = "SHA256SUMS"
 SEAL = "SHA256SUMS.sha256"

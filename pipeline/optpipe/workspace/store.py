@@ -6,105 +6,37 @@ entry lets two builds of the same thing take turns: the second finds what the fi
 shared lock on the store until the process ends, so that nobody removes what is about to be needed.
 """
 
-import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from time import monotonic
-from typing import IO, Any, ClassVar, Generic, Protocol, overload
-
-from typing_extensions import TypeVar
+from typing import IO, Any, overload
 
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.hashing import hash_value
-from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
-from optpipe.workspace.environment import describe_environment
-from optpipe.workspace.hashes import find_changed_files, hash_files
-from optpipe.workspace.manifest import MANIFEST, Manifest, UnreadableManifestError, get_command_line, read_manifest
+from optpipe.workspace.entry import (
+    USED,
+    Entry,
+    EntryInfo,
+    Info,
+    UnreadableManifestError,
+    compute_entry_id,
+    entry_from_folder,
+    finish_entry,
+    get_utc_time,
+)
+from optpipe.workspace.files import measure_folder_bytes
+from optpipe.workspace.locks import hold_lock, lock, open_lock, try_lock, unlock
 from optpipe.workspace.places import explain_os_errors
 
-ID_LENGTH = 12
-USED = "used"
-"""Where the workspace keeps when an entry was last found by a build, in a file of its name."""
+LOCKS = "locks"
 _IN_USE: dict[Path, IO[str]] = {}
 """The lock files of the stores that this process makes entries in: their locks end with the process, however it ends."""
-
-
-class EntryInfo(Protocol):
-    """What the maker of an entry found out: a dataclass for each kind of entry, stored in its manifest."""
-
-    KIND: ClassVar[str]
-    """The first part of the entry's name."""
-
-
-Info = TypeVar("Info", bound=EntryInfo, default=Any)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[Info]):
-    """A complete entry of the store, or its manifest in a dossier; plain `Entry` where its kind does not matter."""
-
-    path: Path
-    manifest: Manifest
-    info: Info
-    """Plain values in an entry that was listed without its kind."""
-
-    @property
-    def id(self) -> str:
-        """The entry's id: the first digits of its recipe's hash."""
-        return self.manifest.id
-
-    def fits(self, prefix: str) -> bool:
-        """Whether its id or `kind-id` starts with `prefix`."""
-        return self.id.startswith(prefix) or self.path.name.startswith(prefix)
-
-    def file(self, name: str) -> Path:
-        """The path of one of its files."""
-        return self.path / name
-
-    def sha256(self, name: str) -> str:
-        """The stored hash of one of its files."""
-        return self.manifest.files[name].sha256
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all its files."""
-        return sum(record.size_bytes for record in self.manifest.files.values())
-
-    def find_damage(self, only: str | None = None) -> str | None:
-        """What is wrong with its files, or with `only` one; None where every byte is as it was stored."""
-        hashes = {name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)}
-        return next(iter(find_changed_files(Files(self.path), hashes)), None)
-
-
-@overload
-def entry_from_folder(folder: Path, kind: type[Info]) -> Entry[Info]: ...
-@overload
-def entry_from_folder(folder: Path, kind: None = None) -> Entry[Any]: ...
-def entry_from_folder(folder: Path, kind: type[Any] | None = None) -> Entry[Any]:
-    """The entry whose manifest lies in `folder`. Raises UnreadableManifestError as `entry_from_files`."""
-    return entry_from_files(Files(folder), kind)
-
-
-def entry_from_files(files: Files, kind: type[Any] | None) -> Entry[Any]:
-    """The entry whose manifest is among `files`. Raises UnreadableManifestError where none is, or one of another kind."""
-    manifest, folder = read_manifest(files), files.folder
-    if kind is None:
-        return Entry(folder, manifest, manifest.info)
-    if manifest.kind != kind.KIND:
-        raise UnreadableManifestError(f"{folder} has a manifest of kind {manifest.kind}, expected {kind.KIND}")
-    try:
-        return Entry(folder, manifest, record_from_plain(manifest.info, kind, folder / MANIFEST))
-    except BadInputError as error:
-        raise UnreadableManifestError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +80,12 @@ class Store:
         `make` fills an empty folder and returns the manifest's `info`; what it raises leaves nothing behind.
         """
         with suppress(OSError):  # where no lock can be made, nobody can remove anything
-            fcntl.flock(self._open_store_lock(), fcntl.LOCK_SH)
+            lock(self._open_store_lock(), shared=True)
         if (entry := self.get(kind, recipe)) is not None:
             self._note_use(entry)
             return entry, True
         name = _name_entry(kind, recipe)
-        with explain_os_errors(self.workspace), self._lock_entry(name):
+        with explain_os_errors(self.workspace), hold_lock(self.lock_path(name)):
             if (entry := self.get(kind, recipe)) is not None:
                 return entry, True
             if (self.root / name).exists():
@@ -173,69 +105,52 @@ class Store:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         try:
-            started = monotonic()
+            started = get_utc_time("microseconds")
             info = make(scratch)
-            manifest = Manifest(
-                kind=kind.KIND,
-                id=compute_entry_id(kind, recipe),
-                recipe=recipe,
-                parents=parents,
-                files=hash_files(scratch),
-                info=plain_from_record(info),
-                environment=describe_environment(),
-                command=get_command_line(),
-                created=datetime.now(UTC).isoformat(timespec="microseconds"),  # two may be made in one millisecond
-                seconds=round(monotonic() - started, 3),
-            )
-            (scratch / MANIFEST).write_bytes(json_from_record(manifest))
+            ident = compute_entry_id(kind, recipe)
+            made = finish_entry(scratch, kind.KIND, ident, info, started, recipe=recipe, parents=parents)
             _flush(scratch)
             self.root.mkdir(parents=True, exist_ok=True)
             scratch.rename(self.root / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        return Entry(self.root / name, manifest, info)
+        return replace(made, files=Files(self.root / name))
 
     def _open_store_lock(self) -> IO[str]:
-        lock = self.workspace / "locks" / "store"
-        if (held := _IN_USE.get(lock.absolute())) is None:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            held = _IN_USE[lock.absolute()] = lock.open("w")
-        return held
+        path = (self.workspace / LOCKS / "store").absolute()
+        if path not in _IN_USE:
+            _IN_USE[path] = open_lock(path)
+        return _IN_USE[path]
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """While the block runs no other process makes entries. Raises StageError where one does so already."""
         with explain_os_errors(self.workspace):
-            lock = self._open_store_lock()
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            file = self._open_store_lock()
+            if not try_lock(file):
                 raise StageError(
                     f"another optpipe process is using {self.workspace}; nothing was removed; try again when it has finished"
-                ) from error
+                )
             try:
                 yield
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+                unlock(file)
 
-    @contextmanager
-    def _lock_entry(self, name: str) -> Iterator[None]:
-        lock = self.workspace / "locks" / name
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def lock_path(self, name: str) -> Path:
+        """The lock file of the entry or scratch folder `name`."""
+        return self.workspace / LOCKS / name
 
-    def _note_use(self, entry: Entry[Any]) -> None:
+    @staticmethod
+    def _note_use(entry: Entry[Any]) -> None:
         """Notes that a build came to `entry` again: of several that fit a name, that of the last build is meant."""
         with suppress(OSError):  # a store that cannot be written is read anyway
-            (self.workspace / USED).mkdir(exist_ok=True)
-            (self.workspace / USED / entry.path.name).write_text(datetime.now(UTC).isoformat(), encoding="utf-8")
+            entry.file(USED).write_text(get_utc_time("microseconds"), encoding="utf-8")
 
-    def _last_use(self, entry: Entry[Any]) -> str:
+    @staticmethod
+    def _last_use(entry: Entry[Any]) -> str:
         with suppress(OSError):
-            return max(entry.manifest.created, (self.workspace / USED / entry.path.name).read_text(encoding="utf-8"))
-        return entry.manifest.created
+            return max(entry.manifest.finished_utc, entry.file(USED).read_text(encoding="utf-8"))
+        return entry.manifest.finished_utc
 
     @overload
     def list_entries(self, kind: type[Info]) -> list[Entry[Info]]: ...
@@ -274,7 +189,7 @@ class Store:
     def find(self, prefix: str, kind: type[Any] | None = None) -> Entry[Any]:
         """The one entry, of `kind` if given, whose id or `kind-id` starts with `prefix`."""
         entries: list[Entry[Any]] = self.list_entries(kind)
-        found = [entry for entry in entries if entry.fits(prefix)]
+        found = [entry for entry in entries if entry.matches_id(prefix)]
         if not found:
             of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]
             known = f"'{prefix}' is a model, not an ID; specify one of its entries: {', '.join(of_model[:-6:-1])}"
@@ -298,7 +213,7 @@ class Store:
 
     def remove_folder(self, folder: Path) -> int:
         """Deletes the folder of an entry or a run, damaged or not; returns the bytes it held, 0 where it is gone already."""
-        with explain_os_errors(self.workspace), self._lock_entry(folder.name):
+        with explain_os_errors(self.workspace), hold_lock(self.lock_path(folder.name)):
             doomed = self.workspace / "tmp" / f"{folder.name}.removed"
             doomed.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -306,7 +221,6 @@ class Store:
                 folder.rename(doomed)  # first out of sight in one step, then file by file
             except FileNotFoundError:  # another process was faster
                 return 0
-            (self.workspace / USED / folder.name).unlink(missing_ok=True)
             size = measure_folder_bytes(doomed)
             shutil.rmtree(doomed)
         return size
@@ -315,24 +229,14 @@ class Store:
     def scratch(self, kind: str) -> Iterator[Path]:
         """An empty folder that is deleted at the end; where the process dies, by `gc`, which sees that its lock is free."""
         name = f"{kind}-{secrets.token_hex(6)}"
-        with explain_os_errors(self.workspace), self._lock_entry(name):
+        with explain_os_errors(self.workspace), hold_lock(self.lock_path(name)):
             folder = self.workspace / "tmp" / name
             folder.mkdir(parents=True)
             try:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-                (self.workspace / "locks" / name).unlink(missing_ok=True)
-
-
-def measure_folder_bytes(folder: Path) -> int:
-    """The size of all files in `folder`."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def compute_entry_id(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:
-    """The id that the entry made by `recipe` has or would have."""
-    return hash_value({"kind": kind.KIND, "recipe": recipe})[:ID_LENGTH]
+                self.lock_path(name).unlink(missing_ok=True)
 
 
 def _name_entry(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:

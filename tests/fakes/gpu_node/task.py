@@ -17,7 +17,7 @@ from optpipe.core.process_group import end_with_parent
 from optpipe.core.records import json_from_record, read_record
 from optpipe.sweep.task import Task, TaskOutcome, build_recipe
 from optpipe.workspace.file_names import ONNX
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 
 EMPTY = Path(__file__).parents[3] / "benchmarks" / "empty_job.py"
 

@@ -11,7 +11,7 @@ from optpipe.sweep import transport
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.transport import get_chunk, put_chunks, remove_folder, require_bucket
-from optpipe.workspace.runs import load_run
+from optpipe.workspace.entry import load_run
 from tests.fakes.buckets import change_byte, list_objects
 from tests.fakes.ray_sweeps import assert_each_once, sweep
 from tests.integration.conftest import optpipe

@@ -19,7 +19,7 @@ from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting
 from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.plan import list_works, plan_sweep
-from optpipe.workspace.runs import load_run
+from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 from tests.fakes.ray_nodes import add_node, list_tasks
 from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, sweep

@@ -15,7 +15,7 @@ from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord
 from optpipe.models.artifacts.lookup import command_from_artifact
 from optpipe.report.terminal_stored import render_tool_command
-from optpipe.workspace.runs import write_json
+from optpipe.workspace.files import write_json
 from optpipe.workspace.store import Store
 
 TRTEXEC_11 = {

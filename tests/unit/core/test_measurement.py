@@ -57,8 +57,8 @@ def test_json_keeps_everything(tmp_path):
 
 
 def test_another_version_is_refused_by_number(tmp_path):
-    write(tmp_path, schema_version=1)
-    with pytest.raises(BadInputError, match=r"version 1; .* version 2: measure again"):
+    write(tmp_path, schema_version=2)
+    with pytest.raises(BadInputError, match=r"version 2; .* version 1"):
         m.read_measurements(Files(tmp_path))
 
 

@@ -15,7 +15,8 @@ from optpipe.core.records import json_from_record
 from optpipe.measure.bench import recover_run
 from optpipe.measure.recompute import recompute_bench
 from optpipe.measure.session_plan import _find_coarsest_precision, offer_recovery
-from optpipe.workspace.runs import MANIFEST, begin_run, load_run
+from optpipe.workspace.entry import MANIFEST, load_run
+from optpipe.workspace.runs import begin_run
 
 
 def test_a_model_that_came_quantized_has_the_tolerance_of_int8() -> None:

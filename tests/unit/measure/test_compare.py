@@ -294,8 +294,8 @@ def test_runs_are_named_by_their_beginning_and_must_exist(workspace):
     with pytest.raises(BadInputError, match="no measurements"):
         find_bench_runs(workspace.path)
     first, second = workspace.bench(workspace.artifact()), workspace.bench(workspace.artifact())
-    assert find_bench_runs(workspace.path, [first.run_id])[0].run_id == first.run_id
-    assert find_bench_runs(workspace.path, [str(second.path)])[0].run_id == second.run_id
+    assert find_bench_runs(workspace.path, [first.name])[0].name == first.name
+    assert find_bench_runs(workspace.path, [str(second.path)])[0].name == second.name
     with pytest.raises(BadInputError, match="matches 2 bench runs"):
         find_bench_runs(workspace.path, ["bench-"])
     with pytest.raises(BadInputError, match="matches 0 bench runs"):
@@ -317,9 +317,9 @@ def test_a_baseline_run_is_held_against_and_not_listed(workspace):
     entry = workspace.artifact()
     baseline = workspace.bench(entry, mean_ms=10.0)
     with pytest.raises(BadInputError, match="the only run is the baseline"):
-        compare_workspace(workspace.store, baseline=baseline.run_id)
+        compare_workspace(workspace.store, baseline=baseline.name)
     workspace.bench(entry, mean_ms=20.0)
-    rows = compare_workspace(workspace.store, baseline=baseline.run_id).comparison.rows
+    rows = compare_workspace(workspace.store, baseline=baseline.name).comparison.rows
     assert [row.change for row in rows] == ["slower"]
     with pytest.raises(BadInputError, match="no approved baseline"):
         compare_workspace(workspace.store, model="digits", baseline="approved")

@@ -27,7 +27,7 @@ from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import check_dossier
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 
 LINT = LintSummary(
     {"reformat": 3, "channels": 1}, (LintFinding("reformat", "conv7", "floating point between INT8 layers", "…"),)

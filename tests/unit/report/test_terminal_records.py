@@ -33,9 +33,8 @@ from optpipe.report.terminal_calibrate import render_calibration
 from optpipe.report.terminal_doctor import render_diagnosis, render_options
 from optpipe.report.terminal_evaluate import render_evaluation
 from optpipe.report.terminal_stored import render_entry, render_removed, render_run, render_stored
-from optpipe.workspace.hashes import FileHash
-from optpipe.workspace.manifest import Manifest
-from optpipe.workspace.runs import RunManifest
+from optpipe.workspace.entry import Manifest
+from optpipe.workspace.files import FileHash
 
 HASH, OTHER = "a1b2c3d4e5f6" + "0" * 52, "0" * 64
 FINDING = LintFinding("reformat", "conv7", "floating point between INT8 layers", "quantize its input")
@@ -151,10 +150,19 @@ def test_what_is_stored():
     files, environment = {"model.onnx": FileHash(HASH, 705_000)}, Environment(packages={"onnx": "1.23.2"})
     info = plain_from_record(artifact_info(precision_proof=WRONG, mixed=MIXED))
     manifest = Manifest(
-        "artifact", entry.id, {}, ("m", "m"), files, info, environment, "optpipe build digits", entry.created, 2.5
+        "artifact",
+        entry.id,
+        {},
+        ("m", "m"),
+        files,
+        info,
+        environment,
+        "optpipe build digits",
+        "2026-11-22T10:50:17.5+00:00",
+        entry.created,
     )
-    made = RunManifest("bench-1", "bench", "interrupted", "2026-11-22T10:50:20", "2026-11-22T10:51:20",
-                       "optpipe bench digits", environment, (entry.id,), files)  # fmt: skip
+    made = Manifest("bench", "1", None, (entry.id,), files, {}, environment, "optpipe bench digits",
+                    "2026-11-22T10:50:20", "2026-11-22T10:51:20", "interrupted")  # fmt: skip
     parts = (
         render_stored(listing),
         render_entry(EntryDetails(entry, manifest)),
@@ -173,7 +181,16 @@ def test_the_layers_of_an_engine():
     )  # fmt: skip
     info = plain_from_record(artifact_info(precision_proof=replace(proof("int8"), placement=placement)))
     manifest = Manifest(
-        "artifact", entry.id, {}, (), {}, info, Environment(), "optpipe build digits", entry.created, 2.5
+        "artifact",
+        entry.id,
+        {},
+        (),
+        {},
+        info,
+        Environment(),
+        "optpipe build digits",
+        "2026-11-22T10:50:17.5+00:00",
+        entry.created,
     )
     first = EngineLayer("conv1 + relu1", "CaskConvolution", ("Int8 NHWC",), ("Int8 NHWC",), "sm90_xmma_fprop")
     rest = tuple(EngineLayer(f"copy{index}", "NoOp", ("fp32", "int32"), ("fp32",)) for index in range(21))

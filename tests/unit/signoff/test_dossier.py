@@ -296,11 +296,11 @@ def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, tmp_path
     fast, slow = (workspace.bench(entry, mean_ms=ms, seed=seed) for seed, ms in ((1, 10.0), (2, 10.2)))
     signoff, _ = dossier(workspace, LATENCY % "50", tmp_path, "both")
     (group,) = signoff.groups
-    assert (group.processes, set(group.runs)) == (10, {fast.run_id, slow.run_id})
-    remove_stored(workspace.store, slow.run_id, with_dependents=False)
+    assert (group.processes, set(group.runs)) == (10, {fast.name, slow.name})
+    remove_stored(workspace.store, slow.name, with_dependents=False)
     signoff, folder = dossier(workspace, LATENCY % "50", tmp_path, "one")
     assert signoff.groups[0].processes == 5
-    assert f"1 bench run of this build was removed and not judged: {slow.run_id}" in [
+    assert f"1 bench run of this build was removed and not judged: {slow.name}" in [
         one.message for one in signoff.notes
     ]
     assert check_dossier(folder).problems == ()
@@ -309,20 +309,20 @@ def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, tmp_path
 def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace, tmp_path):
     entry = workspace.artifact("fp16")
     removed, slow, fast = (workspace.bench(entry, mean_ms=ms, seed=int(ms)) for ms in (11.0, 90.0, 10.0))
-    remove_stored(workspace.store, removed.run_id, with_dependents=False)
+    remove_stored(workspace.store, removed.name, with_dependents=False)
     every, _ = dossier(workspace, LATENCY % "50", tmp_path, "every")
     assert every.verdict is not Verdict.PASS
     assert (every.since, every.runs_left_out) == (None, ())
     since = since_from_text(fast.manifest.started_utc)
     signoff, folder = dossier(workspace, LATENCY % "50", tmp_path, "since", since=since)
     assert signoff.verdict is Verdict.PASS, [one.reason for one in signoff.criteria]
-    assert (signoff.since, signoff.runs, signoff.runs_left_out) == (since, (fast.run_id,), (slow.run_id,))
+    assert (signoff.since, signoff.runs, signoff.runs_left_out) == (since, (fast.name,), (slow.name,))
     notes = {one.code: one for one in signoff.notes}
     assert notes["since"].message.startswith(
         f"only bench runs since {since[:10]} {since[11:19]} UTC are judged (--since)"
     )
-    assert f"left out: batch 1, single-stream, compute ({slow.run_id}): 5 processes, p50 71." in notes["since"].message
-    assert removed.run_id in notes["removed-runs"].message
+    assert f"left out: batch 1, single-stream, compute ({slow.name}): 5 processes, p50 71." in notes["since"].message
+    assert removed.name in notes["removed-runs"].message
     assert json.loads((folder / "request.json").read_text())["since"] == since
     assert check_dossier(folder).problems == ()
     assert [one.artifact for one in overview_from_dossier(read_dossier(Files(folder))).comparison.rows] == [entry.id]

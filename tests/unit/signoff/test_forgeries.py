@@ -13,7 +13,7 @@ from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
 from optpipe.signoff.verify import verify_dossier
-from optpipe.workspace.manifest import drop_folders
+from optpipe.workspace.entry import drop_folders
 from optpipe.workspace.seal import seal_folder
 
 POLICY = b"""schema = 1
@@ -118,7 +118,7 @@ def test_a_file_that_is_no_part_of_a_dossier_is_found(dossier, file):
 
 def test_a_bare_nan_where_nobody_reads_is_found(dossier):
     path = artifact(dossier)
-    path.write_text(path.read_text().replace('"seconds":', '"extra": NaN, "seconds":', 1))
+    path.write_text(path.read_text().replace('"status":', '"extra": NaN, "status":', 1))
     assert find_problems(dossier)
 
 

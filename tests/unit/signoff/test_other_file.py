@@ -19,7 +19,7 @@ from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import find_contradictions
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.workspace.baselines import store_baseline
-from optpipe.workspace.manifest import MANIFEST
+from optpipe.workspace.entry import MANIFEST
 
 TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
 ACCURACY, CORES = "accuracy.maximum_drop", "tensor_cores.minimum_share"
@@ -94,14 +94,14 @@ def test_a_bench_run_of_another_file_is_named_and_not_taken(workspace, tmp_path)
     entry, other = workspace.artifact("fp16"), workspace.artifact("fp32")
     old, of_other = workspace.bench(entry), workspace.bench(other)
     entry, _ = rebuild(workspace, entry), rebuild(workspace, other)
-    assert [run.run_id for run in _list_present(entry, workspace.store)] == []
+    assert [run.name for run in _list_present(entry, workspace.store)] == []
     new = workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "dossier")
     found = judge_dossier(read_dossier(Files(folder))).record
-    assert {path.name for path in (folder / "runs").iterdir()} == {of_other.run_id, new.run_id}
+    assert {path.name for path in (folder / "runs").iterdir()} == {of_other.name, new.name}
     assert list(find_contradictions(read_dossier(Files(folder)))) == []
     assert [each.message for each in found.notes if each.code == "other-file"] == [
-        f"1 bench run of another file under this build's ID not judged: {old.run_id}"
+        f"1 bench run of another file under this build's ID not judged: {old.name}"
     ]
 
 

@@ -116,7 +116,7 @@ def test_a_loss_is_found_whichever_build_was_named_first(workspace, tmp_path, bu
     seen = sign_off(workspace, tmp_path, "one")
     assert seen.verdict is Verdict.FAIL
     assert seen.observed == pytest.approx(0.1, abs=0.02)
-    assert seen.source == pair.run_id
+    assert seen.source == pair.name
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.run import PipelinePlan, _Checkpoint, _run_step
+from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.runs import MANIFEST
 from optpipe.workspace.store import Store
 
 

@@ -1,6 +1,5 @@
 """`merge` is a union: in any order, any number of times, the same workspace; a conflict is said and both versions are kept."""
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record
 
+from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.hashing import hash_file
@@ -17,7 +17,8 @@ from optpipe.core.records import json_from_record
 from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import write_job
 from optpipe.sweep.merge import merge_workspaces
-from optpipe.workspace.hashes import hash_files
+from optpipe.workspace.entry import Manifest
+from optpipe.workspace.files import hash_files
 from optpipe.workspace.store import Store
 
 
@@ -27,9 +28,9 @@ def put(workspace, folder, name, content, created):
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     (path / "model.bin").write_text(content)
-    when = {"created" if folder == "store" else "started_utc": created}
-    files = json.loads(json_from_record(hash_files(path)))
-    (path / "manifest.json").write_text(json.dumps({"files": files, **when}))
+    recipe = {} if folder == "store" else None
+    made = Manifest("a", "1", recipe, (), hash_files(path), {}, Environment(), "optpipe", created, created)
+    (path / "manifest.json").write_bytes(json_from_record(made))
 
 
 def content_of(workspace):

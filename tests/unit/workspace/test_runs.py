@@ -8,6 +8,8 @@ import pytest
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.records import plain_from_record
 from optpipe.workspace import runs
+from optpipe.workspace.entry import MANIFEST, load_run
+from optpipe.workspace.files import write_bytes, write_json, write_parquet
 
 
 def finished(workspace, kind="bench"):
@@ -21,14 +23,14 @@ def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
     begun = runs.begin_run(tmp_path, "bench")
     assert runs.list_runs(tmp_path) == ()
     with pytest.raises(BadInputError, match="is incomplete"):
-        runs.load_run(begun.path)
+        load_run(begun.path)
     runs.finish_run(begun, command="optpipe bench")
-    assert [run.run_id for run in runs.list_runs(tmp_path)] == [begun.run_id]
+    assert [run.name for run in runs.list_runs(tmp_path)] == [begun.name]
 
 
 def test_runs_are_listed_in_the_order_in_which_they_began(tmp_path):
-    made = [finished(tmp_path, kind).run_id for kind in ("bench", "evaluate") * 8]
-    assert [run.run_id for run in runs.list_runs(tmp_path)] == made
+    made = [finished(tmp_path, kind).name for kind in ("bench", "evaluate") * 8]
+    assert [run.name for run in runs.list_runs(tmp_path)] == made
 
 
 def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
@@ -42,11 +44,11 @@ def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
     assert not list((tmp_path / "runs").iterdir())
     with runs.open_run(tmp_path, "evaluate") as run:
         runs.finish_run(run, command="optpipe evaluate")
-    assert [one.run_id for one in runs.list_runs(tmp_path)] == [run.run_id]
+    assert [one.name for one in runs.list_runs(tmp_path)] == [run.name]
 
 
 def test_the_manifest_reproduces_and_names_its_parents(tmp_path):
-    manifest = runs.load_run(finished(tmp_path).path).manifest
+    manifest = load_run(finished(tmp_path).path).manifest
     assert manifest.command == "optpipe bench 'a b'"
     assert manifest.parents == ("onnxruntime-0123",)
     assert list(manifest.files) == ["samples/m0.bin"]
@@ -59,14 +61,14 @@ def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StageError, match="No space left on device; free disk space"):
-        runs.write_parquet(tmp_path / "rows.parquet", pl.DataFrame({"a": [1]}))
+        write_parquet(tmp_path / "rows.parquet", pl.DataFrame({"a": [1]}))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_in_the_place_of_a_file_is_not_a_full_disk(tmp_path):
     (tmp_path / "rows").mkdir()
     with pytest.raises(StageError, match="rows: Is a directory; choose another location"):
-        runs.write_bytes(tmp_path / "rows", b"x")
+        write_bytes(tmp_path / "rows", b"x")
     assert [each.name for each in tmp_path.iterdir()] == ["rows"]
 
 
@@ -89,18 +91,18 @@ def test_runs_are_listed_by_kind(tmp_path):
 def test_another_schema_version_is_refused_by_number(tmp_path):
     run = finished(tmp_path)
     manifest = plain_from_record(run.manifest) | {"schema_version": 99}
-    (run.path / runs.MANIFEST).write_text(json.dumps(manifest))
+    (run.path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BadInputError, match="version 99"):
-        runs.load_run(run.path)
+        load_run(run.path)
 
 
-@pytest.mark.parametrize("missing", ["run_id", "files", "parents", "environment", "status"])
+@pytest.mark.parametrize("missing", ["id", "files", "parents", "environment", "info"])
 def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tmp_path, missing):
     run = finished(tmp_path)
     manifest = plain_from_record(run.manifest)
     del manifest[missing]
-    (run.path / runs.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(BadInputError, match=f"optpipe store rm {run.run_id}"):
+    (run.path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BadInputError, match=f"optpipe store rm {run.name}"):
         runs.list_runs(tmp_path)
 
 
@@ -112,9 +114,9 @@ def test_a_workspace_that_cannot_be_written_says_so(tmp_path):
 
 def test_a_missing_run_says_so(tmp_path):
     with pytest.raises(BadInputError, match="does not exist"):
-        runs.load_run(tmp_path / "nothing")
+        load_run(tmp_path / "nothing")
 
 
 def test_nan_never_reaches_a_file(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        runs.write_json(tmp_path / "x.json", {"a": float("nan")})
+        write_json(tmp_path / "x.json", {"a": float("nan")})

@@ -16,7 +16,7 @@ from optpipe.models.artifacts.lookup import format_model_argument
 from optpipe.models.export.exported import read_card
 from optpipe.models.export.model import Model
 from optpipe.models.export.onnx_export import read_outputs_early
-from optpipe.workspace.store import Entry
+from optpipe.workspace.entry import Entry
 
 TASKS: Mapping[Task, TaskContract] = {
     Task.CLASSIFICATION: Classification(),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from optpipe.core.decision import DECISION_FILE, Decision
 from optpipe.core.records import read_record
-from optpipe.workspace.runs import Run, list_runs
+from optpipe.workspace.entry import Run
+from optpipe.workspace.runs import list_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class StoredDecision:
 
 def read_decision(run: Run) -> StoredDecision:
     """The decision of a run of `build --precision auto`."""
-    return StoredDecision(run.run_id, read_record(run.path / DECISION_FILE, Decision))
+    return StoredDecision(run.name, read_record(run.path / DECISION_FILE, Decision))
 
 
 def find_decision(workspace: Path, artifacts: Container[str]) -> StoredDecision | None:

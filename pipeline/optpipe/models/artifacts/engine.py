@@ -2,7 +2,7 @@
 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.hashing import hash_value
-from optpipe.workspace.store import Entry
+from optpipe.workspace.entry import Entry
 
 
 def hash_engine(entry: Entry[ArtifactInfo]) -> str:

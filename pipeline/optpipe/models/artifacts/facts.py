@@ -10,8 +10,7 @@ from optpipe.core.files import Files
 from optpipe.core.hashing import hash_value
 from optpipe.models.artifacts.engine import hash_engine, measure_engine
 from optpipe.models.artifacts.lookup import format_model_argument
-from optpipe.workspace.manifest import Manifest, UnreadableManifestError, read_manifest
-from optpipe.workspace.store import Entry
+from optpipe.workspace.entry import Entry, Manifest, UnreadableManifestError, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +74,4 @@ def _hash_parent(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | 
 
 def hash_model(manifest: Manifest) -> str:
     """The hash of all that decides an exported model but the batch sizes and shapes that it takes, and the tools' versions."""
-    return hash_value({**manifest.recipe.get("model", {}), "batch": None, "shapes": None})
+    return hash_value({**(manifest.recipe or {}).get("model", {}), "batch": None, "shapes": None})

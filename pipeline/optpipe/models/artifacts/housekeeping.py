@@ -1,6 +1,5 @@
 """Listing and removing what is stored."""
 
-import fcntl
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -13,9 +12,11 @@ from optpipe.core.entries import GraphInfo, SkippedLayer
 from optpipe.core.errors import BadInputError
 from optpipe.core.records import read_record
 from optpipe.models.artifacts.decisions import find_decision, read_decision
-from optpipe.workspace.manifest import MANIFEST, Manifest
-from optpipe.workspace.runs import RunManifest, list_run_folders, load_run, note_removal, require_unchanged
-from optpipe.workspace.store import Entry, Store, measure_folder_bytes
+from optpipe.workspace.entry import MANIFEST, Entry, Manifest, load_run, require_unchanged
+from optpipe.workspace.files import measure_folder_bytes
+from optpipe.workspace.locks import open_lock, try_lock
+from optpipe.workspace.runs import list_run_folders, note_removal
+from optpipe.workspace.store import Store
 
 _KEPT = ("artifact", "calibration", "preprocessing")
 """What a command was asked for stays, and so does all that it was made from: `deploy` needs the pipeline of a run, and `calibrate` advises
@@ -82,7 +83,7 @@ class RunDetails:
     """What `optpipe store show` tells of a run."""
 
     run: RunSummary
-    manifest: RunManifest
+    manifest: Manifest
     decision: str | None = None
     """What a run of `build --precision auto` chose."""
 
@@ -104,13 +105,13 @@ def summarize_entry(entry: Entry[Any]) -> EntrySummary:
     info = entry.manifest.info
     return EntrySummary(
         id=entry.id,
-        kind=entry.manifest.kind,
+        kind=entry.kind,
         model=info.get("model") or info.get("name"),
         backend=info.get("backend"),
         precision=info.get("precision"),
         device=info.get("device"),
         size_bytes=entry.size_bytes,
-        created=entry.manifest.created,
+        created=entry.manifest.finished_utc,
         path=str(entry.path),
     )
 
@@ -131,7 +132,7 @@ def list_stored(store: Store) -> StoreListing:
     entries, damaged = store.scan_entries()
     return StoreListing(
         workspace=str(store.workspace),
-        entries=tuple(map(summarize_entry, sorted(entries, key=lambda each: each.manifest.created))),
+        entries=tuple(map(summarize_entry, sorted(entries, key=lambda each: each.manifest.finished_utc))),
         damaged=tuple(folder.name for folder in damaged),
         runs=tuple(map(_summarize_run, list_run_folders(store.workspace))),
     )
@@ -160,7 +161,7 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
     folder = find_run(store, prefix)
     if folder is not None:
         if (folder / MANIFEST).is_file() and folder.parent.name == "runs":
-            note_removal(store.workspace, load_run(folder).manifest)
+            note_removal(store.workspace, load_run(folder))
         return _remove(store, [folder], dry_run=False)
     entry = store.find(prefix)
     dependents = _find_dependents(entry.id, store.list_entries())
@@ -170,14 +171,14 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
         raise BadInputError(
             f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them as well"
         )
-    with store.alone():
+    with store.exclusive():
         return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
 
 
 def find_run(store: Store, prefix: str) -> Path | None:
     """The one run or damaged entry whose name, or id, starts with `prefix`; None where an entry may be meant."""
     entries, damaged = store.scan_entries()
-    if any(entry.fits(prefix) for entry in entries):
+    if any(entry.matches_id(prefix) for entry in entries):
         return None
     folders = [*damaged, *list_run_folders(store.workspace)]
     found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
@@ -205,7 +206,7 @@ def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
 
     Raises StageError while another process makes entries: nothing needs them yet.
     """
-    with nullcontext() if dry_run or not store.workspace.is_dir() else store.alone():
+    with nullcontext() if dry_run or not store.workspace.is_dir() else store.exclusive():
         return _collect_garbage(store, dry_run=dry_run)
 
 
@@ -213,7 +214,7 @@ def _collect_garbage(store: Store, *, dry_run: bool) -> Removal:
     entries, broken = store.scan_entries()
     by_id = {entry.id: entry for entry in entries}
     needed: set[str] = set()
-    wave = [entry for entry in entries if entry.manifest.kind in _KEPT and entry.find_damage() is None]
+    wave = [entry for entry in entries if entry.kind in _KEPT and entry.find_damage() is None]
     while wave:
         needed |= {entry.id for entry in wave}
         wave = [
@@ -225,7 +226,7 @@ def _collect_garbage(store: Store, *, dry_run: bool) -> Removal:
     while companions := {
         entry.id
         for entry in entries
-        if entry.manifest.kind in _COMPANIONS and entry.id not in needed and set(entry.manifest.parents) <= needed
+        if entry.kind in _COMPANIONS and entry.id not in needed and set(entry.manifest.parents) <= needed
     }:
         needed |= companions
     unneeded = [entry.path for entry in entries if entry.id not in needed]
@@ -242,12 +243,8 @@ def _sweep(store: Store, *, dry_run: bool) -> int:
     """Deletes scratch folders whose maker is gone: it holds a lock for as long as it lives."""
     freed = 0
     for scratch in sorted((store.workspace / "tmp").glob("*")):
-        lock = store.workspace / "locks" / scratch.name.removesuffix(".removed")
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with open_lock(store.lock_path(scratch.name.removesuffix(".removed"))) as file:
+            if not try_lock(file):
                 continue
             freed += measure_folder_bytes(scratch)
             if not dry_run:

@@ -14,10 +14,10 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, Verific
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource
+from optpipe.workspace.entry import Entry, drop_folder
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.manifest import drop_folder
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def find_artifacts(
     Raises BadInputError, with the build command, where there is none.
     """
     every = store.list_entries(ArtifactInfo)
-    by_id = [entry for entry in every if len(text) >= 4 and entry.fits(text)]
+    by_id = [entry for entry in every if len(text) >= 4 and entry.matches_id(text)]
     named = by_id or find_builds(text, store)
     wanted = [
         entry
@@ -118,7 +118,7 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
             identity = source.collect_identity()
         except BadInputError:  # what it names is gone: only the name is left to go by
             return named
-        made_of = {each.id: each.manifest.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
+        made_of = {each.id: each.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
         return [each for each in named if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()]
     content = hash_onnx_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
     return [
@@ -204,7 +204,7 @@ def _is_in_torchvision(name: str) -> bool:
 
 def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
     """What to say of artifacts that were made of different weights or sources, as after training again; None where they were not."""
-    made = [{key: each.model.manifest.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
+    made = [{key: each.model.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
     other = next((each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None)
     if other is None:
         return None

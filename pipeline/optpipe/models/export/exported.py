@@ -18,9 +18,10 @@ from optpipe.models.inputs.text_set import SENTENCES
 from optpipe.models.sources.resolve import CardSource
 from optpipe.models.sources.user_code import describe_user_error
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
+from optpipe.workspace.entry import Entry, compute_entry_id
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
-from optpipe.workspace.store import Entry, Store, compute_entry_id
+from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np

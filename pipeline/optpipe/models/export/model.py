@@ -15,7 +15,7 @@ from optpipe.core.precision import Precision
 from optpipe.core.tensors import Shape
 from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.base import LoadedModel, NoWeightsError, Source
-from optpipe.workspace.runs import write_json
+from optpipe.workspace.files import write_json
 
 PROBE_S = 0.3
 """How long a host that had no weights before may take to answer until it counts as out of reach again."""

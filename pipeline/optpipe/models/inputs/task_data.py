@@ -27,10 +27,10 @@ from optpipe.models.inputs.text_set import (
     text_set_from_path,
     tokenize,
 )
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
-from optpipe.workspace.runs import write_json
-from optpipe.workspace.store import Entry
+from optpipe.workspace.files import write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ from optpipe.preprocess.dali.pipeline import (
 )
 from optpipe.preprocess.dali.processes import explain_operator_error
 from optpipe.preprocess.parity.records import Difference, RefusedImage, StepDifference, WorstImage
-from optpipe.workspace.runs import write_bytes
+from optpipe.workspace.files import write_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from optpipe.models.artifacts.housekeeping import (
     remove_stored,
 )
 from optpipe.report.terminal_stored import render_run, render_stored
-from optpipe.workspace.manifest import MANIFEST
+from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
 

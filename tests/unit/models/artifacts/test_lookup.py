@@ -26,8 +26,9 @@ from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import format_source, source_from_text
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.store import Entry, Store
+from optpipe.workspace.store import Store
 
 INPUTS = (InputSpec("x", "float32", (1, 8), (4, 8), (16, 8)),)
 CARD_FILE = """name = "mine"

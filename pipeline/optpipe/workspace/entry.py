@@ -1,0 +1,299 @@
+"""One container for all that the workspace keeps: a folder with files and a manifest, which is written last and atomically.
+
+An entry with a recipe can be made again and lies in `store/KIND-ID`; its id is the hash of the recipe. An entry without one happened
+once (a run, a job of a sweep) and lies in `runs/KIND-ID`; its id names the time. A dossier holds the same manifests.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Protocol, overload
+
+from typing_extensions import TypeVar
+
+from optpipe.core.environment import Environment
+from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
+from optpipe.core.hashing import hash_value
+from optpipe.core.records import json_from_record, plain_from_record, read_versioned, record_from_plain
+from optpipe.workspace.environment import describe_environment
+from optpipe.workspace.files import FileHash, find_changed_files, find_problems, hash_files, write_bytes
+
+MANIFEST = "manifest.json"
+USED = ".used"
+"""File in an entry with the time at which a build found it last."""
+NOT_LISTED = (MANIFEST, USED)
+"""Files of an entry that its manifest does not list."""
+ID_LENGTH = 12
+Status = Literal["complete", "interrupted"]
+RunKind = Literal[
+    "bench", "profile", "preprocess", "end-to-end", "evaluate", "calibrate", "choose", "compare", "signoff"
+]
+
+
+class UnreadableManifestError(BadInputError):
+    """A manifest that was damaged, or written by another version of optpipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The record of one entry: `manifest.json`."""
+
+    kind: str
+    id: str
+    recipe: Mapping[str, Any] | None
+    """All that decides the content: hashes of inputs, flags, tool versions. None for what happened once."""
+    parents: tuple[str, ...]
+    """Ids of the entries it was made from."""
+    files: Mapping[str, FileHash]
+    """By POSIX path in the entry."""
+    info: Mapping[str, Any]
+    """What its maker found out: the record of its kind, as plain values."""
+    environment: Environment
+    command: str
+    """Makes it again."""
+    started_utc: str
+    finished_utc: str
+    """Both ISO 8601."""
+    status: Status = "complete"
+    """`interrupted` where it was stopped on purpose and kept."""
+    schema_version: int = 1
+
+    @property
+    def name(self) -> str:
+        """`KIND-ID`, the name of the entry's folder."""
+        return f"{self.kind}-{self.id}"
+
+    @property
+    def seconds(self) -> float:
+        """How long it took to make."""
+        times = (datetime.fromisoformat(each) for each in (self.finished_utc, self.started_utc))
+        return (next(times) - next(times)).total_seconds()
+
+
+class EntryInfo(Protocol):
+    """What the maker of an entry found out: a dataclass for each kind of entry, stored in its manifest."""
+
+    KIND: ClassVar[str]
+    """The first part of the entry's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What the manifest of a run says of it; all kinds of runs share it."""
+
+    KIND: ClassVar[str] = "run"
+
+    model: str | None = None
+    trained: bool | None = None
+    """Whether the model's weights are trained, where accuracy was measured."""
+
+
+Info = TypeVar("Info", bound=EntryInfo, default=Any)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[Info]):
+    """A complete entry of the workspace, or its manifest in a dossier; plain `Entry` where its kind does not matter."""
+
+    files: Files
+    manifest: Manifest
+    info: Info
+    """Plain values in an entry that was listed without its kind."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.files.folder
+
+    @property
+    def id(self) -> str:
+        """The first digits of its recipe's hash, or the time at which it began."""
+        return self.manifest.id
+
+    @property
+    def kind(self) -> str:
+        """`model`, `artifact`, `bench`, …"""
+        return self.manifest.kind
+
+    @property
+    def name(self) -> str:
+        """`KIND-ID`."""
+        return self.manifest.name
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """All that decides its content; empty for what happened once."""
+        return self.manifest.recipe or {}
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped before its end and kept."""
+        return self.manifest.status != "complete"
+
+    def matches_id(self, prefix: str) -> bool:
+        """Whether its id or `KIND-ID` starts with `prefix`."""
+        return self.id.startswith(prefix) or self.path.name.startswith(prefix)
+
+    def file(self, name: str) -> Path:
+        """The path of one of its files."""
+        return self.path / name
+
+    def sha256(self, name: str) -> str:
+        """The stored hash of one of its files."""
+        return self.manifest.files[name].sha256
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all its files."""
+        return sum(record.size_bytes for record in self.manifest.files.values())
+
+    def find_damage(self, only: str | None = None) -> str | None:
+        """What is wrong with its files, or with `only` one; None where every byte is as it was stored."""
+        hashes = {name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)}
+        return next(iter(find_changed_files(self.files, hashes)), None)
+
+    def find_problems(self) -> list[str]:
+        """What is no longer as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
+        hashes = {name: file.sha256 for name, file in self.manifest.files.items()}
+        return find_problems(self.files, hashes, "the manifest", NOT_LISTED)
+
+
+Run = Entry[RunInfo]
+
+
+def read_manifest(files: Files) -> Manifest:
+    """The manifest among `files`. Raises UnreadableManifestError where it is damaged or its schema is another."""
+    try:
+        return read_versioned(files, MANIFEST, Manifest)
+    except BadInputError as error:
+        raise UnreadableManifestError(str(error)) from error
+
+
+@overload
+def entry_from_files(files: Files, kind: type[Info]) -> Entry[Info]: ...
+@overload
+def entry_from_files(files: Files, kind: None = None) -> Entry[Any]: ...
+def entry_from_files(files: Files, kind: type[Any] | None = None) -> Entry[Any]:
+    """The entry whose manifest is among `files`. Raises UnreadableManifestError where it is not, or of another kind."""
+    manifest = read_manifest(files)
+    if kind is None:
+        return Entry(files, manifest, manifest.info)
+    is_run = kind is RunInfo and manifest.recipe is None
+    if not is_run and manifest.kind != kind.KIND:
+        raise UnreadableManifestError(f"{files.folder} has a manifest of kind {manifest.kind}, expected {kind.KIND}")
+    try:
+        return Entry(files, manifest, record_from_plain(manifest.info, kind, files.folder / MANIFEST))
+    except BadInputError as error:
+        raise UnreadableManifestError(str(error)) from error
+
+
+@overload
+def entry_from_folder(folder: Path, kind: type[Info]) -> Entry[Info]: ...
+@overload
+def entry_from_folder(folder: Path, kind: None = None) -> Entry[Any]: ...
+def entry_from_folder(folder: Path, kind: type[Any] | None = None) -> Entry[Any]:
+    """The entry in `folder`. Raises UnreadableManifestError likewise."""
+    return entry_from_files(Files(folder), kind)
+
+
+def load_run(path: Path) -> Run:
+    """The finished run in `path`. Raises BadInputError as `run_from_files`."""
+    return run_from_files(Files(path))
+
+
+def run_from_files(files: Files) -> Run:
+    """The finished run in a folder. Raises BadInputError where it is missing, cut off, or of another schema version."""
+    path = files.folder
+    if not files.has(MANIFEST):
+        problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
+        raise BadInputError(f"run {path} {problem}; `optpipe store ls` lists stored runs")
+    return entry_from_files(files, RunInfo)
+
+
+def load_runs(folder: Path) -> tuple[Run, ...]:
+    """The runs that lie in `folder`, all of which are finished, by name. Raises BadInputError where one is not."""
+    return tuple(load_run(path) for path in sorted(folder.glob("*/")))
+
+
+def require_unchanged(run: Entry[Any], *, whole: bool = True) -> None:
+    """Raises BadInputError, naming the first file of `run` that is not as its manifest says."""
+    problems = [problem for problem in run.find_problems() if whole or not problem.endswith(": missing")]
+    if problems:
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise BadInputError(
+            f"run {run.name} was modified: {problems[0]}{more}\n"
+            f"remove it with `optpipe store rm {run.name}` and measure again"
+        )
+
+
+def finish_entry(
+    folder: Path,
+    kind: str,
+    ident: str,
+    info: Info,
+    started_utc: str,
+    *,
+    recipe: Mapping[str, Any] | None = None,
+    parents: Sequence[str] = (),
+    command: str | None = None,
+    environment: Environment | None = None,
+    status: Status = "complete",
+) -> Entry[Info]:
+    """Hashes every file in `folder` and writes the manifest: from here on the entry exists. Raises StageError where it cannot.
+
+    `command` and `environment` are those of this process unless others are given.
+    """
+    manifest = Manifest(
+        kind=kind,
+        id=ident,
+        recipe=recipe,
+        parents=tuple(parents),
+        files=hash_files(folder, NOT_LISTED),
+        info=plain_from_record(info),
+        environment=environment or describe_environment(),
+        command=command or get_command_line(),
+        started_utc=started_utc,
+        finished_utc=get_utc_time("microseconds"),  # two may be made in one millisecond
+        status=status,
+    )
+    write_bytes(folder / MANIFEST, json_from_record(manifest))
+    return Entry(Files(folder), manifest, info)
+
+
+def compute_entry_id(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:
+    """The id that the entry made by `recipe` has or would have."""
+    return hash_value({"kind": kind.KIND, "recipe": recipe})[:ID_LENGTH]
+
+
+def get_utc_time(precision: str = "seconds") -> str:
+    """The time in ISO 8601, to the second unless `precision` is `milliseconds` or `microseconds`."""
+    return datetime.now(UTC).isoformat(timespec=precision)
+
+
+def get_command_line() -> str:
+    """The command that is running, as it can be typed again."""
+    name = Path(sys.argv[0]).name
+    program = "optpipe" if name in ("optpipe", "__main__.py") else name
+    return shlex.join([program, *sys.argv[1:]])
+
+
+def strip_folders(manifest: Manifest) -> Manifest:
+    """The manifest as it may travel: without the absolute paths of the command and of the model's source and card."""
+    paths = {name: manifest.info.get(name) for name in ("source", "card")}
+    named = {name: drop_folder(str(value)) for name, value in paths.items() if value is not None}
+    return replace(manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command))
+
+
+def drop_folders(command: str) -> str:
+    """A command line whose absolute paths are cut to their last part: a dossier tells nothing of anybody's disk."""
+    return shlex.join(map(drop_folder, shlex.split(command)))
+
+
+def drop_folder(word: str) -> str:
+    """A word of a command line likewise: `hf:bert` of `hf:/srv/models/bert`, `net.py:make` of `/home/me/net.py:make`."""
+    return re.sub(r"(^|[=:,])[/~][^=:,]*/(?=[^/])", r"\1", word)

@@ -15,7 +15,7 @@ BEGIN, END = "<!-- drawn by .ci/package_graph.py -->\n", "<!-- end -->\n"
 
 def find_arrows() -> dict[str, set[str]]:
     """Which packages each package imports, leaving out what follows from other arrows."""
-    graph = grimp.build_graph("optpipe", exclude_type_checking_imports=True)
+    graph = grimp.build_graph("optpipe", exclude_type_checking_imports=False)
     rooms = sorted(graph.find_children("optpipe"))
     direct = {
         one: {other for other in rooms if other != one and graph.direct_import_exists(importer=one, imported=other, as_packages=True)}

@@ -186,13 +186,13 @@ def test_filter_choose_and_sort(page):
     on_frontier = shown(page, "builds-table")
     assert 0 < on_frontier < 12
     tools.get_by_role("button", name="frontier").press("Enter")
-    head = page.locator("#builds-table thead th", has_text="Throughput")
+    head = page.locator("#builds-table thead th", has_text="images/s")
     head.get_by_role("button").focus()
     for direction in ("ascending", "descending"):
         page.keyboard.press("Enter")
         assert head.get_attribute("aria-sort") == direction
         column = page.evaluate("""() => { const heads = [...document.querySelectorAll('#builds-table thead th')];
-            const at = heads.findIndex((head) => head.textContent.includes('Throughput'));
+            const at = heads.findIndex((head) => head.textContent.includes('images/s'));
             return [...document.querySelectorAll('#builds-table tbody tr')].map((row) => Number(row.cells[at].dataset.sort)); }""")
         assert column == sorted(column, reverse=direction == "descending")
 

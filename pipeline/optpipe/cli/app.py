@@ -212,11 +212,14 @@ def _print_json_failure(message: str, status: int) -> None:
 def _print_text(text: object) -> None:
     from rich.console import Console
 
+    from optpipe.report.document import Document
+    from optpipe.report.terminal import TerminalText
+
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
     with console.capture() as written:  # a console that writes ends the process where its reader has gone
-        console.print(text)
+        console.print(TerminalText(text) if isinstance(text, Document) else text)
     print(written.get(), end="", flush=True)
 
 

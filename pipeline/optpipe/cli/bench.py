@@ -187,7 +187,7 @@ def bench(
     if how.metric is not None or how.rounds is not None:
         raise BadInputError(f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE")
     from optpipe.measure.bench import bench_artifacts
-    from optpipe.report.terminal_bench import render_bench
+    from optpipe.measure.document import document_from_bench
 
     with Terminal() as terminal:
         groups = find_bench_targets(models, targets, store, terminal)
@@ -197,7 +197,7 @@ def bench(
             if why:
                 terminal.warn(f"--energy: not measured: {why}")
     record = replace(result, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_bench(record, how.sort), ExitStatus(record.exit_status))
+    return Outcome(record, lambda: document_from_bench(record, how.sort), ExitStatus(record.exit_status))
 
 
 def _require_alone(
@@ -321,8 +321,8 @@ def _bench_pair(
     models: Sequence[str], against: str, targets: TargetOptions, how: BenchOptions, plan: "BenchPlan", store: "Store"
 ) -> Outcome:
     from optpipe.cli.terminal import Terminal
+    from optpipe.measure.document import document_from_pair
     from optpipe.measure.pair import bench_pair
-    from optpipe.report.terminal_bench import render_pair
 
     if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
         raise BadInputError("--against compares one MODEL at one batch size and length with its baseline")
@@ -332,7 +332,7 @@ def _bench_pair(
         rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
         pair = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
     record = replace(pair, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_pair(record), ExitStatus(record.exit_status))
+    return Outcome(record, lambda: document_from_pair(record), ExitStatus(record.exit_status))
 
 
 def find_pair(
@@ -369,8 +369,8 @@ def _bench_from_images(
     from optpipe.cli.parsing import options_from_text
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import require_existing
+    from optpipe.preprocess.document import document_from_end_to_end
     from optpipe.preprocess.end_to_end import EndToEndRequest, bench_end_to_end, choose_exit_status
-    from optpipe.report.terminal_end_to_end import render_end_to_end
 
     assert how.from_images is not None
     require_existing(how.from_images, "--from-images")
@@ -385,12 +385,12 @@ def _bench_from_images(
         _warn_about_options(targets, groups, terminal)
         measured = bench_end_to_end([each for group in groups for each in group], request, store, terminal)
     record = replace(measured, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_end_to_end(record), choose_exit_status(record))
+    return Outcome(record, lambda: document_from_end_to_end(record), choose_exit_status(record))
 
 
 def _resume(folder: Path, sort: BenchSort) -> Outcome:
     from optpipe.measure.bench import recover_run
-    from optpipe.report.terminal_bench import render_bench
+    from optpipe.measure.document import document_from_bench
 
     record = replace(recover_run(folder), exit_status=int(ExitStatus.DONE))
-    return Outcome(record, lambda: render_bench(record, sort))
+    return Outcome(record, lambda: document_from_bench(record, sort))

@@ -92,11 +92,11 @@ def build(
     candidate and measures which is fastest here.
     """
     from optpipe.build.build import build_model as run_build
+    from optpipe.build.document import document_from_build
     from optpipe.build.records import result_from_build
     from optpipe.cli.parsing import build_plan_from_options, choice_plan_from_options, model_from_options
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError, require_existing
-    from optpipe.report.terminal_build import render_build
     from optpipe.workspace.store import Store
 
     require_existing(images, "--images/--data")
@@ -117,15 +117,15 @@ def build(
     with Terminal() as terminal:
         result = run_build(wanted, replace(plan, truncate=truncate), Store(workspace), terminal)
     told = result_from_build(result, weights, terminal.warnings)
-    return Outcome(told, lambda: render_build(told), result.status)
+    return Outcome(told, lambda: document_from_build(told), result.status)
 
 
 def _choose(model: "Model", plan: "ChoicePlan", weights: str, store: "Store") -> Outcome:
     from optpipe.build.choose import choose_build
+    from optpipe.build.document import document_from_choice
     from optpipe.cli.terminal import Terminal
-    from optpipe.report.terminal_choose import render_choice
 
     with Terminal() as terminal:
         found = choose_build(model, plan, weights, store, terminal)
     found = replace(found, warnings=tuple(terminal.warnings))
-    return Outcome(found, lambda: render_choice(found), found.exit_status)
+    return Outcome(found, lambda: document_from_choice(found), found.exit_status)

@@ -78,8 +78,8 @@ def calibrate(
     from optpipe.core.mixed_precision import Budget
     from optpipe.core.quantity import drop_from_text
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
+    from optpipe.quantize.document import document_from_calibration
     from optpipe.quantize.ranges import methods_from_text
-    from optpipe.report.terminal_calibrate import render_calibration
     from optpipe.workspace.store import Store
 
     require_existing(data, "--images/--data")
@@ -97,4 +97,4 @@ def calibrate(
     wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
     with Terminal() as terminal:
         result = run_calibration(wanted, plan, Store(workspace), terminal)
-    return Outcome(replace(result, warnings=tuple(terminal.warnings)), lambda: render_calibration(result))
+    return Outcome(replace(result, warnings=tuple(terminal.warnings)), lambda: document_from_calibration(result))

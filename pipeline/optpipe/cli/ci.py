@@ -20,13 +20,12 @@ def require_step_summary() -> None:
 
 def write_ci_files(signed: "SignedDossier", junit: Path | None) -> None:
     """The verdict as JUnit XML where that is asked for, and the report as step summary."""
-    from optpipe.report.junit import render_junit
-    from optpipe.report.markdown import render_markdown
+    from optpipe.signoff.reports import JUNIT, MARKDOWN
 
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(render_junit(signed.verdict), encoding="utf-8")
-    write_step_summary(render_markdown(signed.report))
+        junit.write_text(signed.reports[JUNIT], encoding="utf-8")
+    write_step_summary(signed.reports[MARKDOWN])
 
 
 def write_step_summary(markdown: str) -> None:

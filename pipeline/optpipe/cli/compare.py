@@ -58,11 +58,11 @@ def compare(
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
     from optpipe.measure.compare import sort_by_goal
+    from optpipe.measure.document import document_from_comparison
     from optpipe.measure.overview import compare_workspace
+    from optpipe.measure.report_data import frame_from_comparison
     from optpipe.measure.search import slo_from_text
-    from optpipe.report.files import frame_from_comparison
-    from optpipe.report.terminal_compare import render_comparison
-    from optpipe.signoff.reports import report_from_overview, write_reports
+    from optpipe.signoff.reports import write_comparison
     from optpipe.workspace.files import write_bytes, write_parquet
     from optpipe.workspace.places import require_writable_folder
     from optpipe.workspace.store import Store
@@ -89,12 +89,12 @@ def compare(
         written: list[str] = []
         if output is not None:
             with terminal.step("write the reports"):
-                written = [str(path) for path in write_reports(report_from_overview(found, output), output)]
+                written = [str(path) for path in write_comparison(found, output)]
                 frame = frame_from_comparison(comparison)
                 write_bytes(output / "comparison.csv", frame.write_csv().encode())
                 write_parquet(output / "comparison.parquet", frame)
                 written += [str(output / name) for name in ("comparison.csv", "comparison.parquet")]
-    return Outcome(replace(comparison, written=tuple(written)), lambda: render_comparison(comparison))
+    return Outcome(replace(comparison, written=tuple(written)), lambda: document_from_comparison(comparison))
 
 
 def _compare_fleet(
@@ -102,7 +102,7 @@ def _compare_fleet(
 ) -> Outcome:
     """The answers across kinds of GPU, from what sweeps have recorded."""
     from optpipe.core.errors import BadInputError
-    from optpipe.report.terminal_fleet import render_fleet
+    from optpipe.sweep.document import document_from_fleet
     from optpipe.sweep.fleet import compare_fleet, prices_from_file
     from optpipe.sweep.ledger import keep_backed, read_jobs
 
@@ -112,4 +112,4 @@ def _compare_fleet(
     found = compare_fleet(
         keep_backed(workspace, read_jobs(workspace)), model=model, slo=slo, prices=known, load_per_s=load
     )
-    return Outcome(found, lambda: render_fleet(found))
+    return Outcome(found, lambda: document_from_fleet(found))

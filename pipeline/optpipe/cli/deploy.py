@@ -63,8 +63,8 @@ def deploy(
     """
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
+    from optpipe.deploy.document import document_from_deployment
     from optpipe.deploy.records import DeployResult
-    from optpipe.report.terminal_deploy import render_deployment
     from optpipe.workspace.store import Store
 
     if (check is None) == (dossier is None):
@@ -89,7 +89,7 @@ def deploy(
         str(folder), checked.record, checked.passport, checked.differences, proof, tuple(terminal.warnings)
     )
     status = ExitStatus.MISSING if check is not None and checked.differences else ExitStatus.DONE
-    return Outcome(result, lambda: render_deployment(result), status)
+    return Outcome(result, lambda: document_from_deployment(result), status)
 
 
 def _find_program(server: str | None, to: Target) -> "ServerProgram":

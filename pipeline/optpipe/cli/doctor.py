@@ -14,10 +14,10 @@ def doctor(
 ) -> Outcome:
     """Show what this machine supports and what to install."""
     from optpipe.build.doctor import diagnose_machine, list_options
-    from optpipe.report.terminal_doctor import render_diagnosis, render_options
+    from optpipe.build.document import document_from_diagnosis, document_from_options
 
     if options:
         listed = list_options()
-        return Outcome(listed, lambda: render_options(listed))
+        return Outcome(listed, lambda: document_from_options(listed))
     found = diagnose_machine()
-    return Outcome(found, lambda: render_diagnosis(found.findings))
+    return Outcome(found, lambda: document_from_diagnosis(found.findings))

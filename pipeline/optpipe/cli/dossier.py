@@ -33,7 +33,7 @@ def verify(
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import ExitStatus
     from optpipe.core.verdict import VerificationRecord
-    from optpipe.report.terminal_signoff import render_verification
+    from optpipe.signoff.document import document_from_verification
     from optpipe.signoff.verify import verify_dossier
 
     with Terminal() as terminal, terminal.step("verify"):
@@ -58,7 +58,7 @@ def verify(
         size_bytes=sum(sizes),
     )
     status = ExitStatus.FAIL if checked.verdict and checked.as_sealed else ExitStatus.BAD_INPUT
-    return Outcome(record, lambda: render_verification(record), found.verdict.exit_status if found else status)
+    return Outcome(record, lambda: document_from_verification(record), found.verdict.exit_status if found else status)
 
 
 def _check_attestations(
@@ -136,10 +136,10 @@ def recheck(
 
     from optpipe.cli.terminal import Terminal
     from optpipe.core.quantity import share_from_text
+    from optpipe.deploy.document import document_from_recheck
     from optpipe.deploy.recheck import RecheckPlan
     from optpipe.deploy.recheck import recheck as run_recheck
     from optpipe.deploy.signed_build import open_signed_build
-    from optpipe.report.terminal_recheck import render_recheck
     from optpipe.workspace.store import Store
 
     plan = RecheckPlan(python, rounds, min_time, share_from_text(max_slowdown, "--max-slowdown"))
@@ -149,4 +149,4 @@ def recheck(
             build = open_signed_build(dossier, store, because="to measure it again")
         found = run_recheck(build, plan, store, terminal)
         record = replace(found, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_recheck(record), record.verdict.exit_status)
+    return Outcome(record, lambda: document_from_recheck(record), record.verdict.exit_status)

@@ -47,9 +47,9 @@ def evaluate(
     from optpipe.cli.parsing import model_from_options
     from optpipe.cli.terminal import Terminal
     from optpipe.core.quantity import drop_from_text
+    from optpipe.evaluate.document import document_from_evaluation
     from optpipe.evaluate.evaluation_run import run_evaluation
     from optpipe.evaluate.tasks.user_file import UserTask
-    from optpipe.report.terminal_evaluate import render_evaluation
     from optpipe.workspace.store import Store
 
     wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
@@ -58,4 +58,6 @@ def evaluate(
     with Terminal() as terminal:
         store = Store(workspace)
         found = run_evaluation(wanted, data, count, seed, budget, store, terminal, own, truncate=truncate)
-    return Outcome(replace(found, warnings=tuple(terminal.warnings)), lambda: render_evaluation(found), found.status)
+    return Outcome(
+        replace(found, warnings=tuple(terminal.warnings)), lambda: document_from_evaluation(found), found.status
+    )

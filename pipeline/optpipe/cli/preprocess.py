@@ -53,8 +53,8 @@ def preprocess(
     from optpipe.cli.parsing import model_from_options
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import require_existing
+    from optpipe.preprocess.document import document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
-    from optpipe.report.terminal_preprocess import render_preprocess
     from optpipe.workspace.store import Store
 
     require_existing(images, "--images")
@@ -72,4 +72,4 @@ def preprocess(
     with Terminal() as terminal:
         derived = derive_preprocessing(wanted, request, Store(workspace), terminal)
     record = replace(derived, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_preprocess(record), record.verdict.exit_status)
+    return Outcome(record, lambda: document_from_preprocess(record), record.verdict.exit_status)

@@ -113,8 +113,8 @@ def profile(
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
+    from optpipe.profile.document import document_from_diff, document_from_profile
     from optpipe.profile.profile_model import diff_recordings, profile_recording
-    from optpipe.report.terminal_profile import render_diff, render_profile
     from optpipe.trace.recording.files import redact
     from optpipe.workspace.places import require_writable_file
     from optpipe.workspace.store import Store
@@ -133,13 +133,13 @@ def profile(
     with Terminal() as terminal:
         if diff is not None:
             compared = diff_recordings(*diff, recording.range, terminal)
-            return Outcome(compared, lambda: render_diff(compared))
+            return Outcome(compared, lambda: document_from_diff(compared))
         if trace is not None:
             if recording.redacted is not None:
                 with terminal.step(f"redact {trace.name}"):
                     redact(trace, recording.redacted)
             judged = profile_recording(trace, recording.range, terminal)
-            return Outcome(judged, lambda: render_profile(judged))
+            return Outcome(judged, lambda: document_from_profile(judged))
         assert model is not None
         return _profile_model(model, builds, capture, Store(workspace), terminal)
 
@@ -154,9 +154,9 @@ def _profile_model(
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.images import find_images
+    from optpipe.profile.document import document_from_stages
     from optpipe.profile.profile_model import build_or_find, choose_preprocess_images, profile_model, require_profilable
     from optpipe.profile.record import BuildJob, ProfilePlan
-    from optpipe.report.terminal_profile import render_profiles
     from optpipe.workspace.file_names import CARD
 
     model = model_from_options(text, options.weights, options.seed, options.batch, options.shape, store)
@@ -211,4 +211,4 @@ def _profile_model(
     found = profile_model(plan, built.artifacts, built.model, store, terminal)
     document = replace(found, warnings=tuple(terminal.warnings))
     status = ExitStatus.STAGE_FAILED if document.failed else ExitStatus.DONE
-    return Outcome(document, lambda: render_profiles(document), status)
+    return Outcome(document, lambda: document_from_stages(document), status)

@@ -67,8 +67,8 @@ def run(
     from optpipe.cli.release_options import policy_from_file, waivers_from_options
     from optpipe.cli.terminal import Terminal
     from optpipe.core.quantity import share_from_text
-    from optpipe.report.terminal_signoff import render_pipeline_run
     from optpipe.signoff.collect import SignoffRequest
+    from optpipe.signoff.document import document_from_pipeline_run
     from optpipe.signoff.release import require_possible
     from optpipe.signoff.run import PipelinePlan, document_from_pipeline, run_pipeline
     from optpipe.signoff.steps import MeasurementBudget
@@ -98,6 +98,6 @@ def run(
     write_ci_files(signed, junit)
     return Outcome(
         document_from_pipeline(walked, terminal.warnings),
-        lambda: render_pipeline_run(walked.steps, signed.verdict, signed.folder),
+        lambda: document_from_pipeline_run(walked.steps, signed.verdict, signed.folder),
         signed.verdict.verdict.exit_status,
     )

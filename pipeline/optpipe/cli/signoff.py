@@ -48,8 +48,8 @@ def signoff(
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
     from optpipe.core.quantity import share_from_text
-    from optpipe.report.terminal_signoff import render_verdict
     from optpipe.signoff.collect import SignoffRequest
+    from optpipe.signoff.document import document_from_verdict
     from optpipe.signoff.dossier import since_from_text
     from optpipe.signoff.missing import measure_missing_evidence
     from optpipe.signoff.release import document_from_signed, require_possible, sign_off
@@ -78,7 +78,9 @@ def signoff(
         signed = sign_off(wanted, store, output, sign, terminal, figures=figures)
     write_ci_files(signed, junit)
     document = document_from_signed(signed, terminal.warnings)
-    return Outcome(document, lambda: render_verdict(signed.verdict, signed.folder), signed.verdict.verdict.exit_status)
+    return Outcome(
+        document, lambda: document_from_verdict(signed.verdict, signed.folder), signed.verdict.verdict.exit_status
+    )
 
 
 def _write_policy_template(policy: Path, output: Path | None) -> Outcome:

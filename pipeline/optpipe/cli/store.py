@@ -18,11 +18,11 @@ IdArgument = Annotated[
 def ls(workspace: Path = DEFAULT_WORKSPACE) -> Outcome:
     """List stored artifacts and runs, oldest first."""
     from optpipe.models.artifacts.housekeeping import list_stored
-    from optpipe.report.terminal_stored import render_stored
+    from optpipe.models.document import document_from_listing
     from optpipe.workspace.store import Store
 
     listing = list_stored(Store(workspace))
-    return Outcome(listing, lambda: render_stored(listing))
+    return Outcome(listing, lambda: document_from_listing(listing))
 
 
 def show(
@@ -39,20 +39,20 @@ def show(
     """
     from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, find_run
     from optpipe.models.artifacts.lookup import command_from_artifact
-    from optpipe.report.terminal_stored import render_entry, render_run, render_tool_command
+    from optpipe.models.document import document_from_entry, document_from_run, document_from_tool_command
     from optpipe.workspace.store import Store
 
     store = Store(workspace)
     if as_ is not None:
         command = command_from_artifact(id, as_, store)
-        return Outcome(command, lambda: render_tool_command(command))
+        return Outcome(command, lambda: document_from_tool_command(command))
     folder = find_run(store, id)
     if folder is not None:
         run = describe_run(folder)
-        return Outcome(run, lambda: render_run(run))
+        return Outcome(run, lambda: document_from_run(run))
     entry = store.verify_entry(store.find(id))
     details = describe_entry(entry, store)
-    return Outcome(details, lambda: render_entry(details))
+    return Outcome(details, lambda: document_from_entry(details))
 
 
 def rm(
@@ -64,11 +64,11 @@ def rm(
 ) -> Outcome:
     """Remove one entry or run."""
     from optpipe.models.artifacts.housekeeping import remove_stored
-    from optpipe.report.terminal_stored import render_removed
+    from optpipe.models.document import document_from_removal
     from optpipe.workspace.store import Store
 
     removal = remove_stored(Store(workspace), id, with_dependents=with_dependents)
-    return Outcome(removal, lambda: render_removed(removal))
+    return Outcome(removal, lambda: document_from_removal(removal))
 
 
 def gc(
@@ -83,7 +83,7 @@ def gc(
     preprocessing pipelines stay.
     """
     from optpipe.models.artifacts.housekeeping import collect_garbage
-    from optpipe.report.terminal_stored import render_removed
+    from optpipe.models.document import document_from_removal
     from optpipe.workspace.store import Store
 
     store = Store(workspace)
@@ -93,7 +93,7 @@ def gc(
         typer.echo("\n".join(f"  {name}" for name in planned.removed), err=True)
         dry_run = not typer.confirm(f"Remove these {len(planned.removed)} entries?", err=True)
     removal = planned if dry_run else collect_garbage(store, dry_run=False)
-    return Outcome(removal, lambda: render_removed(removal))
+    return Outcome(removal, lambda: document_from_removal(removal))
 
 
 def merge(
@@ -107,11 +107,11 @@ def merge(
     from dataclasses import replace
 
     from optpipe.cli.terminal import Terminal
-    from optpipe.report.terminal_sweep import render_merge
+    from optpipe.sweep.document import document_from_merge
     from optpipe.sweep.merge import merge_workspaces
     from optpipe.workspace.store import Store
 
     with Terminal() as terminal:
         record = merge_workspaces(sources, Store(workspace), terminal)
     record = replace(record, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: render_merge(record), record.status)
+    return Outcome(record, lambda: document_from_merge(record), record.status)

@@ -87,7 +87,7 @@ def sweep(
 
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import ExitStatus
-    from optpipe.report.terminal_sweep import render_sweep
+    from optpipe.sweep.document import document_from_sweep
     from optpipe.sweep.launch import Limits
     from optpipe.sweep.matrix import (
         cells_from_matrix,
@@ -135,7 +135,7 @@ def sweep(
         record = _judge(record, str(how.against), baseline, how.tolerance, workspace)
     if how.output is not None:
         record = replace(record, written=_write_report(record, how.output))
-    return Outcome(record, lambda: render_sweep(record), ExitStatus(record.exit_status))
+    return Outcome(record, lambda: document_from_sweep(record), ExitStatus(record.exit_status))
 
 
 def _read_baseline(folder: Path) -> "dict[str, list[JobRecord]]":
@@ -220,19 +220,20 @@ def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":
 def _calibrate_host(cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: RunOptions, store: "Store") -> Outcome:
     """Builds the first cell's artifact where it is not stored, and measures it alone and beside busy neighbors."""
     from optpipe.cli.terminal import Terminal
-    from optpipe.report.terminal_sweep import render_neighbor_effect
     from optpipe.sweep.calibration import calibrate_host
+    from optpipe.sweep.document import document_from_neighbor_effect
 
     with Terminal() as terminal:
         found = calibrate_host(cells[0], slots, how.rounds, how.lock_timeout, store, terminal)
-    return Outcome(found, lambda: render_neighbor_effect(found))
+    return Outcome(found, lambda: document_from_neighbor_effect(found))
 
 
 def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:
     from optpipe.core.records import json_from_record
-    from optpipe.report.terminal_sweep import render_sweep_markdown
+    from optpipe.report.markdown import render_document
+    from optpipe.sweep.document import document_from_sweep
     from optpipe.workspace.files import write_bytes
 
-    write_bytes(folder / "sweep.md", render_sweep_markdown(record).encode())
+    write_bytes(folder / "sweep.md", render_document("Sweep", document_from_sweep(record)).encode())
     write_bytes(folder / "sweep.json", json_from_record(record))
     return str(folder / "sweep.md"), str(folder / "sweep.json")

@@ -1,16 +1,21 @@
-"""Fills a report from run folders: the curves, the machine's traces and the files behind them."""
+"""What a report needs of run folders beside its documents: figures, the files behind them, and the rows as a frame."""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from optpipe import __version__
-from optpipe.core.comparison import Comparison
+from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import format_settings
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.recompute import read_samples
-from optpipe.report.report import Curve, MachineTrace, RawFile, Report
+from optpipe.report.charts import ChartData, Curve, MachineTrace, StageBar, draw_figures
+from optpipe.report.document import Figure, RawFile
 from optpipe.workspace.entry import Run
+
+if TYPE_CHECKING:
+    import polars as pl
 
 CURVES = 8
 POINTS = 160
@@ -23,26 +28,20 @@ QUANTITIES = (
 )
 
 
-def report_from_comparison(
-    title: str,
+def draw_measurements(
     comparison: Comparison,
     measured: Sequence[RecordedMeasurement],
     runs: Sequence[Run],
     root: Path,
-    **more: Any,
-) -> Report:
-    """The report on `comparison`; file paths are relative to the folder `root` that the report will lie in."""
+    stages: tuple[StageBar, ...] = (),
+    stage_files: tuple[RawFile, ...] = (),
+) -> list[Figure]:
+    """The figures of `comparison`; file paths are relative to the folder `root` that the report will lie in."""
     folders = {run.name: run for run in runs}
     chosen = _choose_measurements(measured, comparison)
-    return Report(
-        title=title,
-        comparison=comparison,
-        latencies=tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items()),
-        machine=tuple(_read_machine_traces(chosen, folders, root)),
-        optpipe=__version__,
-        environment=comparison.environment,
-        **more,
-    )
+    latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
+    machine = tuple(_read_machine_traces(chosen, folders, root))
+    return draw_figures(ChartData(comparison, latencies, machine, stages, stage_files))
 
 
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
@@ -110,3 +109,54 @@ def _read_machine_traces(
         if curves:
             traces.append(MachineTrace(title, tuple(curves)))
     return traces
+
+
+PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
+
+
+def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
+    """The rows as a frame; units are in the column names."""
+    import polars as pl
+
+    return pl.DataFrame([_list_columns(row) for row in comparison.rows], infer_schema_length=None)
+
+
+def _list_columns(row: ComparisonRow) -> dict[str, object]:
+    record: dict[str, object] = {
+        name: getattr(row, name)
+        for name in ("id", "run", "artifact", "model", "backend", "precision", "device", "setting")
+    }
+    for name in ("batch_size", "scenario", "mode", "streams", "rate_per_s"):
+        record[name] = getattr(row.load, name)
+    if row.load.length is not None:
+        record["length"] = row.load.length
+    record |= {"settings": format_settings(row.settings, row.settings)}
+    record |= {"verdict": "VALID" if row.valid else "INVALID", "processes": row.processes, "samples": row.samples}
+    for name in PERCENTILES:
+        record |= _figure(f"latency_{name.replace('.', '_')}_ms", row.latency_ns.get(name), 1e-6)
+    record |= _figure("throughput_images_per_s", row.throughput_images_per_s)
+    if row.throughput_tokens_per_s is not None:
+        record |= _figure("throughput_tokens_per_s", row.throughput_tokens_per_s)
+    record |= _figure("energy_j_per_image", row.energy_j_per_image)
+    record |= _figure("top1", row.top1)
+    record |= _figure("speedup", row.speedup)
+    return record | {
+        "change": row.change,
+        "held_against": row.held_against,
+        "memory_bytes": row.memory_bytes,
+        "size_bytes": row.size_bytes,
+        "build_s": row.build_s,
+        "on_frontier": row.on_frontier,
+        "dominated_by": row.dominated_by,
+        "reasons": "; ".join(row.reasons),
+        "caveats": "; ".join(row.caveats),
+    }
+
+
+def _figure(name: str, figure: Estimate | None, scale: float = 1.0) -> dict[str, float | None]:
+    figure = None if figure is None else figure.scale(scale)
+    return {
+        name: figure.value if figure else None,
+        f"{name}_low": figure.low if figure else None,
+        f"{name}_high": figure.high if figure else None,
+    }

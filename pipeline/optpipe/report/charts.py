@@ -1,58 +1,191 @@
-"""The report's figures of measurements: latency, throughput, frontier, speed-up, the machine."""
+"""Figures of measurements, drawn by Altair and vl-convert to SVG without a browser or a network.
 
+Colors are placeholders that become CSS variables in the SVG, so that one drawing serves light, dark and print. Marks keep
+Vega's `aria-label`, which screen readers read and the page's script shows as a tooltip.
+"""
+
+import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from optpipe.core.comparison import Comparison
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import name_sample
-from optpipe.report.charts_profile import draw_kernels, draw_roofline, draw_tensor_cores
-from optpipe.report.drawing import (
-    BAD,
-    FONT_SIZE,
-    GOOD,
-    HEIGHT,
-    INK,
-    INVALID,
-    SERIES,
-    WIDTH,
-    Figure,
-    LegendEntry,
-    choose_axis_scale,
-    configure_chart,
-    encode_color,
-    encode_shape,
-    legend_from_labels,
-    svg_from_chart,
-)
-from optpipe.report.report import Curve, RawFile, Report
+from optpipe.report.document import Figure, LegendEntry, RawFile
+
+if TYPE_CHECKING:
+    import altair as alt
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line in a figure: `points` are (x, y) in the figure's units."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    files: tuple[RawFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTrace:
+    """A quantity of the machine over a measurement, in seconds from its start."""
+
+    quantity: str
+    """With its unit: `CPU clock (MHz)`."""
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBar:
+    """How long a step took."""
+
+    label: str
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChartData:
+    """What the figures of a comparison show beside its rows."""
+
+    comparison: Comparison
+    latencies: tuple[Curve, ...] = ()
+    """Empirical distribution functions: latency in ms, share of the queries in [0, 1]."""
+    machine: tuple[MachineTrace, ...] = ()
+    stages: tuple[StageBar, ...] = ()
+    stage_files: tuple[RawFile, ...] = ()
+    """Where `stages` come from."""
+
+
+WIDTH, HEIGHT = 272, 195
+"""Of the plot in pixels: with its axes it fits a phone, so that text of 12 pixels stays readable there."""
+FONT_SIZE = 12
+SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
+SHAPES = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲"}
+INK, FAINT, GOOD, BAD, PAPER = "#fd0001", "#fd0002", "#fd0003", "#fd0004", "#fd0005"
+_VARIABLES = {color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)} | {
+    INK: "var(--ink)",
+    FAINT: "var(--line)",
+    GOOD: "var(--pass)",
+    BAD: "var(--fail)",
+    PAPER: "var(--paper)",
+}
+
+
+INVALID = LegendEntry("INVALID", _VARIABLES[BAD], "✚")
+
+
+def svg_from_chart(chart: "alt.TopLevelMixin", name: str) -> str:
+    """Draws an Altair chart."""
+    import vl_convert
+
+    return apply_theme(vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[]), name)
+
+
+def apply_theme(svg: str, name: str) -> str:
+    """Makes ids unique to the page, colours variable and the size fluid."""
+    for color, variable in _VARIABLES.items():
+        svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    ids = {found: f"{slug}-{at}" for at, found in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', svg)))}
+    svg = re.sub(r'id="([^"]+)"', lambda match: f'id="{ids[match[1]]}"', svg)  # Vega counts on over a process's life
+    svg = re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{ids[match[1]]})", svg)
+    size = re.search(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)
+    width = f' style="max-width:{size[1]}px"' if size else ""
+    svg = re.sub(r'(<svg[^>]*?) width="[\d.]+" height="[\d.]+"', rf"\1{width}", svg, count=1)
+    return re.sub(r"^.*?<svg", '<svg role="img"', svg, count=1, flags=re.DOTALL)
+
+
+def configure_chart(chart: Any) -> Any:
+    """The chart in the page's fonts and colors."""
+    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE}
+    return (
+        chart.configure(
+            background="transparent",
+            font="Arial, Helvetica, sans-serif",
+            padding={"left": 2, "right": 14, "top": 10, "bottom": 2},
+        )
+        .configure_view(stroke=None)
+        .configure_axis(
+            **text,
+            titleFontWeight=500,
+            labelOverlap="greedy",
+            labelSeparation=10,
+            gridColor=FAINT,
+            domainColor=FAINT,
+            tickColor=FAINT,
+            gridOpacity=0.7,
+            titlePadding=10,
+        )
+        .configure_axisY(minExtent=44)  # the browser's digits are wider than those that this was laid out with
+        .configure_range(category=list(SERIES))
+    )
+
+
+def encode_color(field: str, labels: Sequence[str]) -> "alt.Color":
+    """One color for each distinct label, in their order; where there are more, `encode_shape` tells them apart."""
+    import altair as alt
+
+    return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=None)
+
+
+def encode_shape(field: str, labels: Sequence[str]) -> "alt.Shape":
+    """Another mark for each round through the colors."""
+    import altair as alt
+
+    return alt.Shape(f"{field}:N", scale=_cycle(labels, tuple(SHAPES), len(SERIES)), legend=None)
+
+
+def legend_from_labels(labels: Sequence[str], mark: str | None = None) -> tuple[LegendEntry, ...]:
+    """The legend that belongs to `encode_color` and `encode_shape`; every entry with `mark` if given."""
+    marks = tuple(SHAPES.values())
+    return tuple(
+        LegendEntry(label, f"var(--series-{at % len(SERIES) + 1})", mark or marks[at // len(SERIES) % len(marks)])
+        for at, label in enumerate(dict.fromkeys(labels))
+    )
+
+
+def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Scale":
+    import altair as alt
+
+    names = list(dict.fromkeys(labels))
+    return alt.Scale(domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))])
+
+
+def choose_axis_scale(values: Sequence[float], padding: int = 12) -> "alt.Scale":
+    """Logarithmic where the values span more than a factor of four; a narrow logarithmic axis is all tick labels."""
+    import altair as alt
+
+    if values and min(values) > 0 and max(values) / min(values) > 4:
+        return alt.Scale(type="log", nice=False, padding=padding)
+    return alt.Scale(zero=False, nice=False, padding=padding)
+
 
 MAX_SPEEDUPS = 24
 Row = dict[str, Any]
 """One mark of a chart, as Vega-Lite takes it: a value by field name."""
 
 
-def draw_figures(report: Report) -> list[Figure]:
-    """Every figure that `report` has the data for, in reading order."""
-    percentile, rows = _list_points(report)
+def draw_figures(data: ChartData) -> list[Figure]:
+    """Every figure that `data` is enough for, in reading order."""
+    percentile, rows = _list_points(data)
     drawn = (
-        _draw_latency_throughput(report, percentile, rows),
-        _draw_distribution(report),
-        _draw_frontier(report, percentile, rows),
-        _draw_accuracy(report, percentile, rows),
-        _draw_energy(report, percentile, rows),
-        _draw_speedup(report),
-        _draw_stages(report),
-        *_draw_machine(report),
-        draw_kernels(report),
-        *draw_tensor_cores(report),
-        draw_roofline(report),
+        _draw_latency_throughput(data, percentile, rows),
+        _draw_distribution(data),
+        _draw_frontier(data, percentile, rows),
+        _draw_accuracy(data, percentile, rows),
+        _draw_energy(data, percentile, rows),
+        _draw_speedup(data),
+        _draw_stages(data),
+        *_draw_machine(data),
     )
     return [figure for figure in drawn if figure is not None]
 
 
-def _list_points(report: Report) -> tuple[str, list[Row]]:
+def _list_points(data: ChartData) -> tuple[str, list[Row]]:
     """The measurements with latency and throughput; one percentile for all: p99 where every one has it, else p50."""
-    measured = [row for row in report.comparison.rows if row.latency_ns and row.throughput_images_per_s]
+    measured = [row for row in data.comparison.rows if row.latency_ns and row.throughput_images_per_s]
     percentile = "p99" if all("p99" in row.latency_ns for row in measured) else "p50"
     points = []
     for row in measured:
@@ -99,7 +232,7 @@ def _mark_invalid(base: Any, rows: Sequence[Row]) -> tuple[Any, tuple[LegendEntr
     return crosses, (INVALID,) if any(row["standing"] == "INVALID" for row in rows) else ()
 
 
-def _draw_latency_throughput(report: Report, percentile: str, rows: Sequence[Row]) -> Figure | None:
+def _draw_latency_throughput(data: ChartData, percentile: str, rows: Sequence[Row]) -> Figure | None:
     import altair as alt
 
     if not rows:
@@ -117,7 +250,7 @@ def _draw_latency_throughput(report: Report, percentile: str, rows: Sequence[Row
     ).properties(width=WIDTH, height=HEIGHT)
     caption = "Each line is a build, each point a batch size. Down and to the right is better."
     svg = svg_from_chart(configure_chart(chart), "latency-throughput")
-    return Figure("Latency vs. throughput", caption, svg, _sources(report), legend_from_labels(builds) + invalid)
+    return Figure("Latency vs. throughput", caption, svg, _sources(data), legend_from_labels(builds) + invalid)
 
 
 def _make_plane(percentile: str, rows: Sequence[Row]) -> Any:
@@ -137,8 +270,8 @@ def _make_plane(percentile: str, rows: Sequence[Row]) -> Any:
     )
 
 
-def _sources(report: Report) -> tuple[RawFile, ...]:
-    return tuple(dict.fromkeys(file for curve in report.latencies for file in curve.files))
+def _sources(data: ChartData) -> tuple[RawFile, ...]:
+    return tuple(dict.fromkeys(file for curve in data.latencies for file in curve.files))
 
 
 def _draw_lines(
@@ -162,19 +295,19 @@ def _draw_lines(
     return svg_from_chart(configure_chart(chart), name)
 
 
-def _draw_distribution(report: Report) -> Figure | None:
-    curves = report.latencies
+def _draw_distribution(data: ChartData) -> Figure | None:
+    curves = data.latencies
     if not curves:
         return None
     svg = _draw_lines(curves, "latency (ms)", "queries completed within", "ecdf", log=True, step=True, percent=True)
-    shown = len(curves), len(report.comparison.rows)
+    shown = len(curves), len(data.comparison.rows)
     caption = "Share of queries completed within a given time, from the raw samples; nothing is trimmed."
     caption += f" {shown[0]} of {shown[1]} measurements." if shown[0] < shown[1] else ""
     legend = legend_from_labels([curve.label for curve in curves], "▬")
-    return Figure("Latency distribution", caption, svg, _sources(report), legend)
+    return Figure("Latency distribution", caption, svg, _sources(data), legend)
 
 
-def _draw_frontier(report: Report, percentile: str, rows: Sequence[Row]) -> Figure | None:
+def _draw_frontier(data: ChartData, percentile: str, rows: Sequence[Row]) -> Figure | None:
     import altair as alt
 
     if len(rows) < 2:
@@ -203,24 +336,24 @@ def _draw_frontier(report: Report, percentile: str, rows: Sequence[Row]) -> Figu
     named = tuple(LegendEntry(label, "var(--pass)", number) for label, number in numbers.items())
     others = (LegendEntry("dominated", "var(--series-8)"),) if any(r["standing"] == "dominated" for r in rows) else ()
     svg = svg_from_chart(configure_chart(chart), "frontier")
-    return Figure("Frontier", caption, svg, _sources(report), (*named, *others, *invalid))
+    return Figure("Frontier", caption, svg, _sources(data), (*named, *others, *invalid))
 
 
-def _draw_accuracy(report: Report, percentile: str, rows: Sequence[Row]) -> Figure | None:
+def _draw_accuracy(data: ChartData, percentile: str, rows: Sequence[Row]) -> Figure | None:
     caption = (
         "Top-1 accuracy with its interval, at the latency of each build and batch size. Up and to the left is better."
     )
-    return _draw_beside_latency(report, percentile, rows, "top1", "Accuracy vs. latency", "top-1 accuracy (%)", caption)
+    return _draw_beside_latency(data, percentile, rows, "top1", "Accuracy vs. latency", "top-1 accuracy (%)", caption)
 
 
-def _draw_energy(report: Report, percentile: str, rows: Sequence[Row]) -> Figure | None:
+def _draw_energy(data: ChartData, percentile: str, rows: Sequence[Row]) -> Figure | None:
     sample = name_sample(row["sample"] for row in rows)
     caption = f"Energy per {sample} with its interval; approximate. Down and to the left is better."
-    return _draw_beside_latency(report, percentile, rows, "energy", "Energy vs. latency", f"mJ per {sample}", caption)
+    return _draw_beside_latency(data, percentile, rows, "energy", "Energy vs. latency", f"mJ per {sample}", caption)
 
 
 def _draw_beside_latency(
-    report: Report, percentile: str, rows: Sequence[Row], what: str, title: str, unit: str, caption: str
+    data: ChartData, percentile: str, rows: Sequence[Row], what: str, title: str, unit: str, caption: str
 ) -> Figure | None:
     """The figure `what` of each row over its latency; nothing where fewer than two rows have it."""
     import altair as alt
@@ -244,7 +377,7 @@ def _draw_beside_latency(
         + base.mark_text(dx=12, fontSize=FONT_SIZE, aria=False).encode(y=y, text="batch size:Q", color=alt.value(INK))
     ).properties(width=WIDTH, height=HEIGHT)
     svg = svg_from_chart(configure_chart(chart), title)
-    return Figure(title, caption, svg, _sources(report), legend_from_labels(builds) + invalid)
+    return Figure(title, caption, svg, _sources(data), legend_from_labels(builds) + invalid)
 
 
 def _name_rows(chart: Any, field: str, order: Sequence[str]) -> Any:
@@ -262,12 +395,12 @@ def _encode_rows(field: str, order: Sequence[str]) -> Any:
     return alt.Y(f"{field}:N", title=None, sort=list(order), axis=None)
 
 
-def _draw_speedup(report: Report) -> Figure | None:
+def _draw_speedup(data: ChartData) -> Figure | None:
     import altair as alt
 
     rows: list[Row] = [
         {"label": row.label, **_spread("speed-up", row.speedup, 1.0)}
-        for row in report.comparison.rows
+        for row in data.comparison.rows
         if row.speedup is not None and row.change in ("faster", "slower", "no difference shown")
     ]
     if not rows:
@@ -284,18 +417,18 @@ def _draw_speedup(report: Report) -> Figure | None:
         + base.mark_point(filled=True, size=60, color=SERIES[0], opacity=1).encode(y=y, x=x)
         + _name_rows(base, "label", order)
     ).properties(width=WIDTH + 40, height=40 * len(rows))
-    baseline = report.comparison.baseline.name if report.comparison.baseline else "the baseline"
+    baseline = data.comparison.baseline.name if data.comparison.baseline else "the baseline"
     caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. An interval that contains 1 shows no difference."
-    return Figure("Speed-up", caption, svg_from_chart(configure_chart(chart), "speedup"), _sources(report))
+    return Figure("Speed-up", caption, svg_from_chart(configure_chart(chart), "speedup"), _sources(data))
 
 
-def _draw_stages(report: Report) -> Figure | None:
+def _draw_stages(data: ChartData) -> Figure | None:
     import altair as alt
 
-    if not report.stages:
+    if not data.stages:
         return None
-    rows = [{"build": bar.label, "stage": bar.stage, "seconds": bar.seconds} for bar in report.stages]
-    order, stages = list(dict.fromkeys(bar.label for bar in report.stages)), [bar.stage for bar in report.stages]
+    rows = [{"build": bar.label, "stage": bar.stage, "seconds": bar.seconds} for bar in data.stages]
+    order, stages = list(dict.fromkeys(bar.label for bar in data.stages)), [bar.stage for bar in data.stages]
     names = alt.Chart(alt.InlineData([{"build": name} for name in order]))
     chart = (
         alt.Chart(alt.InlineData(rows))
@@ -309,12 +442,12 @@ def _draw_stages(report: Report) -> Figure | None:
     ).properties(width=WIDTH + 40, height=40 * len(order))
     caption = "Time each stage took when it ran, not when its result was reused from the store."
     svg = svg_from_chart(configure_chart(chart), "stages")
-    return Figure("Build time", caption, svg, report.stage_files, legend_from_labels(stages, "■"))
+    return Figure("Build time", caption, svg, data.stage_files, legend_from_labels(stages, "■"))
 
 
-def _draw_machine(report: Report) -> list[Figure]:
+def _draw_machine(data: ChartData) -> list[Figure]:
     drawn = []
-    for trace in report.machine:
+    for trace in data.machine:
         name, x = f"machine-{trace.quantity}", "seconds from the start of the measurement"
         svg = _draw_lines(trace.curves, x, trace.quantity, name, log=False, step=False)
         files = tuple(file for curve in trace.curves for file in curve.files)

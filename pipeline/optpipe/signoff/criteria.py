@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 from optpipe.core.observation import Missing, Observation
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
-from optpipe.report.records import format_observed
+from optpipe.report.texts import format_observed
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.means import SPEED_GAP, compute_unseen_p_value, reject_by_holm

@@ -1,5 +1,6 @@
 """From evidence to a finished dossier with its reports."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -10,11 +11,10 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.core.verdict import VerdictRecord
-from optpipe.report.report import Report
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.reports import list_drawing_versions, report_from_dossier, write_reports
+from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
 from optpipe.signoff.verify import describe_looser_limits
 from optpipe.workspace.file_names import VERDICT
 from optpipe.workspace.files import write_bytes
@@ -29,7 +29,8 @@ class SignedDossier:
 
     folder: Path
     verdict: VerdictRecord
-    report: Report
+    reports: Mapping[str, str]
+    """The text of each report, by file name."""
 
 
 def document_from_signed(signed: SignedDossier, warnings: list[str]) -> dict[str, Any]:
@@ -72,11 +73,11 @@ def sign_off(
         if looser := describe_looser_limits(dossier):
             listener.warn(looser)
         with listener.step("write the report"):
-            report = report_from_dossier(dossier, verdict)
-            write_reports(report, scratch, figures=figures)
+            reports = render_dossier(dossier, verdict, figures=figures)
+            write_reports(reports, scratch)
         target = output or _choose_unused_path(store.workspace / "dossiers" / verdict.dossier_name)
         finish_dossier(scratch, target, key)
-    return SignedDossier(target, verdict, report)
+    return SignedDossier(target, verdict, reports)
 
 
 def _choose_unused_path(preferred: Path) -> Path:

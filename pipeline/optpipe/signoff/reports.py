@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from optpipe.core.comparison import Comparison, Goal
 from optpipe.core.entries import ArtifactInfo
@@ -19,13 +18,16 @@ from optpipe.measure.compare import compare_measurements
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.overview import Overview, collect_build_facts
 from optpipe.measure.recompute import measurements_from_run
-from optpipe.measure.report_data import list_raw_files, report_from_comparison
+from optpipe.measure.report_data import draw_measurements, list_raw_files
 from optpipe.models.artifacts.facts import judged_build_from_entry
-from optpipe.preprocess.parity.records import WorstImage
 from optpipe.preprocess.records import PreprocessRecord
+from optpipe.profile.charts import draw_profile
 from optpipe.profile.recompute import read_profile
-from optpipe.report.report import RawFile, Report, ReportImage, StageBar
+from optpipe.report.charts import StageBar
+from optpipe.report.document import Figure, Page, RawFile
+from optpipe.signoff.document import page_from_comparison, page_from_verdict
 from optpipe.signoff.dossier import Dossier
+from optpipe.trace.findings.records import TraceProfile
 from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes
@@ -37,42 +39,49 @@ DRAWN_WITH = ("altair", "vl-convert-python")
 MAX_IMAGES = 6
 
 
-def report_from_dossier(dossier: Dossier, verdict: VerdictRecord) -> Report:
-    """The report on a dossier: a function of its raw files alone, so that `verify` renders the same."""
-    found, folder = overview_from_dossier(dossier), dossier.folder
-    return report_from_comparison(
-        f"{verdict.model}: {verdict.policy.name}",
-        found.comparison,
-        found.measured,
-        found.runs,
-        folder,
-        verdict=verdict,
-        stages=tuple(_list_stage_bars(dossier)),
-        stage_files=tuple(_list_build_files(dossier)),
-        files=list_raw_files(found.runs, folder),
-        created_utc=verdict.created_utc,
-        **_collect_documents(found.runs, folder),
-    )
+def render_dossier(dossier: Dossier, verdict: VerdictRecord, *, figures: bool) -> dict[str, str]:
+    """The report on a dossier in every form, by file name: a function of its raw files, so that `verify` renders the same."""
+    found = overview_from_dossier(dossier)
+    page = make_dossier_page(dossier, verdict, found, figures=figures)
+    return _render_reports(page, found.comparison, verdict)
 
 
-def write_reports(report: Report, folder: Path, *, figures: bool = True) -> list[Path]:
-    """Writes the report in every form; returns the files."""
-    texts = render_reports(report, figures=figures)
+def make_dossier_page(dossier: Dossier, verdict: VerdictRecord, found: Overview, *, figures: bool) -> Page:
+    """The page on a dossier whose comparison is `found`; without `figures` nothing is drawn."""
+    folder = dossier.folder
+    profile, profile_files = _find_profile(found.runs, folder)
+    drawn: list[Figure] = []
+    if figures:
+        stages, stage_files = tuple(_list_stage_bars(dossier)), tuple(_list_build_files(dossier))
+        drawn = draw_measurements(found.comparison, found.measured, found.runs, folder, stages, stage_files)
+        drawn += [] if profile is None else draw_profile(profile, profile_files)
+    pictures, files = list(_list_pictures(found.runs, folder)), list_raw_files(found.runs, folder)
+    return page_from_verdict(verdict, found.comparison, drawn, pictures, profile, files)
+
+
+def write_comparison(found: Overview, folder: Path) -> list[Path]:
+    """Writes the report on a comparison in every form; returns the files."""
+    figures = draw_measurements(found.comparison, found.measured, found.runs, folder)
+    page = page_from_comparison(found.comparison, figures, list_raw_files(found.runs, folder))
+    return write_reports(_render_reports(page, found.comparison, None), folder)
+
+
+def write_reports(texts: Mapping[str, str], folder: Path) -> list[Path]:
     for name, text in texts.items():
         write_bytes(folder / name, text.encode())
     return [folder / name for name in texts]
 
 
-def render_reports(report: Report, *, figures: bool) -> dict[str, str]:
-    """The report in every form, by file name. The same report gives the same bytes."""
+def _render_reports(page: Page, comparison: Comparison, verdict: VerdictRecord | None) -> dict[str, str]:
+    """The report in every form, by file name. The same values give the same bytes."""
     from optpipe.report.html import render_html
     from optpipe.report.junit import render_junit
-    from optpipe.report.markdown import render_markdown
+    from optpipe.report.markdown import render_page
 
-    texts = {HTML: render_html(report, with_figures=figures), MARKDOWN: render_markdown(report)}
-    if report.verdict is not None:
-        texts[JUNIT] = render_junit(report.verdict)
-    return texts | {COMPARISON: json_from_record(report.comparison).decode()}
+    texts = {HTML: render_html(page), MARKDOWN: render_page(page)}
+    if verdict is not None:
+        texts[JUNIT] = render_junit(verdict)
+    return texts | {COMPARISON: json_from_record(comparison).decode()}
 
 
 def list_drawing_versions() -> dict[str, str]:
@@ -97,12 +106,6 @@ def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
         if drawn_with[name] != here.get(name)
     ]
     return [f"{HTML}: its figures were drawn by {', '.join(other)}"] if other else []
-
-
-def report_from_overview(found: Overview, folder: Path) -> Report:
-    """The report on a comparison that will lie in `folder`."""
-    files = list_raw_files(found.runs, folder)
-    return report_from_comparison("Comparison", found.comparison, found.measured, found.runs, folder, files=files)
 
 
 def overview_from_dossier(dossier: Dossier) -> Overview:
@@ -169,31 +172,25 @@ def _describe_build(build: Entry[ArtifactInfo]) -> str:
     return f"{build.info.backend} {build.info.precision}"
 
 
-def _collect_documents(runs: Sequence[Run], root: Path) -> dict[str, Any]:
-    """What the report shows of them: fields of a `Report`; file paths are relative to `root`."""
-    fields: dict[str, Any] = {}
+def _find_profile(runs: Sequence[Run], root: Path) -> tuple[TraceProfile | None, tuple[RawFile, ...]]:
+    """The newest profile of an inference, or of another stage where there is none, with its files, relative to `root`."""
     for run in newest_runs(runs, "profile"):
         stages = read_profile(run).stages
         if stages:
             shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
-            fields["profile"] = shown.profile
-            tables = (path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/"))
-            fields["profile_files"] = tuple(
-                file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name)
-            )
-            break
-    for run in newest_runs(runs, "preprocess"):
-        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
-        fields["pictures"] = tuple(_embed_images(run, record.parity.worst, root))
-        break
-    return fields
+            tables = [path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/")]
+            files = (file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name))
+            return shown.profile, tuple(files)
+    return None, ()
 
 
-def _embed_images(run: Run, worst: Sequence[WorstImage], root: Path) -> Iterator[ReportImage]:
-    for each in worst[:MAX_IMAGES]:
-        if run.files.has(each.file):
-            data = base64.b64encode(run.files.read(each.file)).decode()
-            name = Path(each.image).name
-            caption = f"{name}: the model's own, DALI's, and their difference (×{each.difference_times:.3g})"
-            files = (*list_raw_files((run,), root, each.file), *list_raw_files((run,), root, ROWS))
-            yield ReportImage(caption, f"data:image/png;base64,{data}", files)
+def _list_pictures(runs: Sequence[Run], root: Path) -> Iterator[Figure]:
+    """The images of the newest parity proof that differ most."""
+    for run in newest_runs(runs, "preprocess")[:1]:
+        worst = record_from_files(run.files, PREPROCESSING, PreprocessRecord).parity.worst
+        for each in worst[:MAX_IMAGES]:
+            if run.files.has(each.file):
+                data = base64.b64encode(run.files.read(each.file)).decode()
+                caption = f"The model's own, DALI's, and their difference (×{each.difference_times:.3g})"
+                files = (*list_raw_files((run,), root, each.file), *list_raw_files((run,), root, ROWS))
+                yield Figure(Path(each.image).name, caption, f"data:image/png;base64,{data}", files)

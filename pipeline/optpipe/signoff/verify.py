@@ -27,7 +27,7 @@ from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, read_dossier
 from optpipe.signoff.evidence import recompute_run
 from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_reports, report_from_dossier
+from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id
 from optpipe.workspace.file_names import BUILDS, EVALUATION, POLICY, REQUEST, VERDICT
 from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, find_seal_problems, find_signature_problem
@@ -133,9 +133,8 @@ def _compare_reports(dossier: Dossier, verdict: VerdictRecord) -> tuple[list[str
     request, files = dossier.request, dossier.files
     if request.optpipe != __version__:
         return [], [f"{', '.join(REPORTS)}: written by optpipe {request.optpipe}; this is {__version__}"]
-    report = report_from_dossier(dossier, verdict)
     not_compared = explain_no_drawing(request.drawn_with)
-    texts = render_reports(report, figures=bool(request.drawn_with) and not not_compared)
+    texts = render_dossier(dossier, verdict, figures=bool(request.drawn_with) and not not_compared)
     computed, stored = (msgspec.json.decode(each) for each in (texts.pop(COMPARISON), files.read(COMPARISON)))
     problems = find_disagreements(stored, computed, COMPARISON)
     for name, text in texts.items():

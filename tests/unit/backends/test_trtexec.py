@@ -14,7 +14,7 @@ from optpipe.core.records import plain_from_record
 from optpipe.core.tensors import InputSpec
 from optpipe.core.weights import WeightsRecord
 from optpipe.models.artifacts.lookup import command_from_artifact
-from optpipe.report.terminal_stored import render_tool_command
+from optpipe.models.document import document_from_tool_command
 from optpipe.workspace.files import write_json
 from optpipe.workspace.store import Store
 
@@ -85,7 +85,7 @@ def artifact_in(store, backend="tensorrt", **options):
 
 def test_the_command_is_ready_to_paste(store) -> None:
     artifact, graph = artifact_in(store, timing_cache="/data/a cache")
-    text = text_of(render_tool_command(command_from_artifact(artifact.id, "trtexec", store)), width=400)
+    text = text_of(document_from_tool_command(command_from_artifact(artifact.id, "trtexec", store)), width=400)
     assert text.splitlines() == [
         "# fp16 is in the graph: networks are strongly typed",
         "trtexec \\",

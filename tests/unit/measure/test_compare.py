@@ -21,15 +21,15 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements, sort_by_goal
+from optpipe.measure.document import document_from_comparison
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.overview import compare_workspace, find_bench_runs
-from optpipe.measure.report_data import report_from_comparison
+from optpipe.measure.report_data import draw_measurements, frame_from_comparison
 from optpipe.measure.search import Slo
-from optpipe.report.files import frame_from_comparison
+from optpipe.report.charts import ChartData, draw_figures
 from optpipe.report.html import render_html
-from optpipe.report.markdown import render_markdown
-from optpipe.report.report import Report
-from optpipe.report.terminal_compare import render_comparison
+from optpipe.report.markdown import render_page
+from optpipe.signoff.document import page_from_comparison
 
 
 def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=100.0, valid=True, environment=None):
@@ -136,7 +136,7 @@ def test_no_build_is_the_best_of_several_models_and_each_row_says_its_own():
     assert "2 models are compared (large, m); choose one with --model" in found.best_reason[Goal.LATENCY]
     assert [row.build for row in found.rows] == ["large torch fp16", "m torch fp16"]
     assert compare_measurements([large]).rows[0].build == "torch fp16"
-    text = text_of(render_comparison(found))
+    text = text_of(document_from_comparison(found))
     assert "large torch fp16" in text
     assert "choose one with --model" in text
 
@@ -163,7 +163,7 @@ def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
     assert len({row.label for row in found.rows}) == 6
     assert found.rows[0].settings == {"threads": "1", "spinning": "true"}
     assert found.best[Goal.LATENCY] == "run-a/a-threads4-spinningTrue"
-    assert "torch fp16 threads=4" in text_of(render_comparison(found))
+    assert "torch fp16 threads=4" in text_of(document_from_comparison(found))
     assert list(frame_from_comparison(found)["setting"][:1]) == ["threads=1"]
     assert [row.configuration for row in compare_measurements(tried[:2]).rows] == ["torch fp16"] * 2, (
         "nothing to tell apart"
@@ -278,8 +278,8 @@ def test_a_run_that_ended_while_it_warmed_up_has_no_distribution(workspace, tmp_
     workspace.bench(entry)
     workspace.interrupted_bench(entry)
     found = compare_workspace(workspace.store)
-    report = report_from_comparison("all", found.comparison, found.measured, found.runs, tmp_path)
-    assert len(report.latencies) == 1
+    drawn = draw_measurements(found.comparison, found.measured, found.runs, tmp_path)
+    assert [len(each.files) for each in drawn if each.title == "Latency distribution"] == [1]
 
 
 def test_a_run_that_was_changed_is_refused(workspace):
@@ -367,13 +367,16 @@ def test_different_clocks_are_not_compared():
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_table_fits_the_terminal(measured_workspace, width):
     comparison = compare_workspace(measured_workspace.store).comparison
-    lines = text_of(render_comparison(comparison), width=width).splitlines()
-    header = next(line for line in lines if "p50 ms" in line)
-    assert "p99 ms" in header, "a folded header is unreadable"
+    lines = text_of(document_from_comparison(comparison), width=width).splitlines()
+    rule = next(at for at, line in enumerate(lines) if line.startswith("──"))
+    header = " ".join(lines[:rule])
+    assert "p99" in header
     assert "speed-up" in header
-    assert ("memory" in header) == (width > 80)
     assert max(map(len, lines)) <= width
-    assert sum("frontier" in line for line in lines) == len(comparison.frontier), lines
+    assert sum("  frontier  " in line for line in lines) == len(comparison.frontier), lines
+    assert sum("size " in line for line in lines) == (1 if "size " in header else len(comparison.rows)), (
+        "nothing hidden"
+    )
 
 
 def test_a_models_file_is_a_way_to_name_it(workspace, tmp_path):
@@ -398,13 +401,10 @@ def test_every_form_of_a_report_counts_samples_of_a_text_model():
 
     for lengths, sample, other in ((8, 32), "sample", "image"), ((None,), "image", "sample"):
         found = compare_measurements([at(length) for length in lengths], across=True)
-        report = Report("text models", found)
-        terminal, page = (
-            text_of(render_comparison(found), width=200),
-            render_html(report, with_figures=sample == "sample"),
-        )
-        forms = terminal, render_markdown(report), page
-        assert sample == "image" or "samples per second" in page
+        report = page_from_comparison(found, draw_figures(ChartData(found)), ())
+        page = render_html(report)
+        forms = text_of(document_from_comparison(found), width=200), render_page(report), page
+        assert f"{sample}s per second" in page
         for form in forms:
             assert f"{sample}s/s" in form
             assert f"{other}s/s" not in form

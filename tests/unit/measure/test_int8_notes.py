@@ -21,8 +21,8 @@ from optpipe.evaluate.result import EvaluatedModel
 from optpipe.measure.int8_notes import add_int8_notes, add_int8_speed_notes, check_int8_accuracy, find_int8_causes
 from optpipe.measure.overview import compare_workspace
 from optpipe.models.artifacts.facts import judged_build_from_entry
-from optpipe.report.terminal_signoff import render_verdict
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.document import document_from_verdict
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
@@ -115,7 +115,9 @@ def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> 
     workspace.bench(slow, mean_ms=10.0)
     document, _ = signed(workspace, tmp_path)
     assert [note.code for note in document.notes] == ["int8-alone", "int8-causes"]
-    assert "no higher precision was measured for comparison" in text_of(render_verdict(document, None), width=200)
+    assert "no higher precision was measured for comparison" in text_of(
+        document_from_verdict(document, None), width=200
+    )
 
 
 def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:

@@ -3,18 +3,21 @@
 import hashlib
 import json
 import shutil
+from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
+from optpipe.core.files import Files
+from optpipe.report.document import Figure
 from optpipe.report.html import render_html
-from optpipe.report.junit import render_junit
-from optpipe.report.markdown import render_markdown
 from optpipe.signoff.collect import SignoffRequest
+from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
+from optpipe.signoff.reports import make_dossier_page, overview_from_dossier
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.seal import seal_folder
 
@@ -49,6 +52,11 @@ def failed(measured_once):
     return signed(measured_once)
 
 
+def page_of(signed):
+    dossier = read_dossier(Files(signed.folder))
+    return make_dossier_page(dossier, signed.verdict, overview_from_dossier(dossier), figures=True)
+
+
 def test_all_forms_say_the_same(failed):
     assert failed.verdict.verdict == "FAIL"
     html = (failed.folder / "report.html").read_text()
@@ -81,7 +89,7 @@ def test_a_report_that_was_rewritten_and_resealed_is_found(failed, tmp_path):
 
 
 def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(failed):
-    page = render_html(failed.report)
+    page = render_html(page_of(failed))
     assert page == (failed.folder / "report.html").read_text()
     without_names = page.replace("http://www.w3.org/", "")
     assert "http://" not in without_names
@@ -94,8 +102,8 @@ def test_a_waiver_is_loud_everywhere(measured_once):
     found = signed(measured_once, waivers={"size.maximum": "known"}, figures=False)
     assert found.verdict.verdict == "PASS"
     assert "1 criterion was waived" in (found.folder / "report.html").read_text()
-    assert "**WAIVED** `size.maximum` is FAIL" in render_markdown(found.report)
-    assert '<skipped message="WAIVED (FAIL): known"' in render_junit(found.verdict)
+    assert "**WAIVED** `size.maximum` is FAIL" in (found.folder / "report.md").read_text()
+    assert '<skipped message="WAIVED (FAIL): known"' in (found.folder / "junit.xml").read_text()
 
 
 def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
@@ -106,9 +114,11 @@ def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
 
 
 def test_every_figure_links_to_a_file_that_is_there_with_its_hash(failed):
-    files = [file for curve in failed.report.latencies for file in curve.files]
+    page = page_of(failed)
+    figures = [part for section in page.sections for part in section.parts if isinstance(part, Figure)]
+    files = [file for figure in figures for file in figure.files]
     assert files
-    for file in (*files, *failed.report.files):
+    for file in (*files, *page.files):
         assert hashlib.sha256((failed.folder / file.path).read_bytes()).hexdigest() == file.sha256
 
 
@@ -136,9 +146,7 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from dataclasses import replace
     from pathlib import Path
 
-    from optpipe.core.comparison import Comparison, Goal
-    from optpipe.report.charts import draw_figures
-    from optpipe.report.report import Report
+    from optpipe.profile.charts import draw_profile
     from optpipe.trace.findings.report import profile_from_trace
     from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
     from optpipe.trace.recording.read import trace_from_sqlite
@@ -148,17 +156,15 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     peaks = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
     trace = trace_from_sqlite(sample)
     profile = profile_from_trace(trace, graph=GraphCosts(costs, peaks, 8))
-    nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
-    drawn = {figure.title: figure for figure in draw_figures(Report("profile", nothing, profile=profile))}
+    drawn = {figure.title: figure for figure in draw_profile(profile, ())}
     assert set(drawn) == {"Kernels", "Tensor Core use by kind of work", "Roofline"}
-    assert "Tensor Cores" in drawn["Kernels"].svg
-    assert drawn["Roofline"].svg.count("graphics-symbol") > 10
+    assert "Tensor Cores" in drawn["Kernels"].image
+    assert drawn["Roofline"].image.count("graphics-symbol") > 10
     missed = replace(profile.tensor_cores.layers[0], eligible=True, used=False, could_save_ns=2_000_000)
     cores = replace(profile.tensor_cores, layers=(missed,))
     with_missed = replace(profile, tensor_cores=cores, roofline=None)
-    titles = [each.title for each in draw_figures(Report("profile", nothing, profile=with_missed))]
+    titles = [each.title for each in draw_profile(with_missed, ())]
     assert titles == ["Kernels", "Tensor Core use by kind of work", "Missed Tensor Cores"]
-    assert draw_figures(Report("profile", nothing)) == []
 
 
 @pytest.mark.slow
@@ -166,15 +172,14 @@ def test_accuracy_and_energy_are_drawn_against_latency(failed):
     from dataclasses import replace
 
     from optpipe.core.estimate import Estimate
-    from optpipe.report.charts import draw_figures
+    from optpipe.measure.report_data import draw_measurements
 
-    report = failed.report
-    assert "Accuracy vs. latency" not in [each.title for each in draw_figures(report)], "nothing to draw, nothing drawn"
-    known = {"top1": Estimate(0.99, 0.98, 0.995), "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
-    rows = tuple(replace(row, **known) for row in (*report.comparison.rows, *report.comparison.rows))
-    drawn = {
-        each.title: each for each in draw_figures(replace(report, comparison=replace(report.comparison, rows=rows)))
-    }
+    overview = overview_from_dossier(read_dossier(Files(failed.folder)))
+    comparison, rest = overview.comparison, (overview.measured, overview.runs, failed.folder)
+    assert "Accuracy vs. latency" not in [each.title for each in draw_measurements(comparison, *rest)]
+    known: dict[str, Any] = {"top1": Estimate(0.99, 0.98, 0.995), "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
+    rows = tuple(replace(row, **known) for row in (*comparison.rows, *comparison.rows))
+    drawn = {each.title: each for each in draw_measurements(replace(comparison, rows=rows), *rest)}
     for title in ("Accuracy vs. latency", "Energy vs. latency"):
-        assert drawn[title].svg.count("graphics-symbol") >= 2
+        assert drawn[title].image.count("graphics-symbol") >= 2
         assert drawn[title].files

@@ -20,9 +20,14 @@ from optpipe.core.verdict import (
     VerificationRecord,
 )
 from optpipe.report.junit import render_junit
-from optpipe.report.markdown import render_markdown
-from optpipe.report.report import Report
-from optpipe.report.terminal_signoff import render_pipeline_run, render_verdict, render_verification
+from optpipe.report.markdown import render_page
+from optpipe.signoff.document import (
+    document_from_pipeline_run,
+    document_from_verdict,
+    document_from_verification,
+    page_from_verdict,
+    summarize_verdict,
+)
 
 DOSSIER = Path("optpipe-out/dossiers/digits-onnxruntime-int8-20261122T104716")
 ABOUT, BUILD = "batch 8, single-stream, compute", "builds/artifact-39697758b8e2/manifest.json"
@@ -109,21 +114,21 @@ def broken(*, as_sealed):
 
 def report(record):
     nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
-    return Report(f"digits: {record.policy.name}", nothing, record)
+    return page_from_verdict(record, nothing, (), (), None, ())
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("signoff", lambda: text_of(render_verdict(RECORD, DOSSIER), width=140)),
-        ("signoff-narrow", lambda: text_of(render_verdict(RECORD, DOSSIER), width=80)),
-        ("run", lambda: text_of(render_pipeline_run(STEPS, PASSED, DOSSIER), width=140)),
-        ("verify", lambda: text_of(render_verification(verification()), width=140)),
-        ("verify-signed", lambda: text_of(render_verification(verification(signature="signed")), width=140)),
-        ("verify-forged", lambda: text_of(render_verification(broken(as_sealed=True)), width=140)),
-        ("verify-changed", lambda: text_of(render_verification(broken(as_sealed=False)), width=140)),
-        ("report-fail", lambda: render_markdown(report(RECORD))),
-        ("report-pass", lambda: render_markdown(report(PASSED))),
+        ("signoff", lambda: text_of(document_from_verdict(RECORD, DOSSIER), width=140)),
+        ("signoff-narrow", lambda: text_of(document_from_verdict(RECORD, DOSSIER), width=80)),
+        ("run", lambda: text_of(document_from_pipeline_run(STEPS, PASSED, DOSSIER), width=140)),
+        ("verify", lambda: text_of(document_from_verification(verification()), width=140)),
+        ("verify-signed", lambda: text_of(document_from_verification(verification(signature="signed")), width=140)),
+        ("verify-forged", lambda: text_of(document_from_verification(broken(as_sealed=True)), width=140)),
+        ("verify-changed", lambda: text_of(document_from_verification(broken(as_sealed=False)), width=140)),
+        ("report-fail", lambda: render_page(report(RECORD))),
+        ("report-pass", lambda: render_page(report(PASSED))),
         ("report-junit", lambda: render_junit(RECORD)),
     ],
 )
@@ -144,6 +149,4 @@ def test_reports_are_as_they_were_read_and_approved(name, text):
     ],
 )  # fmt: skip
 def test_the_banner_says_what_to_do(record, said):
-    from optpipe.report.answer import format_verdict_summary
-
-    assert format_verdict_summary(record) == said
+    assert summarize_verdict(record) == said

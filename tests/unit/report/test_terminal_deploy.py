@@ -9,6 +9,7 @@ from optpipe.core.bench_record import Change
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LatencySummary
 from optpipe.core.verdict import Verdict
+from optpipe.deploy.document import document_from_deployment, document_from_recheck
 from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.records import (
     Choice,
@@ -23,8 +24,6 @@ from optpipe.deploy.records import (
     ServerRecord,
     ServerThroughput,
 )
-from optpipe.report.terminal_deploy import render_deployment
-from optpipe.report.terminal_recheck import render_recheck
 
 
 def latency(ms):
@@ -81,7 +80,9 @@ PROOF = ProofRecord(
 
 
 def test_a_deployment_that_was_proven_in_part():
-    assert_golden(text_of(render_deployment(DeployResult("served", RECORD, PASSPORT, (), PROOF))), "deploy-proven.txt")
+    assert_golden(
+        text_of(document_from_deployment(DeployResult("served", RECORD, PASSPORT, (), PROOF))), "deploy-proven.txt"
+    )
 
 
 def test_a_deployment_with_a_reason_on_another_machine():
@@ -89,7 +90,7 @@ def test_a_deployment_with_a_reason_on_another_machine():
     found = DeployResult(
         "served", replace(RECORD, dossier=reason), PASSPORT, ("CPU: the evidence is from a CPU; this machine has b",)
     )
-    assert_golden(text_of(render_deployment(found)), "deploy-because.txt")
+    assert_golden(text_of(document_from_deployment(found)), "deploy-because.txt")
 
 
 def test_a_recheck():
@@ -116,4 +117,4 @@ def test_a_recheck():
         precision="int8, as built",
         max_slowdown=0.05,
     )
-    assert_golden(text_of(render_recheck(found)), "recheck.txt")
+    assert_golden(text_of(document_from_recheck(found)), "recheck.txt")

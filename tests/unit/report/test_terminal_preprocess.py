@@ -8,6 +8,7 @@ from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.document import document_from_end_to_end, document_from_preprocess
 from optpipe.preprocess.end_to_end import (
     EndToEndMeasurement,
     EndToEndRecord,
@@ -18,14 +19,12 @@ from optpipe.preprocess.end_to_end import (
     compute_figures,
 )
 from optpipe.preprocess.parity.records import PredictionAgreement, RefusedImage, TaskScore
-from optpipe.report.terminal_end_to_end import render_end_to_end
-from optpipe.report.terminal_preprocess import render_preprocess
 
 GPU = DaliPlan(decode="mixed", device="gpu", batch_size=64, hw_decoder_load=0.9, cpu_share=0.125)
 
 
 def test_a_proof_with_its_speed():
-    assert_golden(text_of(render_preprocess(preprocess_record(GPU))), "preprocess.txt")
+    assert_golden(text_of(document_from_preprocess(preprocess_record(GPU))), "preprocess.txt")
 
 
 def test_a_proof_that_fails_without_its_speed():
@@ -35,7 +34,7 @@ def test_a_proof_that_fails_without_its_speed():
     )
     failed = replace(failed, output=replace(failed.output, snr_db=None), top1_agreement=None, accuracy=None)
     parity = replace(record.parity, proof=failed, refused=(RefusedImage("/images/a.gif", "unsupported format"),))
-    assert_golden(text_of(render_preprocess(replace(record, parity=parity))), "preprocess-failed.txt")
+    assert_golden(text_of(document_from_preprocess(replace(record, parity=parity))), "preprocess-failed.txt")
 
 
 def test_a_proof_of_a_detector():
@@ -49,7 +48,7 @@ def test_a_proof_of_a_detector():
         prediction_agreement=PredictionAgreement(0.9993, (0.9982, 1.0), 250),
     )
     record = replace(record, parity=replace(record.parity, proof=proof))
-    assert_golden(text_of(render_preprocess(record)), "preprocess-detector.txt")
+    assert_golden(text_of(document_from_preprocess(record)), "preprocess-detector.txt")
 
 
 def test_files_to_predictions():
@@ -69,4 +68,4 @@ def test_files_to_predictions():
         EndToEndResult("cd", "onnxruntime fp16 (cuda)", GPU, {}, Verdict.FAIL, error="out of memory"),
     )
     record = EndToEndRecord("/images", 2048, 10**8, results, Verdict.FAIL, "/runs/end-to-end-1")
-    assert_golden(text_of(render_end_to_end(record)), "end-to-end.txt")
+    assert_golden(text_of(document_from_end_to_end(record)), "end-to-end.txt")

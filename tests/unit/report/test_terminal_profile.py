@@ -10,8 +10,8 @@ from tests.fakes.golden import assert_golden
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
+from optpipe.profile.document import document_from_diff, document_from_profile, document_from_stages
 from optpipe.profile.profile_model import ModelProfileDocument
-from optpipe.report.terminal_profile import render_diff, render_profile, render_profiles
 from optpipe.trace.findings.records import FailedStage, StageFacts, StageProfile, StageSubject, TraceProfile
 from optpipe.trace.findings.report import DiffSide, diff_profiles, profile_from_trace
 from optpipe.trace.layers.ncu import KernelCounters
@@ -49,7 +49,7 @@ def _profile_with_graph(trace: Trace) -> TraceProfile:
 
 @pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
 def test_the_answer_comes_first(build: Callable[[], Recording], read: Callable[[Recording], Trace]) -> None:
-    text = text_of(render_profile(profile_from_trace(read(build()))))
+    text = text_of(document_from_profile(profile_from_trace(read(build()))))
     assert text.startswith(("limited by ", "no verdict: "))
 
 
@@ -66,17 +66,17 @@ def test_the_answer_comes_first(build: Callable[[], Recording], read: Callable[[
     ids=lambda build: build.__name__,
 )
 def test_profiles_of_golden_traces(build: Callable[[], Recording], read: Callable[[Recording], Trace]) -> None:
-    text = text_of(render_profile(profile_from_trace(read(build()))))
+    text = text_of(document_from_profile(profile_from_trace(read(build()))))
     assert_golden(text, f"profile-{build.__name__.replace('_', '-')}.txt")
 
 
 def test_the_profile_of_a_real_gpu() -> None:
-    assert_golden(text_of(render_profile(profile_from_trace(trace_from_sqlite(SAMPLE)))), "profile-h200.txt")
+    assert_golden(text_of(document_from_profile(profile_from_trace(trace_from_sqlite(SAMPLE)))), "profile-h200.txt")
 
 
 def test_a_roofline_and_what_ncu_counted(read: Callable[[Recording], Trace]) -> None:
     profile = _profile_with_graph(read(phenomena.gpu_bound()))
-    assert_golden(text_of(render_profile(profile, COUNTERS)), "profile-roofline.txt")
+    assert_golden(text_of(document_from_profile(profile, COUNTERS)), "profile-roofline.txt")
 
 
 @pytest.mark.parametrize(("unprofiled_ns", "name"), [(50_000, "distorted"), (200_000, "contradiction")])
@@ -88,7 +88,7 @@ def test_times_that_cannot_be_trusted_are_not_printed(
     profile = profile_from_trace(read(phenomena.launch_bound()), facts=facts)
     assert profile.iterations is not None
     assert (profile.iterations.period_ns, profile.gaps) == (None, None)
-    assert_golden(text_of(render_profile(profile)), f"profile-{name}.txt")
+    assert_golden(text_of(document_from_profile(profile)), f"profile-{name}.txt")
 
 
 def test_stages_of_one_model(read: Callable[[Recording], Trace]) -> None:
@@ -100,14 +100,14 @@ def test_stages_of_one_model(read: Callable[[Recording], Trace]) -> None:
     third = replace(first, subject=replace(subject, name="onnxruntime int8 batch 1"), profile=doubtful)
     failed = FailedStage("preprocess dali batch 1", "preprocess", "no space left", 4)
     record = ModelProfileDocument((first, second, third), (failed,), run_dir=Path("runs/profile-1"))
-    assert_golden(text_of(render_profiles(record)), "profile-stages.txt")
-    assert f"{subject.name} in full" in text_of(render_profiles(replace(record, main=subject.name)))
+    assert_golden(text_of(document_from_stages(record)), "profile-stages.txt")
+    assert f"{subject.name} in full" in text_of(document_from_stages(replace(record, main=subject.name)))
 
 
 def test_names_with_brackets_are_no_markup(read: Callable[[Recording], Trace]) -> None:
     recording = Recording()
     recording.range("[bold]layer[/bold]", 0, 10)
-    assert "[bold]layer[/bold]" in text_of(render_profile(profile_from_trace(read(recording))))
+    assert "[bold]layer[/bold]" in text_of(document_from_profile(profile_from_trace(read(recording))))
 
 
 def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(read: Callable[[Recording], Trace]) -> None:
@@ -133,7 +133,7 @@ def test_a_diff_of_two_profiles(tmp_path: Path) -> None:
         DiffSide(analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite"))))
         for name, recording in (("before", phenomena.launch_bound()), ("after", phenomena.gpu_bound()))
     )
-    assert_golden(text_of(render_diff(diff_profiles(before, after))), "profile-diff.txt")
-    nothing_new = text_of(render_diff(diff_profiles(before, before)))
+    assert_golden(text_of(document_from_diff(diff_profiles(before, after))), "profile-diff.txt")
+    nothing_new = text_of(document_from_diff(diff_profiles(before, before)))
     assert "no kernel changed notably" in nothing_new
     assert "no layers to compare" in nothing_new

@@ -7,6 +7,7 @@ from tests.fakes.entries import artifact_info, proof
 from tests.fakes.golden import assert_golden
 
 from optpipe.build.doctor import ToolStatus, list_options
+from optpipe.build.document import document_from_build, document_from_diagnosis, document_from_options
 from optpipe.build.records import ArtifactResult, BuildResult, Omission
 from optpipe.core.engine_layers import EngineLayer, EngineLayers
 from optpipe.core.entries import LintFinding, LintSummary, SkippedLayer, VerificationInfo
@@ -17,6 +18,7 @@ from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, 
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.core.weights import WeightsRecord
+from optpipe.evaluate.document import document_from_evaluation
 from optpipe.evaluate.result import Accuracy, Agreement, Dataset, EvaluatedModel, Evaluation
 from optpipe.models.artifacts.housekeeping import (
     EntryDetails,
@@ -26,13 +28,10 @@ from optpipe.models.artifacts.housekeeping import (
     RunSummary,
     StoreListing,
 )
+from optpipe.models.document import document_from_entry, document_from_listing, document_from_removal, document_from_run
 from optpipe.quantize.calibration_run import CalibrationResult, CalibrationSet, MethodResult
+from optpipe.quantize.document import document_from_calibration
 from optpipe.quantize.sensitivity import KeptTrial, LayerCost, SelectionInfo, SensitivityInfo
-from optpipe.report.terminal_build import render_build
-from optpipe.report.terminal_calibrate import render_calibration
-from optpipe.report.terminal_doctor import render_diagnosis, render_options
-from optpipe.report.terminal_evaluate import render_evaluation
-from optpipe.report.terminal_stored import render_entry, render_removed, render_run, render_stored
 from optpipe.workspace.entry import Manifest
 from optpipe.workspace.files import FileHash
 
@@ -80,7 +79,7 @@ def test_a_build():
         "no network", artifacts, (Omission("inductor", "int8", "has no int8 kernels on cuda", ExitStatus.MISSING),),
         (Omission("torch", "bf16", "out of memory", ExitStatus.STAGE_FAILED),), (), (), ExitStatus.FAIL,
     )  # fmt: skip
-    assert_golden(text_of(render_build(found)), "build.txt")
+    assert_golden(text_of(document_from_build(found)), "build.txt")
 
 
 def test_a_diagnosis():
@@ -89,11 +88,11 @@ def test_a_diagnosis():
         ToolStatus("backend onnxruntime", True, "1.31.1", "ONNX inference", "cuda: no NVIDIA GPU on this machine"),
         ToolStatus("nsys", False, None, "profiling", "/usr/bin/nsys failed to run", "`apt-get install nsight-systems`"),
     )
-    assert_golden(text_of(render_diagnosis(found)), "doctor.txt")
+    assert_golden(text_of(document_from_diagnosis(found)), "doctor.txt")
 
 
 def test_the_options_of_all_backends():
-    assert_golden(text_of(render_options(list_options())), "doctor-options.txt")
+    assert_golden(text_of(document_from_options(list_options())), "doctor-options.txt")
 
 
 def evaluation(kind="images", *, labeled=True):
@@ -115,7 +114,7 @@ def evaluation(kind="images", *, labeled=True):
 
 def test_an_evaluation():
     assert evaluation().status is ExitStatus.STAGE_FAILED
-    text = text_of(render_evaluation(evaluation()), render_evaluation(evaluation("texts", labeled=False)))
+    text = text_of(document_from_evaluation(evaluation()), document_from_evaluation(evaluation("texts", labeled=False)))
     assert_golden(text, "evaluate.txt")
 
 
@@ -139,7 +138,7 @@ def test_a_calibration():
         selection=selection,
         table="/w/table-mse-spared.json",
     )
-    assert_golden(text_of(render_calibration(found)), "calibrate.txt")
+    assert_golden(text_of(document_from_calibration(found)), "calibrate.txt")
 
 
 def test_what_is_stored():
@@ -164,10 +163,10 @@ def test_what_is_stored():
     made = Manifest("bench", "1", None, (entry.id,), files, {}, environment, "optpipe bench digits",
                     "2026-11-22T10:50:20", "2026-11-22T10:51:20", "interrupted")  # fmt: skip
     parts = (
-        render_stored(listing),
-        render_entry(EntryDetails(entry, manifest)),
-        render_run(RunDetails(run, made)),
-        render_removed(Removal(("graph-0f",), 2048, True, 1024)),
+        document_from_listing(listing),
+        document_from_entry(EntryDetails(entry, manifest)),
+        document_from_run(RunDetails(run, made)),
+        document_from_removal(Removal(("graph-0f",), 2048, True, 1024)),
     )
     assert_golden(text_of(*parts), "stored.txt")
 
@@ -196,4 +195,6 @@ def test_the_layers_of_an_engine():
     rest = tuple(EngineLayer(f"copy{index}", "NoOp", ("fp32", "int32"), ("fp32",)) for index in range(21))
     layers = EngineLayers("engine inspector", (first, *rest))
     skipped = (SkippedLayer("conv\x1b", "3 input channels: INT8 kernels pad them to 16"),)
-    assert_golden(text_of(render_entry(EntryDetails(entry, manifest, layers, kept=skipped))), "engine-layers.txt")
+    assert_golden(
+        text_of(document_from_entry(EntryDetails(entry, manifest, layers, kept=skipped))), "engine-layers.txt"
+    )

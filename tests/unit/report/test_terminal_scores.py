@@ -5,8 +5,8 @@ from tests.fakes.golden import assert_golden
 
 from optpipe.core.verdict import Verdict
 from optpipe.core.weights import WeightsRecord
+from optpipe.evaluate.document import document_from_evaluation
 from optpipe.evaluate.result import Agreement, ClassScore, Dataset, EvaluatedModel, Evaluation, Score, TaskScores
-from optpipe.report.terminal_evaluate import render_evaluation
 
 
 def make_scores(drop: float) -> TaskScores:
@@ -34,4 +34,4 @@ def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:
         "shapes-detector", "s", "m", WeightsRecord("default:x", "0"), dataset, 0.01, rows, "/w/runs/evaluate-1",
         task="detection", scoring="yolov8 head, NMS outside the engine per class (IoU 0.5)",
     )  # fmt: skip
-    assert_golden(text_of(render_evaluation(found)), "evaluate-scores.txt")
+    assert_golden(text_of(document_from_evaluation(found)), "evaluate-scores.txt")

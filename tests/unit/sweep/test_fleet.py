@@ -18,7 +18,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.measure.search import slo_from_text
-from optpipe.report.terminal_fleet import render_fleet
+from optpipe.sweep.document import document_from_fleet
 from optpipe.sweep.fleet import Price, PriceList, compare_fleet, prices_from_file
 from optpipe.sweep.job import Cell, JobState, command_from_cell
 
@@ -60,7 +60,7 @@ def test_an_interval_that_reaches_zero_bounds_no_cost_and_no_number():
     assert row.cost_per_million.low == pytest.approx(3.6 / 3600 * 1e6 / 9000)
     assert row.cost_per_million.high == inf
     assert (row.gpus.value, row.gpus.low, row.gpus.high) == (5, 2, inf)
-    assert "5 [2, inf]" in text_of(render_fleet(compare_fleet(jobs, prices=PRICES, load_per_s=10_000)))
+    assert "5 [2, inf]" in text_of(document_from_fleet(compare_fleet(jobs, prices=PRICES, load_per_s=10_000)))
     (limited,) = compare_fleet(jobs, slo=slo_from_text("p50=10ms"), load_per_s=1000).rows
     assert limited.gpus.low == 1
 
@@ -165,7 +165,7 @@ def test_the_frontier_is_what_none_is_cheaper_and_quicker_than():
 
 def test_the_whole_text():
     found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000, prices=PRICES)
-    assert_golden(text_of(render_fleet(found), width=150), "fleet.txt")
+    assert_golden(text_of(document_from_fleet(found), width=150), "fleet.txt")
 
 
 def test_nothing_measured_is_said():

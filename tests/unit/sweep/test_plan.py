@@ -6,7 +6,7 @@ from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot, other_environment
 
-from optpipe.report.terminal_sweep import render_sweep
+from optpipe.sweep.document import document_from_sweep
 from optpipe.sweep.job import JobState
 from optpipe.sweep.plan import Standing, list_works, plan_sweep
 from optpipe.sweep.rows import SweepRecord, judge_status, list_warnings, make_rows
@@ -84,15 +84,15 @@ def test_every_cell_is_a_row_whatever_came_of_it():
     record = record_of(cells, [done, crashed, spoiled])
     assert [row.state for row in record.rows][:4] == ["done", "failed", "invalid", "elsewhere"]
     assert record.exit_status == 4
-    assert_golden(text_of(render_sweep(record), width=150), "sweep.txt")
+    assert_golden(text_of(document_from_sweep(record), width=150), "sweep.txt")
     planned = replace(record, rows=make_rows(plan_of(cells), {}), dry_run=True)
-    assert_golden(text_of(render_sweep(planned), width=150), "sweep-dry-run.txt")
+    assert_golden(text_of(document_from_sweep(planned), width=150), "sweep-dry-run.txt")
 
 
 def test_a_measured_cell_says_that_its_model_takes_no_images():
     done = make_record(make_cell())
     tensors = replace(done, group=replace(done.group, load=replace(done.group.load, images=False)))
-    shown = text_of(render_sweep(record_of([done.cell], [tensors])), width=150)
+    shown = text_of(document_from_sweep(record_of([done.cell], [tensors])), width=150)
     assert "samples/s" in shown
     assert "images" not in shown
     assert tensors.cell.key == replace(tensors.cell, load=tensors.group.load).key

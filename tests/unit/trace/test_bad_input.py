@@ -20,7 +20,7 @@ from optpipe.cli.profile import RecordingOptions, profile
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
-from optpipe.report.terminal_profile import render_profile
+from optpipe.profile.document import document_from_profile
 from optpipe.trace.findings.records import TraceProfile
 from optpipe.trace.findings.report import profile_from_trace
 from optpipe.trace.recording.files import trace_from_path
@@ -126,7 +126,7 @@ def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.Da
         with suppress(OptpipeError):
             found = profile_from_trace(trace_from_path(path))
             assert record_from_json(json_from_record(found), TraceProfile, "profile") == found
-            Console(file=StringIO()).print(render_profile(found))
+            Console(file=StringIO()).print(document_from_profile(found))
 
 
 def test_rows_without_times_count_as_lost(tmp_path: Path) -> None:

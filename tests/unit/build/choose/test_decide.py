@@ -10,6 +10,7 @@ from tests.fakes.golden import assert_golden
 
 from optpipe.build.choose import ChoiceResult, judge_status
 from optpipe.build.decide import Judged, list_candidates
+from optpipe.build.document import document_from_choice
 from optpipe.build.records import BuildResult, BuiltArtifact
 from optpipe.core.decision import CandidateAccuracy, Decision, LeftOut, Standing
 from optpipe.core.errors import ExitStatus
@@ -17,7 +18,6 @@ from optpipe.core.mixed_precision import Budget
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.weights import WeightsRecord
 from optpipe.measure.race import race_builds
-from optpipe.report.terminal_choose import render_choice
 
 POINTS = Budget(0.5, "points")
 KEPT = CandidateAccuracy(True, 0.0, (-0.004, 0.004), 134.0)
@@ -76,7 +76,7 @@ def test_the_winner_comes_first_and_every_loser_has_its_reason():
         "digits", "card:digits", "m" * 12, weights, "default", None, (), (), (), (), (), ExitStatus.DONE
     )
     result = ChoiceResult(decision, build, "runs/choose-1", ExitStatus.DONE)
-    assert_golden(text_of(render_choice(result), width=200), "choose.txt")
+    assert_golden(text_of(document_from_choice(result), width=200), "choose.txt")
 
 
 def test_what_one_noisy_round_does_not_show_is_not_called_slower():

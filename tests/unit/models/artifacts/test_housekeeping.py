@@ -16,7 +16,7 @@ from optpipe.models.artifacts.housekeeping import (
     list_stored,
     remove_stored,
 )
-from optpipe.report.terminal_stored import render_run, render_stored
+from optpipe.models.document import document_from_listing, document_from_run
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
@@ -51,16 +51,16 @@ def test_runs_and_what_is_damaged_are_listed(store):
     assert listing.damaged == (damaged.path.name,)
     said = {each.run_id: each.status for each in listing.runs}
     assert said == {whole.name: "complete", unfinished.name: "unfinished", broken.name: "damaged"}
-    text = text_of(render_stored(listing))
+    text = text_of(document_from_listing(listing))
     assert f"optpipe store rm {damaged.path.name}" in text
     assert "optpipe bench digits" in text
-    assert text_of(render_stored(StoreListing("w", (), (), ()))).startswith("nothing stored yet")
+    assert text_of(document_from_listing(StoreListing("w", (), (), ()))).startswith("nothing stored yet")
 
 
 def test_a_run_is_shown_and_removed_by_its_name(store):
     run = run_in(store)
     assert find_run(store, run.name[:12]) == run
-    assert "made" in text_of(render_run(describe_run(run)))
+    assert "made" in text_of(document_from_run(describe_run(run)))
     assert remove_stored(store, run.name, with_dependents=False).removed == (run.name,)
     assert not run.exists()
     with pytest.raises(BadInputError, match="optpipe store ls"):

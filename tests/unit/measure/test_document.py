@@ -23,9 +23,9 @@ from optpipe.core.bench_record import (
 from optpipe.core.environment import Environment
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import InputPool, LoadSpec, Reason, Subject, Validity
+from optpipe.measure.document import document_from_bench, document_from_pair
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.race import trial_from_measurements
-from optpipe.report.terminal_bench import render_bench, render_pair
 
 SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)
 DRIFT = Reason("drift", "it became slower", "wait", invalidates=True)
@@ -41,7 +41,7 @@ def table_of(*rows, sort=BenchSort.GIVEN, width=160, **more):
     found = rows
     groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in found))
     return text_of(
-        render_bench(BenchRecord("r", "r", tuple(found), groups, Environment(), 0, **more), sort), width=width
+        document_from_bench(BenchRecord("r", "r", tuple(found), groups, Environment(), 0, **more), sort), width=width
     )
 
 
@@ -75,7 +75,7 @@ def test_a_narrow_terminal_loses_columns_and_no_part_of_a_figure_or_verdict():
 @pytest.mark.parametrize(("sort", "first"), [("given", 64), ("latency", 1), ("throughput", 64)])
 def test_the_table_sorts_by_what_was_asked_for(sort, first):
     lines = table_of(row(64, 4.0), row(1, 0.5), sort=BenchSort(sort)).splitlines()
-    assert lines[4].split()[0] == str(first)
+    assert lines[3].split()[0] == str(first)
 
 
 def limit(met, verdict=Validity.VALID, not_judged=()):
@@ -120,7 +120,7 @@ def test_a_pair_is_answered_in_words():
     record = BenchPairRecord("r", "r", "a", "b", found, (row(8, 4.0),), Environment(), 0)
     equal = replace(found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0)
     records = (record, replace(record, comparison=equal), replace(record, comparison=None))
-    assert_golden(text_of(*(render_pair(each) for each in records)), "bench-against.txt")
+    assert_golden(text_of(*(document_from_pair(each) for each in records)), "bench-against.txt")
 
 
 def test_options_that_give_wrong_outputs_are_named():

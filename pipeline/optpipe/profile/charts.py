@@ -1,30 +1,38 @@
-"""The report's figures of a profile: kernels, Tensor Cores, roofline."""
+"""The figures of a profile: kernels, Tensor Cores, roofline."""
 
 from collections.abc import Sequence
 
-from optpipe.report.drawing import (
+from optpipe.report.charts import (
     FONT_SIZE,
     HEIGHT,
     INK,
     PAPER,
     SERIES,
     WIDTH,
-    Figure,
     apply_theme,
     configure_chart,
     encode_color,
     legend_from_labels,
     svg_from_chart,
 )
-from optpipe.report.report import RawFile, Report
-from optpipe.trace.findings.records import KindRow
+from optpipe.report.document import Figure, RawFile
+from optpipe.trace.findings.records import KindRow, TraceProfile
 from optpipe.trace.layers.tensor_cores import LayerUse
 from optpipe.trace.timeline.kernels import shorten_name
 
 
-def draw_kernels(report: Report) -> Figure | None:
+def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> list[Figure]:
+    """Kernels by time, their time by kind of work, what Tensor Cores could save, and the roofline, as far as they are known."""
+    drawn = [_draw_kernels(profile, files)]
+    if profile.tensor_cores is not None:
+        drawn += [_draw_kinds(profile.measured.kernel_kinds, files), _draw_missed(profile.tensor_cores.missed, files)]
+    drawn.append(_draw_roofline(profile, files))
+    return [figure for figure in drawn if figure is not None]
+
+
+def _draw_kernels(profile: TraceProfile, files: tuple[RawFile, ...]) -> Figure | None:
     """A treemap of the kernels by time."""
-    kernels = report.profile.measured.kernels if report.profile else ()
+    kernels = profile.measured.kernels
     if not kernels:
         return None
     import vl_convert
@@ -43,7 +51,7 @@ def draw_kernels(report: Report) -> Figure | None:
     ]
     svg = vl_convert.vega_to_svg(_treemap([{"id": 0, "parent": None, "name": "all"}, *leaves]), allowed_base_urls=[])
     legend = legend_from_labels(["Tensor Cores", "other units"], "■")
-    return Figure("Kernels", "Area is GPU time.", apply_theme(svg, "kernels"), report.profile_files, legend)
+    return Figure("Kernels", "Area is GPU time.", apply_theme(svg, "kernels"), files, legend)
 
 
 def _treemap(nodes: list[dict[str, object]]) -> dict[str, object]:
@@ -78,15 +86,6 @@ def _treemap(nodes: list[dict[str, object]]) -> dict[str, object]:
                 "opacity": {"signal": "datum.y1 - datum.y0 > 18 && datum.x1 - datum.x0 > 60 ? 1 : 0"}}}},
         ],
     }  # fmt: skip
-
-
-def draw_tensor_cores(report: Report) -> list[Figure]:
-    """Kernel time by kind of work with the part on Tensor Cores, and what the layers that miss them could save."""
-    if report.profile is None or report.profile.tensor_cores is None:
-        return []
-    kinds, missed = report.profile.measured.kernel_kinds, report.profile.tensor_cores.missed
-    drawn = (_draw_kinds(kinds, report.profile_files), _draw_missed(missed, report.profile_files))
-    return [figure for figure in drawn if figure is not None]
 
 
 def _draw_kinds(kinds: Sequence[KindRow], files: tuple[RawFile, ...]) -> Figure | None:
@@ -137,11 +136,11 @@ def _draw_missed(layers: Sequence[LayerUse], files: tuple[RawFile, ...]) -> Figu
     return Figure("Missed Tensor Cores", caption, svg_from_chart(configure_chart(chart), "tensor-cores"), files)
 
 
-def draw_roofline(report: Report) -> Figure | None:
+def _draw_roofline(profile: TraceProfile, files: tuple[RawFile, ...]) -> Figure | None:
     """The layers under the device's ceilings: as measured where most of the arithmetic was timed, else at their bounds."""
     import altair as alt
 
-    found = report.profile.roofline if report.profile else None
+    found = profile.roofline
     layers = [each for each in found.layers if each.intensity and each.bound_ns] if found else []
     types = [each.cost.type for each in layers]
     peak = found.peaks.flops_per_s.get(max(types, key=types.count)) if found and types else None
@@ -173,4 +172,4 @@ def draw_roofline(report: Report) -> Figure | None:
         "Each point is a layer" if timed else "Each point is a layer at its bound: layers were not timed individually"
     )
     caption = f"{what}; the line is the device's limit (peaks: {found.peaks.source})."
-    return Figure("Roofline", caption, svg_from_chart(configure_chart(chart), "roofline"), report.profile_files)
+    return Figure("Roofline", caption, svg_from_chart(configure_chart(chart), "roofline"), files)

@@ -1,0 +1,123 @@
+"""An evaluation as a document."""
+
+from collections.abc import Iterator
+
+from optpipe.core.card import Task
+from optpipe.core.units import format_snr
+from optpipe.evaluate.result import EvaluatedModel, Evaluation
+from optpipe.report.document import (
+    TONES,
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Row,
+    Sentence,
+    Table,
+    Tone,
+    figure_columns,
+    make_document,
+    make_table,
+)
+from optpipe.report.texts import format_drop, warn_of_random_weights
+
+MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
+
+
+def document_from_evaluation(found: Evaluation) -> Document:
+    """The source model first, then its predictions in every artifact, then what could not be evaluated."""
+    return make_document(
+        [
+            Sentence(f"{found.model} on {found.dataset.identify()}"),
+            Sentence(found.scoring, Tone.FAINT) if found.scoring else None,
+            _tabulate(found),
+            *_list_class_drops(found),
+            *(
+                Sentence(
+                    f"{row.backend} {row.precision}: {row.why_not}",
+                    Tone.BAD if row.failed else Tone.FAINT,
+                    "failed" if row.failed else "not evaluated",
+                )
+                for row in found.results
+                if row.why_not
+            ),
+            None
+            if found.dataset.labeled
+            else Sentence("no labels: agreement with the source model only, no accuracy", Tone.DOUBTFUL),
+            warn_of_random_weights(found.weights),
+            Sentence(f"predictions and manifest in {found.run_dir}", Tone.FAINT),
+        ]
+    )
+
+
+def _tabulate(found: Evaluation) -> Table:
+    classifies = found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
+    scored = next((row.scores for row in found.results if row.scores is not None), None)
+    names = [each.name for each in scored.scores] if scored else []
+    figures = [*names, f"{names[0]} drop (95 %)" if names else "drop"]
+    if classifies:
+        second = ["macro F1", "macro F1 drop (95 %)"] if found.dataset.kind == "texts" else ["top-5"]
+        figures = ["top-1", *second, "drop (95 %)", "lost / won"]
+    columns: list[Column | str] = [
+        "artifact",
+        "backend",
+        "precision",
+        *figure_columns(*figures, "agreement", "SNR"),
+        Column("verdict", ColumnKind.STATE, rank=0),
+    ]
+    rows: list[Row] = []
+    for row in found.results:
+        if row.why_not:
+            continue
+        values = (
+            _format_accuracy(row, texts=found.dataset.kind == "texts")
+            if classifies
+            else _format_scores(row, len(names))
+        )
+        if row.artifact is None:
+            rows.append(("", "source model", "", *values, "", "", ""))
+        else:
+            rows.append((row.artifact, f"{row.backend} ({row.device})", row.precision, *values, *_format_outputs(row)))
+    return make_table(columns, rows)
+
+
+def _format_accuracy(row: EvaluatedModel, *, texts: bool) -> list[str]:
+    """Of a classifier: top-1, top-5 or macro F1, and what they lost; of the source model without losses."""
+    accuracy = row.accuracy
+    if accuracy is None:
+        return [""] * (5 if texts else 4)
+    top5 = "" if accuracy.top5 is None else f"{accuracy.top5:.2%}"
+    f1_drop = format_drop(accuracy.macro_f1_drop, accuracy.macro_f1_drop_ci)
+    lost = [format_drop(accuracy.drop, accuracy.drop_ci), f"{accuracy.lost} / {accuracy.won}"]
+    if row.artifact is None:
+        f1_drop, lost = "", ["", ""]
+    return [f"{accuracy.top1:.2%}", *([f"{accuracy.macro_f1:.2%}", f1_drop] if texts else [top5]), *lost]
+
+
+def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
+    """The scores of another task, and the drop of the first."""
+    if row.scores is None:
+        return [""] * (count + 1)
+    first = row.scores.scores[0]
+    drop = "" if row.artifact is None else format_drop(first.drop, first.drop_ci)
+    return [*(f"{each.value:.2%}" for each in row.scores.scores), drop]
+
+
+def _format_outputs(row: EvaluatedModel) -> list[Cell]:
+    """Agreement, SNR and verdict."""
+    agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
+    snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if row.same_sizes else ""
+    verdict = row.verdict or ""
+    return [Cell(agreement), Cell(snr), Cell(verdict, TONES.get(verdict, Tone.PLAIN))]
+
+
+def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
+    """The classes that explain an artifact's drop, where it is more than a tenth of a point."""
+    for row in found.results:
+        if row.artifact is None or row.scores is None or row.scores.scores[0].drop < MENTIONED_DROP:
+            continue
+        worst = sorted(row.scores.classes or (), key=lambda each: -each.drop)[:MENTIONED_CLASSES]
+        if worst:
+            drops = ", ".join(f"{each.label} {100 * each.drop:+.2f}" for each in worst)
+            text = f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name}: {drops}"
+            yield Sentence(text, Tone.FAINT)

@@ -1,0 +1,418 @@
+"""A bench run, a paired comparison and a comparison of builds as documents."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from optpipe.core.bench_record import (
+    ArtifactLimit,
+    BenchPairRecord,
+    BenchRecord,
+    BenchSort,
+    Change,
+    LimitRecord,
+    TuningRecord,
+    UnjudgedPoint,
+)
+from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.measurement import Measurement, Options, Validity, format_option, name_sample
+from optpipe.core.measurement_group import MeasurementGroup
+from optpipe.core.units import format_bytes, format_duration
+from optpipe.report.document import (
+    PAGE_ONLY,
+    TEXT_ONLY,
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Part,
+    Row,
+    Sentence,
+    Table,
+    Tone,
+    figure_column,
+    make_document,
+    make_table,
+)
+from optpipe.report.texts import cell_from_estimate, cell_from_latency
+from optpipe.stats.percentiles import count_samples_needed
+
+MAX_REASONS_SHOWN = 4
+"""Reasons of one kind that are named one by one."""
+VERDICT_COLUMN = Column("verdict", ColumnKind.STATE, rank=0)
+
+
+def document_from_bench(record: BenchRecord, sort: BenchSort) -> Document:
+    """Every load in one row, then the answer to the limit, what was tuned, and reasons with their remedies."""
+    rows = record.measurements
+    called = _name_artifacts(rows)
+    groups = _sort_groups(record.groups, sort)
+    return make_document(
+        [
+            _tabulate_groups(groups, called),
+            *_answer_limit(record.limit, called),
+            *_describe_tuning(record.tuning, called),
+            *_warn_of_few_processes(groups),
+            *_describe_lengths(rows),
+            *_list_reasons(rows, called),
+            *_explain_withheld(rows, called),
+            Sentence(record.run_dir, Tone.FAINT, "run"),
+        ]
+    )
+
+
+def _sort_groups(groups: Sequence[MeasurementGroup], sort: BenchSort) -> list[MeasurementGroup]:
+    last = float("inf")
+    keys: dict[BenchSort, Callable[[MeasurementGroup], float]] = {
+        BenchSort.LATENCY: lambda group: _get_value(group, "p50") or last,
+        BenchSort.THROUGHPUT: lambda group: -(_get_value(group, "throughput") or 0.0),
+        BenchSort.MEMORY: lambda group: _find_peak_bytes(group) or last,
+        BenchSort.ENERGY: lambda group: _get_value(group, "energy") or last,
+    }
+    return sorted(groups, key=keys[sort]) if sort in keys else list(groups)
+
+
+def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> Table:
+    tails = [name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)]
+    sample = name_sample(group.load.sample for group in groups)
+    columns = (
+        *(Column(name, shared=True) for name in ("model", "artifact", "device", "load")),
+        figure_column("batch", rank=0),
+        figure_column("length"),
+        figure_column("rate/s"),
+        *(figure_column(name, "ms", 2 if name == "p90" else 1) for name in ("p50", *tails)),
+        figure_column("between", rank=2),
+        figure_column("inside", rank=2),
+        figure_column("CV", rank=2),
+        figure_column(f"{sample}s/s"),
+        figure_column("tokens/s"),
+        figure_column("batches/s", rank=3),
+        figure_column("memory", rank=3),
+        figure_column(f"J/{sample}", rank=2),
+        figure_column("processes"),
+        VERDICT_COLUMN,
+    )
+    models = {group.subject.model for group in groups}
+    rows: list[tuple[Cell | str, ...]] = [
+        (
+            str(group.subject.model) if len(models) == 1 else "",
+            called[group.subject.artifact],
+            _format_device(group),
+            _format_load(group),
+            str(group.load.batch_size),
+            "" if group.load.length is None else str(group.load.length),
+            _format_number(group.load.rate_per_s),
+            *(_format_with_interval(group, name) for name in ("p50", *tails)),
+            *_format_scatter(group),
+            "" if (cv := _get_value(group, "cv")) is None else f"{cv:.1%}",
+            _format_number(rate := _get_value(group, "throughput")),
+            _format_number(_get_value(group, "tokens")),
+            _format_number(None if rate is None else rate / group.load.batch_size),
+            format_bytes(peak) if (peak := _find_peak_bytes(group)) else "",
+            _format_number(_get_value(group, "energy"), "≈"),
+            _format_processes(group),
+            Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
+        )
+        for group in groups
+    ]
+    return make_table(columns, rows)
+
+
+def _format_processes(group: MeasurementGroup) -> str:
+    """`5`, or `4 of 5` where some are INVALID."""
+    tried = group.processes + len(group.left_out)
+    return str(tried) if group.processes == tried else f"{group.processes} of {tried}"
+
+
+def _format_scatter(group: MeasurementGroup) -> list[str]:
+    """The scatter of p50 between processes, and inside one."""
+    found = group.figures.get("p50")
+    shares = (None, None) if found is None else (found.between, found.inside)
+    return ["" if share is None else f"{share:.1%}" for share in shares]
+
+
+def _warn_of_few_processes(groups: Sequence[MeasurementGroup]) -> Iterator[Sentence]:
+    few = [group.processes for group in groups if 0 < group.processes < 3]
+    if few:
+        what = "1 process" if set(few) == {1} else "fewer than 3 processes"
+        yield Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL)
+
+
+def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:
+    """Whether texts are padded: to the one length of the build, or as the inputs are."""
+    texts: dict[str, None] = {}
+    for row in rows:
+        if row.load.length is None or row.inputs is None or row.inputs.lengths is None:
+            continue
+        low, high = row.inputs.lengths
+        fixed = f"fixed at {low} tokens: shorter texts are padded to it"
+        build = fixed if low == high else f"dynamic, {low} to {high} tokens"
+        filled = f"{row.inputs.padding:.0%} padding" if row.inputs.padding else "no padding"
+        texts[f"sequence length {build}; inputs of {row.load.length} have {filled}"] = None
+    return (Sentence(text, Tone.FAINT) for text in texts)
+
+
+def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
+    """The name of each artifact among the others: `onnxruntime fp32`, with its model or its id where that is not enough."""
+    model = len({row.subject.model for row in rows}) > 1
+    names = {
+        row.subject.artifact: f"{row.subject.model if model else ''} {row.subject.backend} {row.subject.precision}".strip()
+        for row in rows
+    }
+    like = [(names[row.subject.artifact], row.subject.device, row.subject.artifact) for row in rows]
+    twice = {one[2] for one in like if any(one[:2] == other[:2] and one[2] != other[2] for other in like)}
+    return {each: f"{each} {name}" if each in twice else name for each, name in names.items()}
+
+
+def _format_load(group: MeasurementGroup) -> str:
+    load = group.load
+    streams = f", {load.streams} streams" if load.streams > 1 else ""
+    return f"{load.scenario}, {load.mode}{streams}"
+
+
+def _format_device(group: MeasurementGroup) -> str:
+    graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}[group.subject.cuda_graph]
+    return f"{group.subject.device}{graph}"
+
+
+def document_from_pair(record: BenchPairRecord) -> Document:
+    """The answer in words, then the ratio, and INVALID processes last."""
+    found = record.comparison
+    if found is None:
+        text = f"interrupted before the last round: no comparison; the measurements are kept in {record.run_dir}"
+        return make_document([Sentence(text, Tone.DOUBTFUL)])
+    ratio = found.ratio
+    answer = Sentence(
+        f"{record.contender} is {ratio.change}",
+        {Change.FASTER: Tone.GOOD, Change.SLOWER: Tone.BAD}.get(ratio.change, Tone.PLAIN),
+    )
+    if ratio.change is Change.NO_DIFFERENCE:
+        answer = Sentence(f"no difference shown between {record.baseline} and {record.contender}")
+    detail = (
+        f"{record.measurements[0].load}: "
+        f"{found.metric} ratio {ratio.value:.4f} ({ratio.confidence:.0%} interval {ratio.ci[0]:.4f} to {ratio.ci[1]:.4f}) "
+        f"over {ratio.rounds} rounds of fresh processes; a difference of {ratio.smallest_visible:.1%} would be detected"
+    )
+    codes = ", ".join(f"{code} {count}" for code, count in found.invalid.items())
+    invalid = f"{found.invalid_processes} of {len(found.measurements)} processes ({codes}); they count"
+    return make_document(
+        [
+            answer,
+            Sentence(detail),
+            Sentence(invalid, Tone.DOUBTFUL, "INVALID") if found.invalid_processes else None,
+            Sentence(record.run_dir, Tone.FAINT, "run"),
+        ]
+    )
+
+
+def _answer_limit(limit: LimitRecord | None, called: Mapping[str, str]) -> Iterator[Sentence]:
+    for each in limit.artifacts if limit else ():
+        what, label = _format_point(each), _format_label(each, called)
+        value = "" if each.value_ns is None else f" ({format_duration(each.value_ns)})"
+        doubt = "" if each.verdict is Validity.VALID else ", from an INVALID measurement"
+        if each.inside:
+            text = f"{label}: largest within {each.slo} is {what}{value}{doubt}"
+            yield Sentence(text, Tone.DOUBTFUL if doubt else Tone.GOOD)
+        elif each.measurement is None:
+            yield Sentence(f"{label}: {each.slo} could not be judged", Tone.DOUBTFUL)
+        else:
+            failed = each.met is False
+            says = f"nothing meets {each.slo}" if failed else f"no measurement proves {each.slo}"
+            text = f"{label}: {says}; closest is {what}{value}{doubt}"
+            yield Sentence(text, Tone.BAD if failed else Tone.DOUBTFUL)
+        if unknown := each.not_judged:
+            points = ", ".join(_format_point(one) for one in unknown)
+            text = f"{label}: not judged at {points}: {unknown[0].why}; measure longer (--min-time)"
+            yield Sentence(text, Tone.DOUBTFUL)
+
+
+def _format_point(record: ArtifactLimit | UnjudgedPoint) -> str:
+    rate = record.rate_per_s
+    return f"batch {record.batch_size}" if rate is None else f"{rate:.4g} queries/s"
+
+
+def _format_options(label: str, options: Options) -> str:
+    backend = label.partition(" ")[0]
+    return " ".join(f"--option {backend}.{name}={format_option(value)}" for name, value in options.items())
+
+
+def _format_label(record: ArtifactLimit | TuningRecord, called: Mapping[str, str]) -> str:
+    """`onnxruntime fp32 (cpu)`, with what tells the artifact from the others of the run."""
+    plain, _, device = record.label.partition(" (")
+    return f"{called.get(record.artifact, plain)} ({device}" if device else plain
+
+
+def _describe_tuning(tuning: Sequence[TuningRecord], called: Mapping[str, str]) -> Iterator[Sentence]:
+    for each in tuning:
+        label, tried = _format_label(each, called), len(each.trials)
+        sizes: dict[str, list[str]] = {}
+        for size, options in each.chosen.items():
+            sizes.setdefault(_format_options(each.label, options), []).append(str(size))
+        for text, batches in sizes.items():
+            yield Sentence(f"tuned {label}, batch {', '.join(batches)}: {text} (of {tried} tried)")
+        if not sizes:
+            yield Sentence(f"tuning {label} was interrupted ({tried} tried): nothing was chosen", Tone.DOUBTFUL)
+        for trial in each.trials:
+            if trial.wrong_outputs:
+                batches = list(map(str, trial.wrong_outputs))
+                text = f"rejected for wrong outputs, batch {', '.join(batches)}: {_format_options(each.label, trial.options)}"
+                yield Sentence(text, Tone.BAD)
+
+
+def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:
+    """Reasons of one kind together: what was seen where, and the remedy once."""
+    found: dict[tuple[bool, str, str], list[str]] = {}
+    for row in rows:
+        for reason in row.reasons:
+            key = (reason.invalidates, reason.code, reason.remedy)
+            found.setdefault(key, []).append(f"{_format_where(row, called)}: {reason.message}")
+    for (invalid, code, remedy), seen in found.items():
+        tone, label = (Tone.DOUBTFUL, "INVALID") if invalid else (Tone.FAINT, "note")
+        yield Sentence(code, tone, label, _shorten_list(seen), remedy)
+
+
+def _explain_withheld(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:
+    """Why a percentile is missing that has samples enough; one that was given too few was not asked for, or is INVALID."""
+    seen = [
+        f"{_format_where(row, called)}: {name}: {why}"
+        for row in rows
+        for name, why in (row.latency_ns.withheld if row.latency_ns else {}).items()
+        if row.samples >= count_samples_needed(float(name[1:]))
+    ]
+    if seen:
+        remedy = "measure longer (--min-time), or on a quieter machine"
+        yield Sentence("percentiles not shown", Tone.FAINT, "note", _shorten_list(seen), remedy)
+
+
+def _shorten_list(seen: Sequence[str]) -> tuple[str, ...]:
+    more = len(seen) - MAX_REASONS_SHOWN
+    return (*seen[:MAX_REASONS_SHOWN], *([f"… and {more} more"] if more > 0 else []))
+
+
+def _format_where(row: Measurement, called: Mapping[str, str]) -> str:
+    rate = "" if row.load.rate_per_s is None else f" at {row.load.rate_per_s:.4g}/s"
+    return f"{called[row.subject.artifact]} {row.load.size}{rate}"
+
+
+def _get_value(group: MeasurementGroup, name: str) -> float | None:
+    found = group.figures.get(name)
+    return None if found is None else found.estimate.value
+
+
+def _find_peak_bytes(group: MeasurementGroup) -> float:
+    """The largest of all processes, as a sign-off judges it; 0 where none was measured."""
+    return max(group.figures["memory"].processes, default=0.0) if "memory" in group.figures else 0.0
+
+
+def _format_with_interval(group: MeasurementGroup, name: str) -> Cell:
+    """`0.2632 ±0.4%`: the value with half its interval over processes; both bounds are in the JSON."""
+    if name not in group.figures:
+        return Cell("")
+    found = group.figures[name].estimate
+    note = "" if found.high is None else f"±{(found.high - found.value) / found.value:.1%}"
+    return Cell(_format_number(found.value / 1e6), note=note, value=found.value)
+
+
+def _format_number(value: float | None, prefix: str = "") -> str:
+    if value is None:
+        return ""
+    return f"{prefix}{value:,.0f}" if value >= 1000 else f"{prefix}{value:.4g}"
+
+
+def document_from_comparison(comparison: Comparison) -> Document:
+    """The best builds first, then every row."""
+    best = [
+        Sentence(f"{comparison.row(row).label}  {comparison.best_reason[goal]}", Tone.STRONG, f"best for {goal}")
+        if row is not None
+        else Sentence(f"– {comparison.best_reason[goal]}", Tone.FAINT, f"best for {goal}")
+        for goal, row in comparison.best.items()
+    ]
+    limit = f"only what meets {comparison.slo}, judged by the interval's upper bound"
+    return make_document(
+        [*best, Sentence(limit, Tone.FAINT) if comparison.slo else None, *list_comparison_parts(comparison)]
+    )
+
+
+def summarize_comparison(comparison: Comparison) -> str:
+    """One or two sentences about the best builds."""
+    found = [
+        f"{comparison.row(row).label} for {goal} ({comparison.best_reason[goal]})"
+        for goal, row in comparison.best.items()
+        if row is not None
+    ]
+    if not found:
+        reasons = ", ".join(dict.fromkeys(comparison.best_reason.values()))
+        return f"No build can be recommended: {reasons}."
+    limit = f" under {comparison.slo}" if comparison.slo else ""
+    return f"Best{limit}: {'; '.join(found)}."
+
+
+def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
+    """The table of builds, what invalidates a row, the baseline, rows without a counterpart, and warnings."""
+    if comparison.rows:
+        yield _tabulate_comparison(comparison)
+    for row in comparison.rows:
+        if not row.valid:
+            yield Sentence(f"{row.label}: {', '.join(row.reason_codes)}", Tone.BAD, "INVALID")
+    if comparison.baseline:
+        yield Sentence(f"{comparison.baseline.name}; speed-up refers to p50 latency", Tone.FAINT, "baseline")
+    found: dict[str, list[str]] = {}
+    for one in comparison.unmatched:
+        found.setdefault(one.reason, []).append(one.label)
+    for reason, labels in found.items():
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        yield Sentence(f"{labels[0]}{more}: {reason}", Tone.FAINT, "no counterpart")
+    yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in comparison.warnings)
+
+
+def _tabulate_comparison(comparison: Comparison) -> Table:
+    sample = name_sample(row.load.sample for row in comparison.rows)
+    columns: list[Column | str] = [
+        Column("build", rank=0),
+        Column("standing", ColumnKind.STATE, rank=0),
+        figure_column("batch", rank=0),
+        Column("load", shared=True),
+        figure_column("p50", "ms", rank=0),
+        figure_column("p99", "ms"),
+        figure_column(f"{sample}s/s"),
+        figure_column("speed-up"),
+        Column("change", rank=2),
+        figure_column("tokens/s", rank=2),
+        figure_column(f"{sample}s/J", rank=2),
+        figure_column("top-1", rank=2),
+        figure_column("memory", rank=2),
+        figure_column("size", rank=2),
+        figure_column("build time", rank=TEXT_ONLY),
+        figure_column("processes", rank=TEXT_ONLY),
+        Column("artifact", ColumnKind.NAME, rank=TEXT_ONLY + 1),
+        Column("dominated by", rank=PAGE_ONLY),
+    ]
+    caption = f"{len(comparison.rows)} measurements, {len(comparison.frontier)} on the frontier; brackets are confidence intervals"
+    rows = [_list_comparison_cells(row, comparison) for row in comparison.rows]
+    return make_table(columns, rows, id="builds", caption=caption)
+
+
+def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
+    state, tone = ("dominated", Tone.PLAIN) if row.valid else ("INVALID", Tone.BAD)
+    if row.on_frontier:
+        state, tone = "frontier", Tone.GOOD
+    joules = row.energy_j_per_image
+    per_joule = Cell("") if joules is None else Cell(f"{1 / joules.value:.3g}", value=1 / joules.value)
+    return (
+        row.configuration,
+        Cell(state, tone),
+        str(row.load.batch_size),
+        ", ".join([*row.load.list_lengths(), row.scenario, row.load.mode]),
+        cell_from_latency(row.latency_ns.get("p50")),
+        cell_from_latency(row.latency_ns.get("p99")),
+        cell_from_estimate(row.throughput_images_per_s, "{:,.0f}"),
+        cell_from_estimate(row.speedup, "{:.2f}×", interval=True),
+        row.change,
+        cell_from_estimate(row.throughput_tokens_per_s, "{:,.0f}"),
+        per_joule,
+        cell_from_estimate(row.top1, "{:.2%}", interval=True),
+        Cell(format_bytes(row.memory_bytes) if row.memory_bytes else "", value=row.memory_bytes),
+        Cell(format_bytes(row.size_bytes) if row.size_bytes else "", value=row.size_bytes),
+        "" if row.build_s is None else format_duration(row.build_s * 1e9),
+        str(row.processes),
+        row.artifact[:12],
+        comparison.row(row.dominated_by.split(": ", 1)[0]).label if row.dominated_by else "",
+    )

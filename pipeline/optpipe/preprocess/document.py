@@ -1,0 +1,180 @@
+"""A preprocessing proof, and the way from files to predictions, as documents."""
+
+from collections.abc import Iterator, Sequence
+
+from optpipe.core.units import format_duration
+from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
+from optpipe.preprocess.parity.records import EdgeCaseFile, ParityRecord, Proof
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning
+from optpipe.report.document import (
+    TONES,
+    Cell,
+    Column,
+    Document,
+    Sentence,
+    Table,
+    Tone,
+    figure_columns,
+    make_document,
+    make_table,
+)
+from optpipe.report.texts import format_drop, format_rate_interval
+
+
+def document_from_preprocess(record: PreprocessRecord) -> Document:
+    """The verdict first, then step by step, the edge cases, and the speed."""
+    parity, proof = record.parity, record.parity.proof
+    worst = [
+        f"{each.file} {each.image} (mean {each.mean_levels:.2f}, max {each.max_levels:.0f})" for each in parity.worst
+    ]
+    return make_document(
+        [
+            Sentence(f"{record.model}: {proof.reason}", TONES[proof.verdict], proof.verdict, remedy=proof.remedy or ""),
+            _tabulate_steps(parity),
+            Sentence(_describe_outputs(proof)),
+            *(Sentence(f"{each.image}: {each.reason}", Tone.BAD, "refused by DALI") for each in parity.refused[:5]),
+            Sentence(f"worst images, side by side with the difference: {', '.join(worst)}"),
+            _describe_edge_cases(parity.edge_cases),
+            _tabulate_throughput(record.throughput, record.images.count) if record.throughput else None,
+            Sentence(f"{record.pipeline.path}  sha256 {record.pipeline.sha256[:12]}", Tone.FAINT, "pipeline"),
+            Sentence(str(record.run_dir), Tone.FAINT, "evidence"),
+        ]
+    )
+
+
+def _tabulate_steps(parity: ParityRecord) -> Table:
+    rows = []
+    for each in parity.steps:
+        marked = each.step == parity.largest_step and each.alone.mean_levels > 0
+        rows.append(
+            (
+                each.step + (" ← largest" if marked else ""),
+                f"{each.cumulative.mean_levels:.4f}",
+                f"{each.cumulative.max_levels:.2f}",
+                f"{each.cumulative.off_share:.2%}",
+                f"{each.alone.mean_levels:.4f}",
+                f"{each.alone.max_levels:.2f}",
+            )
+        )
+    names = ("mean |Δ|", "max |Δ|", "levels differing", "alone: mean", "alone: max")
+    caption = f"in 8-bit levels (0 to 255), {parity.images} images"
+    return make_table(["step", *figure_columns(*names)], rows, caption=caption)
+
+
+def _describe_outputs(proof: Proof) -> str:
+    if not proof.output.finite:
+        return "outputs contain NaN or Inf"
+    snr = proof.output.snr_db
+    parts = ["outputs bit-identical" if snr is None else f"outputs: SNR {snr:.1f} dB"]
+    if proof.top1_agreement:
+        parts.append(f"top-1 agreement {proof.top1_agreement.equal}/{proof.top1_agreement.images}")
+    if proof.accuracy:
+        parts.append(f"accuracy {proof.accuracy.reference:.2%} with the reference, {proof.accuracy.dali:.2%} with DALI")
+    if score := proof.task_score:
+        drop = format_drop(score.drop, score.drop_ci)
+        both = f"{score.reference:.2%} with the reference, {score.dali:.2%} with DALI"
+        parts.append(f"{score.name} {both}, drop {drop}")
+    if same := proof.prediction_agreement:
+        parts.append(f"agreement of predictions {same.share:.2%} ({same.ci[0]:.2%} to {same.ci[1]:.2%})")
+    return ", ".join(parts)
+
+
+def _describe_edge_cases(files: Sequence[EdgeCaseFile]) -> Sentence:
+    """Those that differ, by name; the verdict is about the images."""
+    rest = [each for each in files if not each.matches]
+    by_outcome: dict[str, list[str]] = {}
+    for each in rest:
+        most = "" if each.max_levels is None else f" (max {each.max_levels:.1f})"
+        by_outcome.setdefault(each.outcome, []).append(f"{each.name}{most}")
+    text = f"edge-case files: {len(files) - len(rest)} of {len(files)} decode identically; not part of the verdict"
+    return Sentence(text, details=tuple(f"{outcome}: {', '.join(names)}" for outcome, names in by_outcome.items()))
+
+
+def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
+    tried = [_list_throughput_cells(each, Tone.FAINT) for each in tuning.tried]
+    final = [_list_throughput_cells(each, Tone.STRONG) for each in (tuning.dataloader, tuning.dali, tuning.decode_only)]
+    interval = f" ({tuning.speedup_ci[0]:.2f} to {tuning.speedup_ci[1]:.2f})" if tuning.speedup_ci else ""
+    text = (
+        f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}, {tuning.share_of_decode_only:.2f} of decoding alone"
+    )
+    text += f"; {tuning.left_out}" if tuning.left_out else ""
+    columns: list[Column | str] = [
+        "implementation",
+        "device",
+        "threads",
+        *figure_columns("images/s", "95 % interval", "reader cost", "batch cost"),
+        "error",
+    ]
+    return make_table(columns, [*tried, *final], caption=f"{text}; {images} images, page cache warm")
+
+
+def _list_throughput_cells(each: ThroughputRecord, tone: Tone) -> list[Cell]:
+    name, device, threads = str(each.implementation), "", ""
+    if each.plan is not None:
+        device, threads = each.plan.decode, str(each.plan.threads)
+        if each.plan.decode == "mixed":
+            name += f" hw {each.plan.hw_decoder_load:g}"
+            name += f" cpu {each.plan.cpu_share:g}" if each.plan.cpu_share else ""
+    elif each.loader is not None:
+        device, threads = each.loader.device, f"{each.loader.workers} workers"
+    figures = ["failed", "", "", "", str(each.error)]
+    if each.images_per_s is not None:
+        costs = ("" if cost is None else format_duration(cost) for cost in (each.reader_cost_ns, each.batch_cost_ns))
+        figures = [f"{each.images_per_s:,.0f}", format_rate_interval(each.ci), *costs, ""]
+    return [Cell(text, tone) for text in (name, device, threads, *figures)]
+
+
+def document_from_end_to_end(record: EndToEndRecord) -> Document:
+    """One row for each artifact, then what limits it, and where its time went."""
+    names = (
+        "batch", "images/s", "95 % interval", "p50", "p99", "preprocess alone", "inference alone", "vs. slower part",
+    )  # fmt: skip
+    rows: list[list[str]] = []
+    lines: list[Sentence] = []
+    for each in record.results:
+        if each.figures is None:
+            lines.append(Sentence(f"{each.label}: {each.error}", Tone.BAD, "failed"))
+        else:
+            rows.append(_list_end_to_end_cells(each, each.figures))
+            lines += _describe_end_to_end(each, each.figures)
+    return make_document(
+        [
+            Sentence(f"{record.images} images from {record.folder}, page cache warm"),
+            make_table(["artifact", *figure_columns(*names), Column("bottleneck", rank=0)], rows) if rows else None,
+            *lines,
+            Sentence(str(record.run_dir), Tone.FAINT, "evidence"),
+        ]
+    )
+
+
+def _list_end_to_end_cells(result: EndToEndResult, figures: EndToEndFigures) -> list[str]:
+    parts = figures.parts_images_per_s
+    return [
+        result.label,
+        str(result.plan.batch_size),
+        f"{figures.images_per_s:,.0f}",
+        format_rate_interval(figures.ci),
+        *("too few" if ns is None else format_duration(ns) for ns in (figures.latency_p50_ns, figures.latency_p99_ns)),
+        f"{parts.preprocess:,.0f}",
+        f"{parts.inference:,.0f}",
+        f"{figures.of_slower_part:.2f}",
+        figures.bottleneck.name,
+    ]
+
+
+def _describe_end_to_end(result: EndToEndResult, figures: EndToEndFigures) -> Iterator[Sentence]:
+    line, check = figures.timeline, figures.check
+    yield Sentence(f"{result.label}  {figures.bottleneck.name}: {figures.bottleneck.reason}")
+    yield Sentence(
+        f"  timeline: waiting for preprocessing {line.waiting_for_preprocessing:.0%}, launching {line.launching:.0%}, "
+        f"waiting for outputs {line.waiting_for_outputs:.0%}, other {line.other:.0%}; handover {figures.handover}",
+        Tone.FAINT,
+    )
+    checked = f"  outputs of the timed run: {check.equal} of {check.predictions} match the reference"
+    if check.classes < 2:
+        checked += ", all of one class, so this proves nothing"
+    yield Sentence(checked, Tone.FAINT if result.verdict == "PASS" else TONES[result.verdict])
+    if figures.environment:
+        settings = " ".join(f"{name}={value}" for name, value in figures.environment.items())
+        yield Sentence(f"  also set in your own process: {settings}", Tone.FAINT)

@@ -1,0 +1,421 @@
+"""A profile of a trace or of a model's stages, and the difference between two, as documents."""
+
+from collections.abc import Iterator, Sequence
+
+from optpipe.core.units import format_bytes, format_count, format_duration
+from optpipe.core.verdict import Verdict
+from optpipe.profile.profile_model import ModelProfileDocument
+from optpipe.report.document import (
+    Cell,
+    Column,
+    Document,
+    Part,
+    Row,
+    Section,
+    Sentence,
+    Table,
+    Tone,
+    figure_column,
+    figure_columns,
+    make_document,
+    make_table,
+)
+from optpipe.trace.findings.bottleneck import Gaps, LimitingFactor
+from optpipe.trace.findings.quality import Quality
+from optpipe.trace.findings.records import CallRow, CopyRow, KernelRow, ProfileFinding, RangeRow, Totals, TraceProfile
+from optpipe.trace.findings.report import DiffRow, ProfileDiff, TraceChange
+from optpipe.trace.findings.rules import WITHOUT_PROFILER
+from optpipe.trace.layers.ncu import KernelCounters
+from optpipe.trace.layers.roofline import Peaks, Roofline
+from optpipe.trace.layers.tensor_cores import TensorCores
+from optpipe.trace.timeline.kernels import shorten_name
+from optpipe.trace.timeline.timeline import IdleCause
+
+CAUSES = {
+    IdleCause.HOST_WAIT: "host wait",
+    IdleCause.KERNEL_WAIT: "kernel wait",
+    IdleCause.COPY: "copy",
+    IdleCause.SYNCHRONIZATION: "synchronization",
+}
+_NAME_WIDTH, _ROWS = 60, 20
+
+
+def document_from_profile(profile: TraceProfile, counters: Sequence[KernelCounters] = ()) -> Document:
+    return make_document(list_profile_parts(profile, counters))
+
+
+def list_profile_parts(profile: TraceProfile, counters: Sequence[KernelCounters] = ()) -> Iterator[Part]:
+    """One profile; `counters` are what ncu counted beside it. Times on the host are left out where the profiler distorts them."""
+    distorted, measured = profile.trace_quality.distorts_host, profile.measured
+    yield from _answer(profile)
+    if profile.findings:
+        advice = tuple(_list_advice(profile.findings, distorted=distorted))
+        yield Section("Recommendations, by the time they could save", advice)
+    yield from _tabulate_kernels(measured.kernels, distorted=distorted)
+    yield from _tabulate_calls("API call", measured.api, distorted=distorted)
+    yield from _tabulate_calls("OS call", measured.os_runtime[:5], distorted=distorted)
+    yield from _tabulate_copies(measured.copies, measured.totals)
+    if not distorted:
+        yield from _tabulate_gaps(profile.gaps)
+        yield from _tabulate_ranges(measured.ranges)
+    yield from _tabulate_metrics(profile)
+    if profile.tensor_cores is not None:
+        yield from _describe_tensor_cores(profile.tensor_cores)
+    if profile.roofline is not None:
+        yield from _describe_roofline(profile.roofline)
+    yield from _tabulate_counters(counters, profile.roofline.peaks if profile.roofline else None)
+    yield from _describe_quality(profile.trace_quality)
+
+
+def _answer(profile: TraceProfile) -> Iterator[Sentence]:
+    found, totals, quality = profile.bottleneck, profile.measured.totals, profile.trace_quality
+    of_span = "" if quality.distorts_host else f" of {format_duration(totals.span_ns)}"
+    if found.verdict is LimitingFactor.WITHHELD:
+        yield Sentence(f"no verdict: {found.why}", Tone.DOUBTFUL)
+    else:
+        yield Sentence(f"({found.share:.0%}{of_span}): {found.why}", Tone.STRONG, f"limited by {found.verdict}")
+    scope = f"range {profile.scope}"
+    if profile.scope == "trace":
+        scope = "the whole trace"
+    elif profile.scope.startswith("iterations "):
+        scope = f"{profile.scope}, selectable with --range,"
+    yield Sentence(f"{scope} of {profile.source}, {profile.tracer}; trace quality {quality.verdict}")
+    if totals.busy_ns is not None:
+        idle = ", ".join(
+            f"{label} {totals.idle_by_cause[cause] / totals.span_ns:.0%}" for cause, label in CAUSES.items()
+        )
+        busy = f"{totals.busy_ns / totals.span_ns:.0%}{of_span}"
+        if found.idle_scale != 1 and found.busy_share is not None:
+            busy = f"{found.busy_share:.0%} without the profiler, which verdict and gains are corrected for; with it {busy}"
+        yield Sentence(f"GPU busy {busy}; idle: {idle}")
+    if (rounds := profile.iterations) is None:
+        return
+    counted = f"{rounds.count} iterations ({rounds.range})"
+    gpu = ""
+    if rounds.kernels:
+        gpu = f", of which GPU {format_duration(rounds.median_gpu_ns)} in {rounds.kernels:.0f} kernels"
+    if rounds.period_ns is None or rounds.first_wall_ns is None or rounds.median_other_wall_ns is None:
+        each = f": {format_duration(rounds.unprofiled_ns)} each without the profiler" if rounds.unprofiled_ns else ""
+        yield Sentence(f"{counted}{each}{gpu}")
+        return
+    first, others = format_duration(rounds.first_wall_ns), format_duration(rounds.median_other_wall_ns)
+    each = f"{counted}: {format_duration(rounds.period_ns)} each{gpu}"
+    yield Sentence(f"{each}; the first takes {first} on the host, the others {others}")
+
+
+def _list_advice(findings: Sequence[ProfileFinding], *, distorted: bool) -> Iterator[Sentence]:
+    for number, finding in enumerate(findings, 1):
+        evidence, gain = finding.evidence, f"{finding.gain_share:.0%}"
+        if distorted and finding.host_times:  # all its times but the last were taken under the profiler
+            evidence = f"{finding.rule}{''.join(evidence.partition(WITHOUT_PROFILER)[1:])}"
+        gain = gain if distorted else f"{format_duration(finding.gain_ns)} ({gain})"
+        yield Sentence(evidence, Tone.STRONG, f"{number}. {gain}", remedy=finding.advice)
+
+
+def _tabulate_kernels(rows: Sequence[KernelRow], *, distorted: bool) -> Iterator[Part]:
+    """The kernels that together take 90 %; how long each was launched and queued unless the host's times are distorted."""
+    head = [row for row in rows if row.in_classic_list]
+    queued = not distorted and any(row.queue_ns is not None for row in head)
+    cells: list[Row] = [
+        (
+            _shorten(shorten_name(row.name)),
+            f"{row.share:.1%}",
+            format_duration(row.total_ns),
+            str(row.count),
+            format_duration(row.mean_ns),
+            *(
+                "" if not queued or ns is None else format_duration(ns / row.count)
+                for ns in (row.launch_ns, row.queue_ns)
+            ),
+            "?" if row.tensor_core is None else "yes" if row.tensor_core else "",
+        )
+        for row in head[:_ROWS]
+    ]
+    columns: list[Column | str] = [
+        "top kernels (90 % of time)",
+        *figure_columns("share", "total", "count", "mean"),
+        *(figure_column(name, rank=2) for name in ("launch", "queue")),
+        "Tensor Cores",
+    ]
+    caption = "launch: time in the launching call; queue: from its return to the kernel's start; both per kernel"
+    yield from _list_table(columns, cells, len(head), caption if queued else "")
+
+
+def _list_table(
+    columns: Sequence[Column | str], cells: Sequence[Sequence[Cell | str | None]], count: int, caption: str = ""
+) -> Iterator[Table]:
+    """The first of `count` rows, with the number of the others; nothing where there are none."""
+    if cells:
+        more = f"and {count - len(cells)} more" if count > len(cells) else ""
+        yield make_table(columns, cells, caption="\n".join(filter(None, (more, caption))))
+
+
+def _tabulate_calls(what: str, rows: Sequence[CallRow], *, distorted: bool) -> Iterator[Part]:
+    """The calls that together take 90 % of the time in such calls; as shares only where the host's times are distorted."""
+    head = [row for row in rows if row.in_classic_list]
+    cells: list[Row] = [
+        (_shorten(row.name), f"{row.share:.1%}", "" if distorted else format_duration(row.total_ns), str(row.count))
+        for row in head[:_ROWS]
+    ]
+    columns: list[Column | str] = [f"top {what}s (90 % of time)", *figure_columns("share", "total", "count")]
+    yield from _list_table(columns, cells, len(head))
+
+
+def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
+    """Copies by kind and memory, and how much ran beside kernels; and kernels of several streams."""
+    cells: list[Row] = [
+        (
+            row.kind or "unknown",
+            format_duration(row.total_ns),
+            str(row.count),
+            format_bytes(row.bytes),
+            "" if row.bytes_per_s is None else f"{format_bytes(row.bytes_per_s)}/s",
+            row.source_memory,
+            row.target_memory,
+        )
+        for row in rows[:8]
+    ]
+    yield from _list_table(
+        ["copies", *figure_columns("total", "count", "size", "rate"), "from", "to"], cells, len(rows)
+    )
+    if rows and totals.copy_beside_compute_ns is not None:
+        copies_ns = (totals.memcpy_ns or 0) + (totals.memset_ns or 0)
+        beside = f"{format_duration(totals.copy_beside_compute_ns)} of {format_duration(copies_ns)} overlaps kernels"
+        yield Sentence(beside, Tone.FAINT)
+    if totals.streams > 1 and totals.streams_concurrent_ns is not None:
+        both = f"two or more run at once for {format_duration(totals.streams_concurrent_ns)}"
+        yield Sentence(f"{totals.streams} streams run kernels; {both}", Tone.FAINT)
+
+
+def _tabulate_gaps(found: Gaps | None) -> Iterator[Part]:
+    """The longest gaps, with what each waited for."""
+    if found is None or not found.count:
+        return
+    rows: list[Row] = []
+    for gap in found.longest[:5]:
+        cause = max(gap.by_cause, key=gap.by_cause.__getitem__, default=None)
+        times = format_duration(gap.start_ns), format_duration(gap.duration_ns)
+        rows.append(
+            (*times, CAUSES[cause] if cause else "", _shorten(gap.before or "end of trace"), _shorten(gap.host))
+        )
+    least, total = format_duration(found.least_ns), format_duration(found.total_ns)
+    yield make_table(
+        ("at", figure_column("gap"), "waits for", "then runs", "host meanwhile"),
+        rows,
+        title=f"{found.count} gaps of {least} or more, {total} in total",
+    )
+
+
+def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
+    """NVTX ranges: on the host, and on the GPU where they launched anything."""
+    on_gpu = any(row.gpu_ns for row in rows)
+    cells: list[Row] = []
+    for row in rows[:12]:
+        projected_ns = row.projected_ns or 0
+        busy = f"{row.busy_ns / projected_ns:.0%}" if projected_ns else ""
+        gpu = (format_duration(row.gpu_ns or 0), format_duration(projected_ns), busy, row.bottleneck)
+        host = (_shorten(row.name), str(row.count), format_duration(row.wall_ns))
+        cells.append((*host, *(gpu if on_gpu else ("", "", "", ""))))
+    columns: list[Column | str] = ["range", *figure_columns("count", "host", "GPU", "projected", "busy"), "limited by"]
+    caption = (
+        "GPU: total time of what the range launched; projected: from its first start to its last end on the GPU; "
+        "busy: share of the projected time in which kernels run"
+    )
+    yield from _list_table(columns, cells, len(cells), caption if on_gpu else "")
+
+
+def _tabulate_metrics(profile: TraceProfile) -> Iterator[Part]:
+    """GPU metrics, where they were recorded."""
+    metrics = [
+        (
+            _shorten(each.name),
+            *("" if value is None else f"{value:.0f}" for value in (each.mean, each.mean_busy, each.max)),
+            str(each.samples),
+        )
+        for each in profile.gpu_metrics
+        if each.max
+    ]
+    names = ("mean", "while a kernel runs", "max", "samples")
+    yield from _list_table(["GPU metric", *figure_columns(*names)], metrics, len(metrics))
+
+
+def _tabulate_counters(rows: Sequence[KernelCounters], peaks: Peaks | None) -> Iterator[Part]:
+    """What ncu counted, the mean of a kernel's launches, and the share of the memory's peak where `peaks` are known."""
+    cells: list[Row] = []
+    for row in rows:
+        rate, percent = row.dram_bytes_per_s, row.compute_peak_percent
+        cells.append(
+            (
+                _shorten(shorten_name(row.name)),
+                str(row.launches),
+                "" if row.duration_ns is None else format_duration(row.duration_ns),
+                "" if row.dram_bytes is None else format_bytes(row.dram_bytes),
+                "" if rate is None else f"{format_bytes(rate)}/s",
+                "" if rate is None or peaks is None else f"{rate / peaks.bytes_per_s:.0%}",
+                "" if row.cycles is None else f"{row.cycles:,.0f}",
+                "" if percent is None else f"{percent:.0f} %",
+            )
+        )
+    names = ("launches", "time", "DRAM", "DRAM rate", "of peak", "cycles", "compute")
+    yield from _list_table(["ncu counters, mean per launch", *figure_columns(*names)], cells, len(cells))
+
+
+def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
+    unknown = f", {found.unknown} cannot be determined from the kernel's name" if found.unknown else ""
+    used = f"{found.used} of {found.eligible} eligible {found.basis} use them{unknown}"
+    each = "; times per iteration" if found.iterations > 1 else ""
+    yield Sentence(f"{used}; {found.time_share:.0%} of kernel time{each}", Tone.STRONG, "Tensor Cores")
+    for what, layers in (("missed", found.missed), ("ineligible", found.ineligible)):
+        cells: list[Row] = [
+            (
+                _shorten(f"{row.op} {row.name}" if row.op else row.name),
+                f"{row.share:.1%}",
+                *(format_duration(ns / found.iterations) for ns in (row.time_ns, row.could_save_ns)),
+                row.reason,
+            )
+            for row in layers[:10]
+        ]
+        yield from _list_table([what, *figure_columns("share", "time", "could save"), "why"], cells, len(cells))
+
+
+def _describe_roofline(found: Roofline) -> Iterator[Part]:
+    peaks, fused = found.peaks, found.fused
+    rates = ", ".join(f"{kind} {format_count(rate)}FLOP/s" for kind, rate in peaks.flops_per_s.items())
+    text = f"at batch {found.batch_size}: at least {format_duration(found.bound_ns)}"
+    if found.times_bound is not None and found.measured_ns is not None:
+        text += f"; measured {format_duration(found.measured_ns)}, {found.times_bound:.1f}× the bound"
+        text += " (weights in a cache, Winograd, or a probe on a busy machine)" if found.times_bound < 1 else ""
+    if found.types_without_peak:
+        text += f" ({', '.join(found.types_without_peak)} arithmetic has no known peak and is left out)"
+    text += f". Layer by layer {format_duration(fused.ns)} with elementwise operators fused"
+    text += f" ({fused.math_share:.0%} of it arithmetic), {format_duration(found.unfused.ns)} node by node"
+    yield Sentence(text, Tone.STRONG, "Roofline")
+    device = f"peaks of {peaks.device} ({peaks.source})"
+    yield Sentence(f"{device}: {rates}; memory {format_bytes(peaks.bytes_per_s)}/s", Tone.FAINT)
+    cells: list[Row] = [
+        (
+            _shorten(row.cost.name),
+            format_duration(row.measured_ns),
+            format_duration(row.bound_ns),
+            f"{row.intensity:.1f}",
+            row.quadrant,
+        )
+        for row in found.layers
+        if row.measured_ns
+    ]
+    columns: list[Column | str] = [
+        "layers farthest above their bound",
+        *figure_columns("time", "bound", "FLOP/byte"),
+        "regime",
+    ]
+    yield from _list_table(columns, cells[:8], 0)
+
+
+def _describe_quality(quality: Quality) -> Iterator[Sentence]:
+    for check in quality.checks:
+        if check.verdict is not Verdict.PASS:
+            name = check.name.replace("_", " ")
+            yield Sentence(f"trace check '{name}': {check.verdict.lower()} ({check.detail})", Tone.DOUBTFUL)
+    reasons: dict[str, list[str]] = {}
+    for view, why in quality.withheld.items():
+        reasons.setdefault(why, []).append(view)
+    for why, views in reasons.items():
+        yield Sentence(f"not shown: {', '.join(views)} ({why})", Tone.DOUBTFUL)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 1]}…"
+
+
+NOT_SHOWN = "not shown"
+"""In place of a stage's time whose profiled and unprofiled measurements disagree."""
+
+
+def document_from_stages(record: ModelProfileDocument) -> Document:
+    """One line for each stage, then the main one in full."""
+    rows: list[tuple[Cell | str, ...]] = []
+    for stage in record.stages:
+        bottleneck, findings = stage.profile.bottleneck, stage.profile.findings
+        time = _format_time(stage.profile)
+        gain = time if time == NOT_SHOWN else f"{findings[0].gain_share:.0%}" if findings else ""
+        rows.append(
+            (
+                stage.subject.name,
+                time,
+                "" if bottleneck.busy_share is None else f"{bottleneck.busy_share:.0%}",
+                gain,
+                Cell(bottleneck.verdict, Tone.STRONG),
+                findings[0].advice if findings else "",
+            )
+        )
+    rows += [(failed.name, "", "", "", Cell("failed", Tone.BAD), failed.error) for failed in record.failed]
+    distorted = any(stage.profile.trace_quality.distorts_host for stage in record.stages)
+    caption = "*: measured without the profiler, which slowed the host too much; not shown: profiled and unprofiled times disagree"
+    main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
+    full = () if main is None else tuple(list_profile_parts(main.profile, main.counters))
+    columns: list[Column | str] = [
+        "stage",
+        *figure_columns("time", "GPU busy", "gain"),
+        "limited by",
+        "first thing to try",
+    ]
+    return make_document(
+        [
+            make_table(columns, rows, caption=caption if distorted else ""),
+            None if main is None else Section(f"{main.subject.name} in full", full),
+            Sentence(str(record.run_dir), Tone.FAINT, "run"),
+        ]
+    )
+
+
+def _format_time(profile: TraceProfile) -> str:
+    """One iteration, or the stage where nothing repeats; outside the profiler where that slowed it too much."""
+    iterations = profile.iterations
+    if profile.trace_quality.distorts_host:
+        unprofiled_ns = iterations.unprofiled_ns if iterations else None
+        return f"{format_duration(unprofiled_ns)}*" if unprofiled_ns else NOT_SHOWN
+    period_ns = iterations.period_ns if iterations else None
+    return format_duration(period_ns or profile.measured.totals.span_ns)
+
+
+def document_from_diff(diff: ProfileDiff) -> Document:
+    """Two profiles side by side, the largest change first."""
+    unit = "per iteration" if diff.per_iteration else "in total"
+    rows = [(f"time {unit}{', without the profiler' if diff.unprofiled else ''}", diff.host_ns)]
+    on_gpu = any(diff.busy_ns)
+    if on_gpu:
+        rows += [(f"GPU time span {unit}", diff.span_ns), ("GPU busy", diff.busy_ns), ("GPU idle", diff.idle_ns)]
+    cells: list[Row] = [(label, *map(format_duration, times), _format_change(*times)) for label, times in rows]
+    second = ("kernel", diff.kernels) if on_gpu else ("range", diff.ranges)
+    return make_document(
+        [
+            make_table(["total", *figure_columns("before", "after", "change")], cells),
+            _tabulate_changes("layer", diff.layers),
+            _tabulate_changes(*second),
+        ]
+    )
+
+
+def _tabulate_changes(kind: str, found: Sequence[DiffRow]) -> Part:
+    rows = [row for row in found if row.change is not TraceChange.SAME]
+    if not rows:
+        return Sentence(f"no {kind} changed notably" if found else f"no {kind}s to compare", Tone.FAINT)
+    cells: list[Row] = [
+        (
+            _shorten(shorten_name(row.name) if kind == "kernel" else row.name),
+            *map(format_duration, (row.before_ns, row.after_ns)),
+            _format_change(row.before_ns, row.after_ns),
+            row.change,
+        )
+        for row in rows[:15]
+    ]
+    more = f"and {len(rows) - 15} more; see --json" if len(rows) > 15 else ""
+    return make_table([kind, *figure_columns("before", "after", "change"), ""], cells, caption=more)
+
+
+def _format_change(before: float, after: float) -> Cell:
+    if before == after:
+        return Cell("0%")
+    if not before:
+        return Cell("new", Tone.BAD)
+    return Cell(f"{after / before - 1:+.0%}", Tone.GOOD if after < before else Tone.BAD)

@@ -1,0 +1,208 @@
+"""What every report is made of: sentences, tables, figures and sections.
+
+A document says what is shown and how important it is, never how it looks: the terminal, Markdown and HTML each render the
+same values.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Tone(StrEnum):
+    PLAIN = "plain"
+    GOOD = "pass"
+    BAD = "fail"
+    DOUBTFUL = "inconclusive"
+    FAINT = "faint"
+    STRONG = "strong"
+
+
+TONES = {"PASS": Tone.GOOD, "FAIL": Tone.BAD, "INCONCLUSIVE": Tone.DOUBTFUL}
+"""The tone of each verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A statement: `label  text`, its `details` below it, and `remedy` as what to do about it.
+
+    With a label, `tone` marks the label; without one it marks the text.
+    """
+
+    text: str
+    tone: Tone = Tone.PLAIN
+    label: str = ""
+    details: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+class ColumnKind(StrEnum):
+    TEXT = "text"
+    FIGURE = "figure"
+    """Aligned to the right, never cut or wrapped; sorted by `Cell.value`."""
+    STATE = "state"
+    """A word out of a few, which a page can filter by."""
+    NAME = "name"
+    """An identifier, set as code."""
+
+
+TEXT_ONLY, PAGE_ONLY = 3, 9
+"""The ranks of columns that a page has no room for, and of those that the terminal and Markdown have none for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    kind: ColumnKind = ColumnKind.TEXT
+    unit: str = ""
+    rank: int = 1
+    """Where a terminal is too narrow, columns of the highest rank move below their row first; those of rank 0 never do."""
+    shared: bool = False
+    """Whether a value that all rows have may stand above the table instead."""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """An observed value with its interval beside the limit that it is judged by."""
+
+    value: float
+    low: float
+    high: float
+    limit: float
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    tone: Tone = Tone.PLAIN
+    note: str = ""
+    """What belongs to the value, such as its interval."""
+    value: float | None = None
+    """What the cell is sorted by; None sorts by `text`."""
+    gauge: Gauge | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns that are empty in every row are not shown."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
+    caption: str = ""
+    id: str = ""
+
+    @property
+    def used(self) -> list[int]:
+        """The columns in which some row has a text, by position."""
+        return [at for at in range(len(self.columns)) if any(row[at].text for row in self.rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class RawFile:
+    """A file that figures were computed from; `path` is relative to the report."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """One line of a figure's legend, which the page sets beside the drawing so that long names wrap."""
+
+    label: str
+    color: str
+    """As CSS: `var(--series-1)`."""
+    mark: str = "●"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawing with the files that its numbers are in; `image` is SVG, or a picture as a `data:` URI."""
+
+    title: str
+    caption: str
+    image: str
+    files: tuple[RawFile, ...] = ()
+    legend: tuple[LegendEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    parts: "tuple[Part, ...]"
+    id: str = ""
+    folded: bool = False
+    """Whether a page shows only the title until it is opened."""
+
+
+Part = Sentence | Table | Figure | Section
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Highlight:
+    """A key figure: `Lowest p99 latency`, `1.20 ms`, and the build that has it."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A report of its own: the answer first, then sections, then the machine and the files that it rests on."""
+
+    title: str
+    answer: str
+    sections: tuple[Section, ...]
+    verdict: str = ""
+    tally: tuple[tuple[str, int], ...] = ()
+    """How many criteria have each verdict."""
+    alerts: tuple[Sentence, ...] = ()
+    highlights: tuple[Highlight, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    """The measurement environment, by name."""
+    files: tuple[RawFile, ...] = ()
+    created_utc: str = ""
+    optpipe: str = ""
+
+
+Row = Sequence[Cell | str | None]
+"""Cells or plain texts; None is a value that was not measured."""
+
+
+def make_document(parts: Iterable[Part | None]) -> Document:
+    """The document of the parts that are there."""
+    return Document(tuple(part for part in parts if part is not None))
+
+
+def make_table(
+    columns: Iterable[Column | str],
+    rows: Iterable[Row],
+    *,
+    title: str = "",
+    caption: str = "",
+    id: str = "",
+) -> Table:
+    heads = tuple(Column(each) if isinstance(each, str) else each for each in columns)
+    cells = tuple(tuple(each if isinstance(each, Cell) else Cell(each or "") for each in row) for row in rows)
+    return Table(heads, cells, title, caption, id)
+
+
+def figure_column(name: str, unit: str = "", rank: int = 1) -> Column:
+    return Column(name, ColumnKind.FIGURE, unit, rank)
+
+
+def figure_columns(*names: str) -> list[Column]:
+    return [figure_column(name) for name in names]

@@ -1,0 +1,169 @@
+"""A document on the terminal, laid out for its width: columns that do not fit move below their row, figures are never cut."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from optpipe.core.errors import escape
+from optpipe.report.document import (
+    PAGE_ONLY,
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Figure,
+    Part,
+    Section,
+    Sentence,
+    Table,
+    Tone,
+)
+
+STYLES = {
+    Tone.PLAIN: "",
+    Tone.GOOD: "green",
+    Tone.BAD: "red",
+    Tone.DOUBTFUL: "yellow",
+    Tone.FAINT: "dim",
+    Tone.STRONG: "bold",
+}
+GAP = "   "
+NARROW, WORD = 12, 24
+"""A column of text becomes no narrower than NARROW characters, nor than its longest word up to WORD."""
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalText:
+    """A document as rich prints it."""
+
+    document: Document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        blank = True
+        for line in _render_parts(self.document.parts, console, options.max_width):
+            if line.plain or not blank:
+                yield line
+            blank = not line.plain
+
+
+def _render_parts(parts: Iterable[Part], console: Console, width: int) -> Iterator[Text]:
+    for part in parts:
+        match part:
+            case Sentence():
+                yield _render_sentence(part)
+            case Table():
+                yield from _render_table(part, console, width)
+            case Figure():
+                yield Text(f"{part.title}: {part.caption}")
+            case Section():
+                yield Text()
+                yield Text(_clean(part.title), style="bold")
+                yield from _render_parts(part.parts, console, width)
+
+
+def _clean(text: str) -> str:
+    """`text` without control characters: whatever a file named."""
+    return "\n".join(map(escape, text.split("\n")))
+
+
+def _render_sentence(sentence: Sentence) -> Text:
+    style = STYLES[sentence.tone]
+    faint = sentence.tone is Tone.FAINT
+    text = Text(style=style if faint or not sentence.label else "")
+    if sentence.label:
+        text.append(_clean(sentence.label), style=style if faint else f"bold {style}").append("  ")
+    text.append(_clean(sentence.text))
+    indent = "    " if sentence.details else ""
+    for detail in sentence.details:
+        text.append(f"\n{indent}{_clean(detail)}")
+    if sentence.remedy:
+        text.append(f"\n{indent}→ {_clean(sentence.remedy)}", style="dim")
+    return text
+
+
+def _render_table(table: Table, console: Console, width: int) -> Iterator[Text]:
+    shared = [at for at in table.used if table.columns[at].shared and len({row[at].text for row in table.rows}) == 1]
+    shown = [at for at in table.used if at not in shared and table.columns[at].rank < PAGE_ONLY]
+    title = ": ".join(each for each in (table.title, ", ".join(table.rows[0][at].text for at in shared)) if each)
+    yield Text()
+    if title:
+        yield Text(_clean(title), style="bold")
+    if shown:
+        yield from _render_rows(table, shown, console, width)
+    if table.caption:
+        yield Text(_clean(table.caption), style="dim")
+    yield Text()
+
+
+def _render_rows(table: Table, shown: list[int], console: Console, width: int) -> Iterator[Text]:
+    columns = table.columns
+    heads = [Text(_clean(column.heading), style="bold") for column in columns]
+    rows = [[_text_from_cell(cell, column) for cell, column in zip(row, columns, strict=True)] for row in table.rows]
+    least = [_find_least_width(heads[at], [row[at] for row in rows], columns[at]) for at in range(len(columns))]
+    folded: list[int] = []
+    while sum(least[at] for at in shown) + len(GAP) * (len(shown) - 1) > width:
+        movable = [at for at in shown[1:] if columns[at].rank]
+        if not movable:
+            break
+        moved = max(movable, key=lambda at: (columns[at].rank, at))
+        shown.remove(moved)
+        folded.append(moved)
+    natural = [max(_measure(each) for each in (heads[at], *(row[at] for row in rows))) for at in shown]
+    widths = _shrink(natural, [least[at] for at in shown], width - len(GAP) * (len(shown) - 1))
+    right = [columns[at].kind is ColumnKind.FIGURE for at in shown]
+    yield from _join_cells([heads[at] for at in shown], widths, right, console)
+    yield Text("─" * (sum(widths) + len(GAP) * (len(widths) - 1)), style="dim")
+    for row, cells in zip(rows, table.rows, strict=True):
+        yield from _join_cells([row[at] for at in shown], widths, right, console)
+        rest = [f"{columns[at].heading} {' '.join(row[at].plain.split())}" for at in sorted(folded) if cells[at].text]
+        if rest:
+            below = Text(", ".join(rest), style="dim").wrap(console, max(width - 4, NARROW), overflow="fold")
+            yield from (Text("    ").append_text(line) for line in below)
+
+
+def _text_from_cell(cell: Cell, column: Column) -> Text:
+    text = Text(_clean(cell.text), style=STYLES[cell.tone])
+    if column.kind is ColumnKind.FIGURE:
+        return text.append(f" {cell.note}" if cell.note else "") if cell.text else Text("–", style="dim")
+    return text.append(f"\n{_clean(cell.note)}" if cell.text else _clean(cell.note)) if cell.note else text
+
+
+def _measure(text: Text) -> int:
+    return max(map(cell_len, text.plain.split("\n")))
+
+
+def _find_least_width(head: Text, cells: Sequence[Text], column: Column) -> int:
+    """The width below which a column would have to cut a figure or a word."""
+    words = [cell_len(word) for text in (head, *cells) for word in text.plain.split()]
+    if column.kind is ColumnKind.FIGURE:
+        return max([*map(_measure, cells), *(cell_len(word) for word in head.plain.split())])
+    return min(max(map(_measure, (head, *cells))), max(NARROW, min(max(words, default=0), WORD)))
+
+
+def _shrink(widths: list[int], least: Sequence[int], width: int) -> list[int]:
+    """`widths` with the widest columns narrowed until their sum is `width`, first down to `least`, then below it."""
+    widths = list(widths)
+    for floor in (least, [1] * len(widths)):
+        while sum(widths) > width and (wide := [at for at in range(len(widths)) if widths[at] > floor[at]]):
+            widths[max(wide, key=lambda at: widths[at])] -= 1
+    return widths
+
+
+def _join_cells(
+    cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool], console: Console
+) -> Iterator[Text]:
+    """One row: as many lines as its highest cell has."""
+    wrapped = [cell.wrap(console, width, overflow="fold") for cell, width in zip(cells, widths, strict=True)]
+    for number in range(max(map(len, wrapped))):
+        line = Text()
+        for at, lines in enumerate(wrapped):
+            part = lines[number] if number < len(lines) else Text()
+            part.rstrip()
+            space = " " * (widths[at] - part.cell_len)
+            line.append(GAP if at else "").append(space if right[at] else "")
+            line.append_text(part).append("" if right[at] else space)
+        line.rstrip()
+        yield line

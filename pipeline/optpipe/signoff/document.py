@@ -1,0 +1,278 @@
+"""A verdict, a verification and the report on a dossier as documents."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from optpipe import __version__
+from optpipe.core.comparison import Comparison
+from optpipe.core.environment import Environment
+from optpipe.core.measurement import name_sample
+from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
+from optpipe.core.units import format_bytes
+from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
+from optpipe.measure.document import list_comparison_parts, summarize_comparison
+from optpipe.report.document import (
+    TONES,
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Figure,
+    Gauge,
+    Highlight,
+    Page,
+    Part,
+    RawFile,
+    Section,
+    Sentence,
+    Table,
+    Tone,
+    make_document,
+    make_table,
+)
+from optpipe.report.texts import format_observed
+from optpipe.trace.findings.records import TraceProfile
+
+NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
+UNSIGNED = "This dossier is not signed: it proves that the folder agrees with itself, not who made it or where it was measured."
+
+
+def summarize_verdict(record: VerdictRecord) -> str:
+    """Sentences for who decides on a release: whether to ship, how many criteria stand against it, and the first of them."""
+    build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
+    counted, waived = record.counted, len(record.waived)
+    worst = [one for one in counted if one.verdict is record.verdict]
+    tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
+    share = f"{len(worst)} of {len(counted)} criteria"
+    if not counted:
+        return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
+    if record.verdict is Verdict.PASS:
+        return f"Ship {build}: all {len(counted)} criteria are met with evidence.{tail}"
+    first = f"{_name_criterion(worst[0].name)}: {worst[0].reason}."
+    if record.verdict is Verdict.FAIL:
+        return f"Do not ship {build}: {share} {'is' if len(worst) == 1 else 'are'} not met. {first}{tail}"
+    return f"Do not ship {build} yet: the evidence does not decide {share}. {first}{tail}"
+
+
+_NAMES = {
+    "trust.weights": "Weights",
+    "trust.precision": "Precision",
+    "trust.outputs": "Outputs",
+    "trust.environment": "Measurement environment",
+    "throughput.minimum": "Throughput",
+    "regression.throughput": "Throughput regression",
+    "memory.maximum": "Memory",
+    "energy.maximum": "Energy",
+    "stability.maximum_cv": "Stability",
+    "accuracy.maximum_drop": "Accuracy drop",
+    "accuracy.minimum_score": "Score",
+    "accuracy.minimum_top1": "Top-1 accuracy",
+    "accuracy.minimum_agreement": "Agreement with the source model",
+    "preprocessing.minimum_agreement": "Preprocessing agreement",
+    "preprocessing.minimum_snr": "Preprocessing SNR",
+    "size.maximum": "Engine size",
+    "tensor_cores.minimum_share": "Tensor Core use",
+}
+
+
+def _name_criterion(name: str) -> str:
+    """`latency.p99.b8` as a sentence names it: `p99 latency`."""
+    section, metric, *_ = name.split(".")
+    known = {"latency": f"{metric} latency", "regression": f"{metric} regression", "precision": f"Share of {metric}"}
+    return _NAMES.get(f"{section}.{metric}") or known.get(section) or f"{section} {metric}".capitalize()
+
+
+def document_from_verdict(record: VerdictRecord, dossier: Path | None) -> Document:
+    """The verdict, why, and what to do."""
+    return make_document(_list_verdict_parts(record, dossier))
+
+
+def _list_verdict_parts(record: VerdictRecord, dossier: Path | None) -> Iterator[Part]:
+    yield Sentence(summarize_verdict(record), TONES[record.verdict], record.verdict)
+    yield from list_waivers(record)
+    yield tabulate_criteria(record)
+    yield from list_notes(record)
+    if dossier is not None:
+        yield Sentence(str(dossier), Tone.STRONG, "dossier")
+        yield Sentence(shlex.join(["optpipe", "verify", str(dossier)]), Tone.FAINT, "verify it anywhere")
+
+
+def list_waivers(record: VerdictRecord) -> Iterator[Sentence]:
+    for one in record.waived:
+        yield Sentence(f"`{one.name}` is {one.verdict} and does not count: {one.waived}", Tone.BAD, "WAIVED")
+
+
+def list_notes(record: VerdictRecord) -> Iterator[Sentence]:
+    return (Sentence(note.message, Tone.DOUBTFUL, "note", remedy=note.remedy) for note in record.notes)
+
+
+def tabulate_criteria(record: VerdictRecord) -> Table:
+    order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+    rows = [
+        (
+            one.name,
+            Cell(one.verdict, TONES[one.verdict], "waived" if one.waived else "", order.index(one.verdict)),
+            Cell(
+                format_observed(one),
+                note=one.about,
+                value=one.observed if isinstance(one.observed, float) else None,
+                gauge=_make_gauge(one),
+            ),
+            one.limit,
+            Cell(_explain_beside_figures(one), note=f"→ {one.remedy}" if one.remedy else ""),
+        )
+        for one in record.criteria
+    ]
+    columns = (
+        Column("criterion", ColumnKind.NAME), Column("verdict", ColumnKind.STATE, rank=0), "observed", "limit", "why",
+    )  # fmt: skip
+    return make_table(columns, rows, id="criteria")
+
+
+def _explain_beside_figures(one: CriterionResult) -> str:
+    """The reason beside figure and limit: empty where it only repeats them."""
+    return "" if one.observed is not None and format_observed(one) in one.reason else one.reason
+
+
+def _make_gauge(one: CriterionResult) -> Gauge | None:
+    value, limit = one.observed, one.threshold
+    if not isinstance(value, int | float) or not isinstance(limit, int | float):
+        return None
+    low, high = one.ci or (value, value)
+    return Gauge(value, low, high, limit, one.limit.startswith("at least"))
+
+
+def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:
+    """What became of each step, then the verdict."""
+    lines = [
+        Sentence(f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s" + (f"  {one.reason}" if one.reason else ""))
+        for one in steps
+    ]
+    return make_document([*lines, *_list_verdict_parts(record, dossier)])
+
+
+def document_from_verification(found: VerificationRecord) -> Document:
+    """Whether a dossier is intact, and the verdict that its raw files give."""
+    if found.recomputed is None:
+        more = len(found.problems) - 20
+        rest = (f"and {more} more",) if more > 0 else ()
+        why = ": the seal is intact, but not every figure follows from the raw files" if found.as_sealed else ""
+        remedy = NOT_RECOMPUTED if found.as_sealed else ""
+        text = f"{found.dossier}{why}"
+        return make_document([Sentence(text, Tone.BAD, "NOT INTACT", (*found.problems[:20], *rest), remedy)])
+    return make_document(
+        [
+            Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
+            *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
+            *(Sentence(one, Tone.FAINT, "no raw file") for one in found.unbacked),
+            Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature == "not signed" else None,
+            *_list_verdict_parts(found.recomputed, None),
+        ]
+    )
+
+
+def page_from_verdict(
+    record: VerdictRecord,
+    comparison: Comparison,
+    figures: Sequence[Figure],
+    pictures: Sequence[Figure],
+    profile: TraceProfile | None,
+    files: tuple[RawFile, ...],
+) -> Page:
+    """The report on a dossier: its criteria, its builds, and the evidence for both."""
+    counted = [one.verdict for one in record.counted]
+    tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
+    proven = (
+        "PASS and FAIL are proven: the whole interval lies on one side of the limit. Everything else is INCONCLUSIVE."
+    )
+    recompute = (
+        "Recompute every number and this verdict, offline and without a GPU: `optpipe verify .` in this folder. "
+        "To check only the hashes: `sha256sum -c SHA256SUMS`."
+    )
+    findings = () if profile is None else profile.findings[:8]
+    sections = [
+        Section("Criteria", (Sentence(proven), tabulate_criteria(record), *list_notes(record)), "criteria"),
+        _make_builds_section(comparison),
+        Section("Figures", tuple(figures), "figures"),
+        Section("Preprocessing, side by side", tuple(pictures), "parity"),
+        Section(
+            "What limits performance",
+            tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings),
+            "profile",
+        ),
+        Section(
+            "Evidence",
+            (Sentence(recompute), Section("Void if", tuple(map(Sentence, record.expires_if)), folded=True)),
+            "evidence",
+        ),
+    ]
+    return Page(
+        f"{record.model}: {record.policy.name}",
+        summarize_verdict(record),
+        tuple(section for section in sections if section.parts),
+        record.verdict,
+        (*tally, *([("WAIVED", len(record.waived))] if record.waived else [])),
+        tuple(list_waivers(record)),
+        tuple(_highlight_judged_build(record, comparison)),
+        tuple(_list_facts(comparison.environment)),
+        files,
+        record.created_utc,
+        __version__,
+    )
+
+
+def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], files: tuple[RawFile, ...]) -> Page:
+    """The report of `optpipe compare`."""
+    names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
+    sections = [
+        _make_builds_section(comparison),
+        Section("Figures", tuple(figures), "figures"),
+        Section("Evidence", (Sentence("The files that the figures were computed from."),), "evidence"),
+    ]
+    return Page(
+        "Comparison",
+        summarize_comparison(comparison),
+        tuple(section for section in sections if section.parts),
+        highlights=tuple(
+            Highlight(names[goal], comparison.best_reason[goal], comparison.row(row).label)
+            for goal, row in comparison.best.items()
+            if row is not None
+        ),
+        facts=tuple(_list_facts(comparison.environment)),
+        files=files,
+        optpipe=__version__,
+    )
+
+
+def _make_builds_section(comparison: Comparison) -> Section:
+    return Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
+
+
+def _highlight_judged_build(record: VerdictRecord, comparison: Comparison) -> Iterator[Highlight]:
+    """The best figures of the judged artifact."""
+    rows = [row for row in comparison.rows if row.artifact == record.artifact.id and row.valid]
+    percentile = "p99" if any("p99" in row.latency_ns for row in rows) else "p50"
+    sample = name_sample(row.load.sample for row in rows)
+    if timed := [(row.latency_ns[percentile].value, row.label) for row in rows if percentile in row.latency_ns]:
+        value, label = min(timed)
+        yield Highlight(f"Lowest {percentile} latency", format_quantity(value, Dimension.TIME), label)
+    if counted := [(row.throughput_images_per_s.value, row.label) for row in rows if row.throughput_images_per_s]:
+        value, label = max(counted)
+        yield Highlight("Highest throughput", format_quantity(value, choose_dimension(Dimension.RATE, sample)), label)
+    if metered := [(row.energy_j_per_image.value, row.label) for row in rows if row.energy_j_per_image]:
+        value, label = min(metered)
+        energy = format_quantity(value, choose_dimension(Dimension.ENERGY, sample))
+        yield Highlight("Least energy", f"≈ {energy}", label)
+    if size := record.artifact.size_bytes:
+        yield Highlight("Engine", format_bytes(size), f"sha256 {str(record.artifact.sha256)[:12]}")
+
+
+def _list_facts(environment: Environment) -> Iterator[tuple[str, str]]:
+    for gpu in environment.gpus:
+        yield "GPU", f"{gpu.name}, driver {gpu.driver}"
+    if not environment.gpus:
+        yield "GPU", "none"
+    yield "CPU", f"{environment.cpu}, {environment.cpu_count} cores"
+    yield "Python", environment.python
+    yield from environment.packages.items()

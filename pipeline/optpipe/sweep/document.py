@@ -1,0 +1,210 @@
+"""A sweep, what it shows of kinds of GPU, a neighbor effect and a merge as documents."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from optpipe.core.estimate import Estimate
+from optpipe.core.measurement import Mode, Scenario, name_sample
+from optpipe.core.units import format_duration
+from optpipe.report.document import (
+    TONES,
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Sentence,
+    Table,
+    Tone,
+    figure_column,
+    figure_columns,
+    make_document,
+    make_table,
+)
+from optpipe.report.texts import cell_from_estimate, cell_from_latency
+from optpipe.sweep.fleet import FleetRecord
+from optpipe.sweep.merge import MergeRecord
+from optpipe.sweep.neighbors import NeighborEffect
+from optpipe.sweep.rows import SweepRecord, SweepRow
+
+_TONES = {
+    "done": Tone.GOOD,
+    "invalid": Tone.BAD,
+    "failed": Tone.BAD,
+    "impossible": Tone.DOUBTFUL,
+    "elsewhere": Tone.DOUBTFUL,
+}
+
+
+def document_from_sweep(record: SweepRecord) -> Document:
+    """One row for each cell, the reasons of rows without a figure, the sum, and the verdict against the baseline."""
+    return make_document(
+        [_tabulate_cells(record), *_list_reasons(record.rows), *_sum_up(record), *_judge_cells(record)]
+    )
+
+
+def _tabulate_cells(record: SweepRecord) -> Table:
+    columns: list[Column | str] = [
+        Column("GPU", shared=True),
+        Column("model", shared=True),
+        "build",
+        "load",
+        figure_column("p50", "ms"),
+        figure_column("p99", "ms"),
+        figure_column(f"{name_sample(row.sample for row in record.rows)}s/s"),
+        figure_column("processes", rank=2),
+        Column("state", ColumnKind.STATE, rank=0),
+        Column("run", rank=3),
+    ]
+    rows = []
+    for row in record.rows:
+        recipe, load, figures = row.cell.recipe, row.cell.load, row.figures or {}
+        usual = load.scenario is Scenario.SINGLE_STREAM and load.mode is Mode.COMPUTE
+        state = f"{row.state} (stored)" if row.stored and row.state != "stored" else row.state
+        rows.append(
+            (
+                row.cell.kind,
+                recipe.model,
+                " ".join([recipe.backend, recipe.precision, *(each.partition(".")[2] for each in row.cell.options)]),
+                load.size if usual else str(load),
+                cell_from_latency(figures.get("p50")),
+                cell_from_latency(figures.get("p99") if load.percentile >= 99 else None),
+                cell_from_estimate(figures.get("throughput"), "{:,.0f}"),
+                str(row.processes or ""),
+                Cell(state, _TONES.get(row.state, Tone.PLAIN)),
+                row.run,
+            )
+        )
+    return make_table(columns, rows)
+
+
+def _list_reasons(rows: Sequence[SweepRow]) -> Iterator[Sentence]:
+    """One line for each reason, however many cells have it; then what was tried before."""
+    same: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.reason and row.state != "done":
+            same.setdefault((row.state, row.reason), []).append(row.cell.label)
+    for (state, reason), labels in same.items():
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        yield Sentence(f"{labels[0]}{more}: {reason}", _TONES.get(state, Tone.FAINT), state)
+    for row in rows:
+        yield from (Sentence(f"{row.cell.label}: {why}", Tone.DOUBTFUL, "tried again") for why in row.attempts)
+
+
+def _sum_up(record: SweepRecord) -> Iterator[Sentence]:
+    counts = ", ".join(f"{count} {state}" for state, count in record.counts.items())
+    slots = f"{len(record.slots)} slot{'' if len(record.slots) == 1 else 's'}"
+    yield Sentence(f"{len(record.rows)} cell{'' if len(record.rows) == 1 else 's'} on {slots}: {counts}")
+    if record.dry_run:
+        left = record.counts.get("to run", 0)
+        known = "unknown, no earlier jobs" if record.estimate_s is None else format_duration(record.estimate_s * 1e9)
+        text = f"{left} job{'' if left == 1 else 's'} to run; estimated time: {known}"
+        yield Sentence(text if left else "nothing to run")
+        return
+    serialized = ", timing one GPU after the other (neighbor effect)" if record.serialized else ""
+    yield Sentence(f"took {format_duration(record.seconds * 1e9)}{serialized}")
+
+
+def _judge_cells(record: SweepRecord) -> Iterator[Sentence]:
+    """The verdict against the baseline, cell by cell."""
+    found = record.regression
+    if found is None:
+        return
+    for one in found.cells:
+        ratio = cell_from_estimate(one.ratio, "{:.3f}", interval=True)
+        against = f"p50 {ratio.text} {ratio.note} of the baseline".replace("  ", " ") if one.ratio else ""
+        text = "  ".join(each for each in (one.label, against, one.reason) if each)
+        yield Sentence(text, TONES.get(one.verdict, Tone.PLAIN), one.verdict)
+    counts = Counter(one.verdict for one in found.cells)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    yield Sentence(
+        f"against {found.baseline}: {verdicts}; tolerance {found.tolerance:.1%}, "
+        f"at most {found.level:.1%} false FAIL over all cells ({found.method})",
+        TONES.get(found.verdict, Tone.PLAIN),
+        found.verdict,
+    )
+
+
+def document_from_fleet(record: FleetRecord) -> Document:
+    """Kinds of GPU side by side, then the warnings and the cells that are missing with the commands that fill them."""
+    rate = f"{name_sample(row.sample for row in record.rows)}s/s"
+    columns: list[Column | str] = [
+        "model",
+        "GPU",
+        "build",
+        *figure_columns("length", "batch"),
+        figure_column((record.slo or "p50").partition(" ")[0], "ms"),
+        *figure_columns(rate, f"{record.currency}/million", "kWh/million", "GPUs", f"{record.currency}/hour"),
+        Column("standing", ColumnKind.STATE, rank=0),
+    ]
+    rows = [
+        (
+            row.model,
+            row.kind,
+            row.build,
+            "" if row.length is None else str(row.length),
+            str(row.batch_size),
+            cell_from_latency(row.latency_ns),
+            cell_from_estimate(row.throughput, "{:,.0f}"),
+            cell_from_estimate(row.cost_per_million, "{:.3g}"),
+            cell_from_estimate(row.kwh_per_million, "{:.3g}"),
+            _format_count(row.gpus),
+            cell_from_estimate(row.cost_per_hour, "{:,.2f}"),
+            ", ".join(name for name, is_so in (("best", row.best), ("frontier", row.on_frontier)) if is_so),
+        )
+        for row in record.rows
+    ]
+    how = "simulated queue with batching" if record.slo else "throughput alone; --slo adds the queue"
+    return make_document(
+        [
+            make_table(columns, rows) if rows else None,
+            *(Sentence(each, Tone.DOUBTFUL, "warning") for each in record.warnings),
+            *(
+                Sentence(f"{each.kind}: {each.label}: {each.why}", Tone.DOUBTFUL, "missing", (each.command,))
+                for each in record.missing
+            ),
+            Sentence(f"batch sizes are the fastest that meet {record.slo}", Tone.FAINT) if record.slo else None,
+            Sentence(f"GPUs for {record.load_per_s:,.0f} {rate}: {how}", Tone.FAINT) if record.load_per_s else None,
+        ]
+    )
+
+
+def _format_count(count: Estimate | None) -> Cell:
+    if count is None:
+        return Cell("")
+    return cell_from_estimate(count, "{:,.0f}", interval=count.bounds[0] != count.bounds[1])
+
+
+def document_from_neighbor_effect(found: NeighborEffect) -> Document:
+    """The effect with its interval and what follows from it."""
+    ratio, effect = found.ratio, [value - 1 for value in (found.ratio.value, *found.ratio.ci)]
+    follows = "figures taken side by side may be compared with figures taken alone"
+    if found.serializes:
+        follows = (
+            "timing is serialized on this host: the interval does not exclude an effect over 2 %; builds stay parallel"
+        )
+    return make_document(
+        [
+            Sentence(
+                f"neighbor effect of {found.slots - 1} busy neighbor{'s' if found.slots > 2 else ''}: "
+                f"{effect[0]:+.2%} ({effect[1]:+.2%} … {effect[2]:+.2%}) of the time per query, {ratio.rounds} rounds"
+            ),
+            Sentence(f"{found.label}, batch {found.batch_size}, on host {found.host}"),
+            Sentence(follows),
+        ]
+    )
+
+
+def document_from_merge(record: MergeRecord) -> Document:
+    """What was added, what differs, what was left out."""
+    count = len(record.conflicts)
+    total = f"{len(record.sources)} workspace{'' if len(record.sources) == 1 else 's'}"
+    return make_document(
+        [
+            *(Sentence(each, Tone.DOUBTFUL, "conflict") for each in record.conflicts),
+            *(Sentence(each, Tone.BAD, "not merged") for each in record.damaged),
+            Sentence(
+                f"{total}: {record.added} added, {record.present} already here, "
+                f"{count} conflict{'' if count == 1 else 's'}"
+            ),
+        ]
+    )

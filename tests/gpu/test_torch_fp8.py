@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.fakes.fp8_models import BERT, VIT, draw, make_request, run_onnx
 
-from optpipe.backends.inductor import Inductor
-from optpipe.backends.torch_fp8 import Fp8Layer, export_fp8_program, find_fp8_obstacle, make_linear
+from optpipe.backends.inductor import Inductor, find_fp8_obstacle
+from optpipe.backends.torch_fp8 import Fp8Layer, export_fp8_program, make_linear
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.quantize.qdq import choose_scale, round_to_e4m3
 from optpipe.workspace.environment import list_gpus

@@ -41,6 +41,28 @@ def test_a_second_build_comes_from_the_store(digits: Path) -> None:
     assert all(stage["cached"] for stage in again["stages"])
 
 
+def test_a_stored_model_is_built_again_without_torch(tmp_path: Path) -> None:
+    build = [
+        "build",
+        "torchvision:squeezenet1_1",
+        "--weights",
+        "random",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+    ]
+    optpipe(*build, cwd=tmp_path)
+    program = (
+        f"import sys; sys.argv = ['optpipe', *{build!r}]\n"
+        "from optpipe.__main__ import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'torchvision', 'onnxruntime'} & set(sys.modules)\n"
+    )
+    again = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+
+
 def test_another_shape_rebuilds_what_depends_on_it(digits: Path) -> None:
     again = optpipe("build", "digits", "--precision", "fp32", "--batch", "1:2:4", "--json", cwd=digits).document
     assert not any(stage["cached"] for stage in again["stages"] if stage["name"].startswith(("export", "build")))

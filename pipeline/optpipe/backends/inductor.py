@@ -27,9 +27,6 @@ from optpipe.backends.inductor_packages import (
     name_static_package,
     parse_static_batches,
 )
-from optpipe.backends.torch_fp8 import ON_CPU, explain_missed, export_fp8_program, find_fp8_obstacle
-from optpipe.backends.torch_int8.backend import draw_inputs
-from optpipe.backends.torch_int8.tuning import compare_calls, explain_speeds
 from optpipe.backends.torch_program import (
     TorchBackend,
     export_program,
@@ -44,7 +41,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import tensor_from_dict
-from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.environment import get_package_version, list_gpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +49,9 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
     from optpipe.backends.torch_int8.tuning import SpeedOverFp16
 
+LEAST_CAPABILITY = (8, 9)
+"""Of a GPU that computes in FP8."""
+ON_CPU = "on a CPU, FP8 only shows which outputs a GPU gives; it is made for GPUs of compute capability 8.9 or later"
 STATIC_BATCHES = "static_batches"
 OPTIONS: dict[Device, dict[str, bool | int | str]] = {
     "cpu": {"threads": 0, STATIC_BATCHES: ""},
@@ -146,6 +146,9 @@ class Inductor(TorchBackend):
                 )
         remarks: tuple[str, ...] = ()
         if is_fp8:
+            from optpipe.backends.torch_fp8 import explain_missed
+            from optpipe.backends.torch_int8.tuning import explain_speeds
+
             speeds = _compare_with_fp16(request, rival.package) if on_gpu else ()
             made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
             remarks = (*explain_missed(missed), *(explain_speeds(speeds, Precision.FP8) if speeds else (ON_CPU,)))
@@ -182,6 +185,16 @@ class Inductor(TorchBackend):
         )
 
 
+def find_fp8_obstacle(device: Device) -> str | None:
+    """Why this machine's GPU cannot run FP8. None where it can, on the CPU, and on a machine without a GPU."""
+    if device == "cpu" or not list_gpus():
+        return None
+    gpu, least = list_gpus()[0], ".".join(map(str, LEAST_CAPABILITY))
+    if tuple(map(int, gpu.compute_capability.split("."))) >= LEAST_CAPABILITY:
+        return None
+    return f"needs a GPU of compute capability {least} or later for fp8; {gpu.name} has {gpu.compute_capability}"
+
+
 def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
     """The sizes that get a package of their own; none without a batch axis."""
     low, usual, high = request.card.batch_range
@@ -195,7 +208,11 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
 
 def _export(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     """The program, and the layers that FP8 leaves in a wider type."""
-    return export_fp8_program(request) if request.precision is Precision.FP8 else (export_program(request), ())
+    if request.precision is not Precision.FP8:
+        return export_program(request), ()
+    from optpipe.backends.torch_fp8 import export_fp8_program
+
+    return export_fp8_program(request)
 
 
 def _list_static(
@@ -253,6 +270,9 @@ def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", gen
     best, *others = codes
     if general is None:
         return best, ""
+    from optpipe.backends.torch_int8.backend import draw_inputs
+    from optpipe.backends.torch_int8.tuning import compare_calls
+
     inputs, own = draw_inputs(fix_batch(request.card, size).inputs), load_package(best, request.device)
     for each in others:
         other = load_package(each, request.device)
@@ -264,6 +284,9 @@ def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", gen
 
 def _compare_with_fp16(request: BuildRequest, rival: "Path") -> "tuple[SpeedOverFp16, ...]":
     """The package for all batch sizes against the same in FP16, which is then removed."""
+    from optpipe.backends.torch_int8.backend import draw_inputs
+    from optpipe.backends.torch_int8.tuning import compare_calls
+
     low, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival))
     speeds = compare_calls(low, half, draw_inputs(request.card.inputs))
     rival.unlink()

@@ -20,7 +20,7 @@ from optpipe.backends.base import (
     describe_options,
     merge_options,
 )
-from optpipe.backends.torch_int8 import backend as torch_int8
+from optpipe.backends.torch_int8 import LOWERING, find_stale_lowering
 from optpipe.backends.torch_program import (
     TorchBackend,
     export_program,
@@ -66,25 +66,31 @@ class TorchEager(TorchBackend):
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         """torch's version and, on a GPU, what INT8's tactics were measured with: the GPU, Triton and the steps."""
-        measured = {"gpu": get_gpu_name(), "triton": get_package_version("triton"), "lowering": torch_int8.LOWERING}
+        measured = {"gpu": get_gpu_name(), "triton": get_package_version("triton"), "lowering": LOWERING}
         tuned_with = measured if device == "cuda" else {}
         chosen = merge_options(options, OPTIONS[device], self.name)
         return {"torch": get_package_version("torch"), **tuned_with, "options": chosen}
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """As of all torch programs; in INT8 the steps have to be those that were proven."""
-        return torch_int8.find_stale_lowering(info) or TorchBackend.find_run_blocker(self, info)
+        return find_stale_lowering(info) or TorchBackend.find_run_blocker(self, info)
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
         """In INT8 the operators that it has no step for."""
-        return torch_int8.find_unsupported(request) if request.precision is Precision.INT8 else ()
+        if request.precision is not Precision.INT8:
+            return ()
+        from optpipe.backends.torch_int8.backend import find_unsupported
+
+        return find_unsupported(request)
 
     def build(self, request: BuildRequest) -> BuildResult:
         """Exports and saves the program; in INT8, lowers the Q/DQ graph and measures its kernels."""
         import torch
 
         if request.precision is Precision.INT8:
-            return torch_int8.build_int8(request, merge_options(request.options, OPTIONS[request.device], self.name))
+            from optpipe.backends.torch_int8.backend import build_int8
+
+            return build_int8(request, merge_options(request.options, OPTIONS[request.device], self.name))
         program = export_program(request)
         torch.export.save(program, request.directory / PROGRAM_FILE)
         options = merge_options(request.options, OPTIONS[request.device], self.name)
@@ -97,7 +103,9 @@ class TorchEager(TorchBackend):
 
         chosen = resolve_session_options(info, options)
         if "tactics" in info.details:
-            return TorchSession(torch_int8.load_program(directory, info), info, chosen)
+            from optpipe.backends.torch_int8.backend import load_program as load_int8
+
+            return TorchSession(load_int8(directory, info), info, chosen)
         return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, chosen)
 
     @contextmanager
@@ -115,7 +123,9 @@ class TorchEager(TorchBackend):
         if info.device != "cuda":
             yield LayerTimes()
         elif "tactics" in info.details:
-            yield torch_int8.mark_steps(directory, info, bound, mark)
+            from optpipe.backends.torch_int8.backend import mark_steps
+
+            yield mark_steps(directory, info, bound, mark)
         else:
             yield _mark_modules(directory / PROGRAM_FILE, resolve_session_options(info, options), bound, mark)
 

@@ -14,14 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.base import BuildRequest, Device
+from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
 from optpipe.backends.torch_program import export_module, export_program
 from optpipe.core.precision import Precision
-from optpipe.workspace.environment import list_gpus
-
-LEAST_CAPABILITY = (8, 9)
-ON_CPU = "on a CPU, FP8 only shows which outputs a GPU gives; it is made for GPUs of compute capability 8.9 or later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +32,6 @@ class Fp8Layer:
     """Of what the layer reads."""
     kept: bool = False
     """Whether it stays in a wider type."""
-
-
-def find_fp8_obstacle(device: Device) -> str | None:
-    """Why this machine's GPU cannot run FP8. None where it can, on the CPU, and on a machine without a GPU."""
-    if device == "cpu" or not list_gpus():
-        return None
-    gpu, least = list_gpus()[0], ".".join(map(str, LEAST_CAPABILITY))
-    if tuple(map(int, gpu.compute_capability.split("."))) >= LEAST_CAPABILITY:
-        return None
-    return f"needs a GPU of compute capability {least} or later for fp8; {gpu.name} has {gpu.compute_capability}"
 
 
 def export_fp8_program(request: BuildRequest, around: Precision = Precision.FP16) -> tuple[Any, tuple[str, ...]]:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from optpipe.backends import inductor
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
+from optpipe.backends.torch_int8 import backend as int8
+from optpipe.backends.torch_int8 import tuning
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.precision import Precision
 from optpipe.core.tensors import InputSpec
@@ -31,9 +33,9 @@ def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_c
                 (folder / name).write_text(str(each), encoding="utf-8")
         patch.setattr(inductor, "load_package", lambda package, _: int(package.read_text(encoding="utf-8")))
         patch.setattr(
-            inductor, "compare_calls", lambda low, half, _: (SimpleNamespace(pays=low < half, speed=half / low),)
+            tuning, "compare_calls", lambda low, half, _: (SimpleNamespace(pays=low < half, speed=half / low),)
         )
-        patch.setattr(inductor, "draw_inputs", lambda _: ())
+        patch.setattr(int8, "draw_inputs", lambda _: ())
         request = BuildRequest(CARD, Precision.FP16, folder, None, "cuda", {}, folder)
         kept, said = inductor._keep_fastest(request, sorted(by_size), failures)
         fastest = {size: min(filter(None, pair), default=general) for size, pair in by_size.items()}

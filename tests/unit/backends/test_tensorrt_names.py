@@ -8,7 +8,7 @@ import pytest
 
 import optpipe.backends
 
-SOURCES = ("tensorrt.py", "tensorrt_builder.py", "tensorrt_inspector.py", "tensorrt_network.py", "tensorrt_session.py")
+SOURCES = ("tensorrt.py", "tensorrt_builder.py", "tensorrt_session.py")
 OURS = {
     "name", "library", "package", "install", "ahead_of_time", "first_error", "precision", "card", "inputs", "graph", "directory",
     "options", "outputs", "device", "dtype", "shape", "macs", "type", "node", "min", "opt", "max", "glob", "parent", "read_bytes",

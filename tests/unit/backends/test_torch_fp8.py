@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.fakes.fp8_models import BERT, VIT, draw, make_request, measure_ranges, run_onnx
 
-from optpipe.backends import torch_fp8
+from optpipe.backends import inductor, torch_fp8
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.registry import backends_from_text
@@ -217,7 +217,7 @@ def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
             raise AssertionError(f"{name} of the model is read")
 
     gpu = Gpu(0, "NVIDIA A100", "8.0", 0, "580")
-    monkeypatch.setattr(torch_fp8, "list_gpus", lambda: (gpu,))
+    monkeypatch.setattr(inductor, "list_gpus", lambda: (gpu,))
     monkeypatch.setattr(Inductor, "probe_capability", lambda *_: type("Found", (), {"builds": True, "runs": True}))
     for named in (True, False):
         plan = BuildPlan((Precision.FP8,), (Inductor(),), named=named, automatic=not named, device="cuda")
@@ -226,8 +226,8 @@ def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
         assert str(refused.value) == (
             "nothing can be built: inductor needs a GPU of compute capability 8.9 or later for fp8; NVIDIA A100 has 8.0"
         )
-    monkeypatch.setattr(torch_fp8, "list_gpus", lambda: (Gpu(0, "NVIDIA L4", "8.9", 0, "580"),))
-    assert torch_fp8.find_fp8_obstacle("cuda") is None
+    monkeypatch.setattr(inductor, "list_gpus", lambda: (Gpu(0, "NVIDIA L4", "8.9", 0, "580"),))
+    assert inductor.find_fp8_obstacle("cuda") is None
 
 
 def test_backend_auto_adds_the_one_that_has_fp8():

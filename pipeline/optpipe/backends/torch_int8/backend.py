@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import BuildRequest, BuildResult, LayerTimes, Mark
 from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
-from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8 import LOWERING, steps
 from optpipe.backends.torch_int8.lowering import explain_unknown, find_unknown_operators, lower_graph
 from optpipe.backends.torch_int8.movements import MOVEMENTS
 from optpipe.backends.torch_program import name_processor, record_tensors, translate_refusals
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 GRAPH = "model.onnx"
 TACTICS = "tactics.json"
 LEAST_CAPABILITY = (9, 0)
-LOWERING = 4
-"""Raised where a graph becomes other steps: an artifact's proof is of the steps that it was built with."""
 
 
 def find_unsupported(request: BuildRequest) -> tuple[str, ...]:
@@ -64,13 +62,6 @@ def build_int8(request: BuildRequest, options: Mapping[str, Any]) -> BuildResult
         "against_fp16": {str(each.batch_size): each.to_dict() for each in speeds},
     }
     return BuildResult(list_executed_layers(network), GRAPH, options, details, remarks=tuple(explain_speeds(speeds)))
-
-
-def find_stale_lowering(info: ArtifactInfo) -> str | None:
-    """Why an artifact's proof is not of the steps that would run; None where it is."""
-    if "tactics" not in info.details or info.details.get("lowering") == LOWERING:
-        return None
-    return "built by an older version of the INT8 lowering; build it again"
 
 
 def network_from_graph(model: Any, inputs: tuple[InputSpec, ...]) -> steps.Network:

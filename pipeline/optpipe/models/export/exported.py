@@ -70,8 +70,10 @@ def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model
     if model.source.runs_code:  # which model it is shows only when it is made
         with listener.step("load"):
             model.load()
-    stored = find_stored_model(model, store)
-    return (model if stored else choose_available_weights(model, store.workspace, listener)), stored
+    if (stored := find_stored_model(model, store)) is not None:
+        return model, stored
+    available = choose_available_weights(model, store.workspace, listener)
+    return available, None if available is model else find_stored_model(available, store)
 
 
 def read_card(model: Model, stored: Entry[ModelInfo] | None) -> ModelCard:

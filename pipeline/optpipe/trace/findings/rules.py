@@ -145,7 +145,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
         f"{_format_gap_count(count)} of {format_duration(gain / count)} on average while the host prepares the next launch; "
         f"{kernels} kernels of {format_duration(context.measured.kernel_ns / max(kernels, 1))} on average"
     )
-    graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'BACKEND'}.cuda_graph=true), "
+    graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
     advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
     advice += _advise_fusion(context.facts)
     return _Found(evidence, gain, advice, _gap_rows(context, short))

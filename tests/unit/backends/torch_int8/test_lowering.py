@@ -21,8 +21,8 @@ from tests.fakes.int8_network import (
     varied_network,
 )
 
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.backend import LOWERING, find_stale_lowering, list_executed_layers
+from optpipe.backends.torch_int8 import LOWERING, find_stale_lowering, steps
+from optpipe.backends.torch_int8.backend import list_executed_layers
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision, prove_precision
 

@@ -1,0 +1,38 @@
+"""A build whose every result is stored, as a multiple of a bare interpreter that imports typer and rich.
+
+usage: uv run python benchmarks/warm_build.py [ROUNDS]
+
+Fresh processes in turn; the first build, which fills the workspace, is not counted. Without a network the default weights are
+replaced by random ones, and that path is measured.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+BARE = [sys.executable, "-c", "import typer, rich"]
+BUILD = [sys.executable, "-m", "optpipe", "build", "resnet50", "--precision", "fp16"]
+
+
+def time_process(command: list[str], folder: str) -> float:
+    """Wall seconds."""
+    started = time.monotonic()
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.monotonic() - started
+
+
+def main() -> None:
+    """Prints both medians and the median of the ratios."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    with tempfile.TemporaryDirectory() as folder:
+        time_process(BUILD, folder)
+        pairs = [(time_process(BARE, folder), time_process(BUILD, folder)) for _ in range(rounds)]
+    bare, build = (statistics.median(each) for each in zip(*pairs, strict=True))
+    ratio = statistics.median(second / first for first, second in pairs)
+    print(f"bare {bare:.2f} s, warm build {build:.2f} s: {ratio:.1f} times, {rounds} rounds")
+
+
+if __name__ == "__main__":
+    main()

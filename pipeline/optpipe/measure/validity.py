@@ -63,6 +63,11 @@ class ValidityEvidence:
     on_gpu: bool = False
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
 
+    def list_readings(self, name: str) -> list[float]:
+        """What was read of the machine, one value a row; empty where nothing could be."""
+        column = self.machine.get_column(name, default=None)
+        return [] if column is None else [float(value) for value in column.drop_nulls()]
+
 
 def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
     """All reasons, those that invalidate first."""
@@ -167,8 +172,8 @@ def _check_modes(evidence: ValidityEvidence) -> list[Reason]:
 def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
     """For a CPU subject by who else was busy; for a GPU subject by what it did to the worker, whose host may be large."""
     other, waited = (
-        _compute_mean(evidence, "other_cpu_cores") or 0.0,
-        _compute_mean(evidence, "worker_waited_cores") or 0.0,
+        sum(values) / max(len(values), 1)
+        for values in map(evidence.list_readings, ("other_cpu_cores", "worker_waited_cores"))
     )
     share = evidence.limits["max_other_cpu_share"]
     loaded = waited > share / 2 if evidence.on_gpu else other > share * evidence.cpus
@@ -184,7 +189,7 @@ def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_gpu_processes(evidence: ValidityEvidence) -> list[Reason]:
-    others = _find_largest(evidence, "gpu_other_processes")
+    others = max(evidence.list_readings("gpu_other_processes"), default=0.0)
     if not others:
         return []
     return _invalidate(
@@ -194,8 +199,7 @@ def _check_gpu_processes(evidence: ValidityEvidence) -> list[Reason]:
 
 def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
     """Heat and hardware protection invalidate. A power cap is how the card is run: a note, unless it moved the clocks."""
-    column = evidence.machine.get_column("gpu_throttle_reasons", default=None)
-    masks = [] if column is None else [int(mask) for mask in column.drop_nulls()]
+    masks = [int(mask) for mask in evidence.list_readings("gpu_throttle_reasons")]
     share = {
         name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in THROTTLE_REASONS.items() if masks
     }
@@ -208,9 +212,8 @@ def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
             "throttled", f"the GPU was throttled: {text}", "improve cooling, or lock its clocks", **seen
         )
     if capped:
-        clocks = evidence.machine.get_column("gpu_sm_mhz", default=None)
-        median = None if clocks is None else clocks.median()
-        at = "" if median is None else f", with its clock at {float(median):.0f} MHz"
+        clocks = evidence.list_readings("gpu_sm_mhz")
+        at = f", with its clock at {_quantile(clocks, 0.5):.0f} MHz" if clocks else ""
         text = f"the GPU hit its power limit {capped:.0%} of the time{at}"
         found += _note("power-capped", text, "results are valid only for this power limit and load", share=capped)
     return found
@@ -218,11 +221,9 @@ def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
 
 def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
     for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz"):
-        column = evidence.machine.get_column(name, default=None)
-        values = [] if column is None else [float(value) for value in column.drop_nulls()]
         # ends of the measurement fall into idle clocks; the middle must not, but for a reading in twenty: a range grows
         # with the number of readings
-        inner = values[1:-1]
+        inner = evidence.list_readings(name)[1:-1]
         if len(inner) >= 3 and max(inner) > 0:
             slow, fast = (_quantile(inner, level) for level in (0.05, 0.95))
             change = 1 - slow / fast
@@ -243,8 +244,9 @@ def _quantile(values: Sequence[float], level: float) -> float:
 
 
 def _check_temperature(evidence: ValidityEvidence) -> list[Reason]:
-    hottest, limit = _find_largest(evidence, "gpu_temperature_c"), evidence.limits["max_gpu_temperature_c"]
-    if hottest is None or hottest <= limit:
+    readings, limit = evidence.list_readings("gpu_temperature_c"), evidence.limits["max_gpu_temperature_c"]
+    hottest = max(readings, default=limit)
+    if hottest <= limit:
         return []
     return _invalidate(
         "hot", f"the GPU reached {hottest:.0f} °C", "let it cool down, or improve airflow", temperature_c=hottest
@@ -338,18 +340,6 @@ def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
         "lower --rate, or use --slo to find the maximum rate",
         served_per_s=served,
     )
-
-
-def _compute_mean(evidence: ValidityEvidence, name: str) -> float | None:
-    column = evidence.machine.get_column(name, default=None)
-    value = None if column is None else column.mean()
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _find_largest(evidence: ValidityEvidence, name: str) -> float | None:
-    column = evidence.machine.get_column(name, default=None)
-    value = None if column is None else column.max()
-    return float(value) if isinstance(value, int | float) else None
 
 
 CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (

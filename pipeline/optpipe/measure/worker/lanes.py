@@ -56,7 +56,6 @@ class CpuLane:
         self._launch = self._binding.launch
 
     def stage(self, index: int) -> None:
-        """Chooses the buffers, or the caller's arrays."""
         if self._copies:
             self._batch = self._batches[index]
         else:
@@ -64,7 +63,6 @@ class CpuLane:
             self._launch = self._binding.launch
 
     def query(self) -> QueryTimes:
-        """One call between two readings of the clock."""
         if self._copies:
             return self._copied()
         launch = self._launch
@@ -84,15 +82,12 @@ class CpuLane:
         return start, end, end - start, -1, -1, -1
 
     def outputs(self) -> dict[str, "np.ndarray"]:
-        """A copy of the bound outputs."""
         return self._results if self._copies else {name: array.copy() for name, array in self._binding.outputs.items()}
 
     def on_host(self, kept: dict[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-        """They are there."""
         return kept
 
     def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
-        """Writes into the bound buffers."""
         if self._copies:
             self._batches[index] = dict(batch)
             return
@@ -153,7 +148,6 @@ class CudaLane:
             self._binding.inputs[name].copy_(tensor, non_blocking=True)
 
     def query(self) -> QueryTimes:
-        """Enqueues, waits for the last event, and reads the events."""
         self._make_current()
         start = perf_counter_ns()
         enqueue = self.launch(self.marks)
@@ -202,17 +196,14 @@ class CudaLane:
         return {name: tensor.clone() for name, tensor in source.items()}
 
     def on_host(self, kept: Any) -> dict[str, "np.ndarray"]:
-        """Copies to the host; waits for it."""
         self._torch.cuda.synchronize()
         return {name: tensor.float().cpu().numpy() for name, tensor in kept.items()}
 
     def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
-        """Writes over the held copy."""
         self._make_current()
         for name, array in batch.items():
             self._held[index][name].copy_(self._torch.from_numpy(array))
         self.stream.synchronize()
 
     def list_spare_arrays(self) -> "list[np.ndarray]":
-        """The arrays that were copied to the device, or into pinned memory."""
         return [array for batch in self._batches for array in batch.values()]

@@ -16,7 +16,7 @@ from optpipe.core.bench_record import BenchPairRecord, Change, PairedComparison,
 from optpipe.core.disagreements import Recomputed
 from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
-from optpipe.core.events import Listener, ProgressStep
+from optpipe.core.events import Listener
 from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, Subject, read_measurements
 from optpipe.core.records import json_from_record, record_from_files
@@ -164,6 +164,35 @@ def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
     return percentile.value
 
 
+@dataclass(frozen=True, slots=True)
+class TrialSubject:
+    """A session that trials are made of, in the environment of its pool."""
+
+    session: SessionPlan
+    pool: WorkerPool
+    frame: RunContext
+    subject: Subject
+
+    def open(self) -> WorkerProcess:
+        """A fresh process."""
+        return WorkerProcess(self.session, self.pool, self.subject.artifact)
+
+    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
+        """One measurement in an open process."""
+        return measure_load(worker, self.subject, load, name, self.frame)[0]
+
+
+def prepare_subject(
+    artifact: StoredArtifact, plan: BenchPlan, store: Store, pool: WorkerPool, scratch: Path, directory: Path
+) -> TrialSubject:
+    """The artifact with its inputs in `scratch`; measurements go to `directory`."""
+    length = plan.lengths[0] if plan.lengths else None
+    session, frame = prepare_session(artifact, plan, store, scratch, directory, length)
+    options = artifact.resolve_effective_options(plan.options)
+    session = replace(session, arguments={**session.arguments, "options": options})
+    return TrialSubject(session, pool, frame, subject_from_artifact(artifact, options))
+
+
 def bench_pair(
     baseline: StoredArtifact,
     contender: StoredArtifact,
@@ -190,13 +219,23 @@ def bench_pair(
         total = 2 * rounds
         with listener.step(f"{baseline.label} vs. {contender.label}, {total} processes", total=total) as step:
             try:
-                sides = [
-                    _prepare_side(artifact, plan, load, store, pool, scratch / name, run.path, step, done)
+                subjects = {
+                    name: prepare_subject(artifact, plan, store, pool, scratch / name, run.path)
                     for name, artifact in (("a", baseline), ("b", contender))
-                ]
+                }
                 for each in (baseline, contender):
-                    pool.expect(each.label, rounds * MAX_ROUND_FACTOR)
-                comparison = run_interleaved(sides[0], sides[1], rounds, metric, randbits(32))
+                    pool.expect(each.entry.id, rounds * MAX_ROUND_FACTOR)
+
+                def measure(name: str) -> Measurement:
+                    subject = subjects[name[0]]
+                    with subject.open() as worker:
+                        found = replace(subject.measure(worker, load, name), process=len(done))
+                    done.append(found)
+                    write_measurements(run.path, done)  # a crash loses no process that ended
+                    step.advance()
+                    return found
+
+                comparison = run_interleaved(measure, measure, rounds, metric, randbits(32))
             except KeyboardInterrupt as interruption:  # between two processes
                 done += recover_unfinished(run.path, done)
                 if not done:
@@ -220,35 +259,6 @@ def bench_pair(
         exit_status=int(ExitStatus.DONE if comparison else ExitStatus.INTERRUPTED),
         interrupted=comparison is None,
     )
-
-
-def _prepare_side(
-    artifact: StoredArtifact,
-    plan: BenchPlan,
-    load: LoadSpec,
-    store: Store,
-    pool: WorkerPool,
-    scratch: Path,
-    directory: Path,
-    step: ProgressStep,
-    done: list[Measurement],
-) -> Callable[[str], Measurement]:
-    session, frame = prepare_session(
-        artifact, plan, store, scratch, directory, plan.lengths[0] if plan.lengths else None
-    )
-    options = artifact.resolve_effective_options(plan.options)
-    session = replace(session, arguments={**session.arguments, "options": options})
-
-    def measured(name: str) -> Measurement:
-        with WorkerProcess(session, pool, artifact.label) as worker:
-            found = measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
-        found = replace(found, process=len(done))
-        done.append(found)
-        write_measurements(directory, done)  # a crash loses no process that ended
-        step.advance()
-        return found
-
-    return measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,24 +317,6 @@ TRIALS = 12
 FEWEST_QUERIES = 3
 """That a trial has time for, however slow they are."""
 MAX_TRIAL_WARM_UP_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSubject:
-    """A session that trials are made of, in the environment of its pool."""
-
-    session: SessionPlan
-    pool: WorkerPool
-    frame: RunContext
-    subject: Subject
-
-    def open(self) -> WorkerProcess:
-        """A fresh process."""
-        return WorkerProcess(self.session, self.pool, self.subject.artifact)
-
-    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
-        """One measurement in an open process."""
-        return measure_load(worker, self.subject, load, name, self.frame)[0]
 
 
 def compare_environments(

@@ -19,9 +19,9 @@ from optpipe.core.bench_record import Ratio
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import json_from_record, read_record
-from optpipe.measure.pair import TrialSubject, read_trial_ns
+from optpipe.measure.pair import prepare_subject, read_trial_ns
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
+from optpipe.measure.session_plan import BenchPlan
 from optpipe.measure.worker.plan import Point
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.ratio import alternate, ratio_from_rounds
@@ -94,15 +94,11 @@ def measure_neighbor_effect(
     load = LoadSpec(batch_size, percentile=50.0, min_seconds=WINDOW_S, max_seconds=WINDOW_S, cache_probes=0)
     trial, seed = replace(load, warm_up_seconds=0.0, max_warm_up_seconds=0.0), randbits(32)
     with store.scratch("neighbors") as scratch, ExitStack() as stack:
-        session, context = prepare_session(found, BenchPlan(load), store, scratch / "inputs", scratch)
-        about = subject_from_artifact(found, found.resolve_effective_options({}))
-        subjects = [
-            TrialSubject(session, stack.enter_context(_open_pool(slot, scratch / f"slot{at}")), context, about)
-            for at, slot in enumerate(slots)
-        ]
+        pools = [stack.enter_context(_open_pool(slot, scratch / f"slot{at}")) for at, slot in enumerate(slots)]
+        subject = prepare_subject(found, BenchPlan(load), store, pools[0], scratch / "inputs", scratch)
         with listener.step("load the artifact on every slot"):
-            measured, *others = (stack.enter_context(each.open()) for each in subjects)
-            subjects[0].measure(measured, load, "warm-up")
+            measured, *others = (stack.enter_context(replace(subject, pool=pool).open()) for pool in pools)
+            subject.measure(measured, load, "warm-up")
             for at, other in enumerate(others):
                 stack.callback(other.kill)  # it has no end, and may be stopped
                 forever = replace(load, min_seconds=DAY_S, max_seconds=DAY_S)
@@ -112,7 +108,7 @@ def measure_neighbor_effect(
             def measure(*, busy: bool) -> float:
                 for other in others:
                     other.signal(signal.SIGCONT if busy else signal.SIGSTOP)
-                value = read_trial_ns(subjects[0].measure(measured, trial, f"busy-{busy}"))
+                value = read_trial_ns(subject.measure(measured, trial, f"busy-{busy}"))
                 step.advance()
                 return value
 

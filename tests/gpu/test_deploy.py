@@ -6,7 +6,7 @@ from tests.fakes.entries import artifact_info
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.tensors import TensorSpec
-from optpipe.deploy.captured_session import CapturedSession, can_capture
+from optpipe.deploy.session_process import CapturedSession, can_capture
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]

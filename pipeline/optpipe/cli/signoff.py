@@ -51,9 +51,8 @@ def signoff(
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.document import document_from_verdict
     from optpipe.signoff.dossier import since_from_text
-    from optpipe.signoff.missing import measure_missing_evidence
     from optpipe.signoff.release import document_from_signed, require_possible, sign_off
-    from optpipe.signoff.steps import MeasurementBudget
+    from optpipe.signoff.steps import MeasurementBudget, measure_missing_evidence
     from optpipe.workspace.store import Store
 
     if model is None or policy is None:
@@ -88,7 +87,7 @@ def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
     from shlex import quote
 
     from optpipe.core.errors import BadInputError
-    from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
+    from optpipe.signoff.policy import make_policy_schema, read_policy_template
     from optpipe.workspace.places import require_writable_file
 
     if output is not None:

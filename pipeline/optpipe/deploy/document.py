@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from optpipe.core.measurement import LatencySummary
 from optpipe.core.quantity import Dimension, format_quantity
-from optpipe.deploy.recheck_record import RecheckRecord
-from optpipe.deploy.records import DeployResult, ProofRecord
+from optpipe.deploy.records import DeployResult, ProofRecord, RecheckRecord
 from optpipe.report.document import (
     TONES,
     Document,

@@ -21,9 +21,8 @@ from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.interpreter import Interpreter, open_interpreter
-from optpipe.deploy.outputs import list_output_changes, outputs_of_interpreter
-from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
+from optpipe.deploy.interpreter import Interpreter, list_output_changes, open_interpreter, outputs_of_interpreter
+from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import ProcessGroup, group_processes
 from optpipe.measure.measure import RunContext

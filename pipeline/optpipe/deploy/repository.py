@@ -18,7 +18,6 @@ from optpipe.backends.base import Serving
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.records import json_from_record
-from optpipe.deploy.captured_session import list_captured_sizes
 from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
 from optpipe.deploy.kserve import ServicePlan, write_service
 from optpipe.deploy.passport import passport_from_build, serving_from_build
@@ -35,6 +34,7 @@ from optpipe.deploy.records import (
     RequestImage,
     RequestImages,
 )
+from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import REQUEST_ROWS, SignedBuild, list_signed_images
 from optpipe.deploy.triton_config import (
     CONFIG,

@@ -1,18 +1,23 @@
-"""Everything a build is judged on, as one value. Nothing in it is a verdict."""
+"""Everything a build is judged on, as one value, and what the processes that measured a load show for a criterion."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from optpipe.core.observation import Observation
+from optpipe.core.measurement import find_differing_settings, format_settings
+from optpipe.core.observation import Blocker, Missing, Observation
+from optpipe.core.quantity import format_quantity
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
-from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, group_processes
+from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
 from optpipe.measure.pair import RecordedPair
 from optpipe.measure.recompute import has_measured_other_file
+from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.profile.recompute import has_profiled_other_file, observe_tensor_cores
-from optpipe.signoff.policy import Policy
+from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter
+from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_more_processes, suggest_runs
+from optpipe.stats.means import predict_next_upper_bound
 from optpipe.workspace.entry import Run
 
 UNKNOWN = float("nan")
@@ -83,3 +88,146 @@ def evidence_from_runs(
         options=policy.options,
         confidence=policy.confidence,
     )
+
+
+def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> Sequence[Observation] | Missing:
+    """The figure `name` of every load that the criterion is about."""
+    found = select_groups(criterion.where, evidence.measured)
+    if not found:
+        wanted = criterion.where.to_text() or "this build"
+        wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
+        command = suggest_bench(evidence.build, criterion.where, evidence.options, name)
+        return Missing(f"not measured: {wanted}", command)
+    return [observe_group(criterion, group, name, evidence) for group in found]
+
+
+def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement], name: str = "") -> str:
+    """`batch 8, single-stream, compute, threads=2, the most recent of 3 settings; 5 processes`."""
+    counted = group.leave_out_unasked(name)
+    about, load = str(group.load), group.load.key
+    known = [each.measurement.subject.settings for each in measured if each.measurement.load.key == load]
+    if (several := len({tuple(each.items()) for each in known})) > 1:
+        own = format_settings(group.newest.measurement.subject.settings, find_differing_settings(known))
+        about += f", {own}, the most recent of {several} settings"
+    unasked = group.count_processes() - counted.count_processes()
+    return f"{about}; {describe_tries(counted)}" + (f"; {unasked} not measured for {name}" if unasked else "")
+
+
+def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> Observation:
+    """The figure `name` over the processes of a group, or what forbids judging it."""
+    about = describe_group(group, evidence.measured, name)
+    group = group.leave_out_unasked(name)
+    blockers, source = find_blockers(group, evidence), group.newest.run
+    found = group.estimate(name, evidence.confidence)
+    if found is None:
+        missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()  # else the blockers say it
+        return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
+    if found.low is None:
+        blockers = (*blockers, Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)))
+    blockers = (*blockers, *list_withheld(group, name, evidence))
+    values = [each for run in group.list_values(name) for each in run]
+    if (dimension := criterion.dimension) is not None and len(values) > 1 and min(values) < max(values):
+        about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
+    seen = Observation(
+        found.value,
+        found.low,
+        found.high,
+        blockers,
+        about,
+        source,
+        tail=None if name == "energy" else group.compute_mean(name),
+        processes=0 if name in ("cv", "memory") else len(values),
+        left_out_gap=group.measure_left_out_gap(name),
+        to_narrow=_suggest_narrowing(criterion, group, name, evidence),
+    )
+    return _observe_peak(seen, values, evidence.confidence) if name == "memory" else seen
+
+
+def _suggest_narrowing(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> str:
+    if name in ("energy", "memory"):  # the interval is not that of a mean over runs alone
+        more = suggest_more_processes(group, evidence.build, name, more=True)
+        return f"measure more processes to narrow the interval: {more}"
+    again = suggest_more_processes(group, evidence.build, name)
+    return suggest_runs(
+        criterion, group.list_values(name), evidence.confidence, again, group.measure_left_out_gap(name)
+    )
+
+
+def _observe_peak(seen: Observation, peaks: Sequence[float], confidence: float) -> Observation:
+    """The largest that was seen, up to what the next process may take: one that needs more ends a service."""
+    bound = predict_next_upper_bound(peaks, confidence)
+    about = f"{seen.about}; the largest, up to a bound for the next process"
+    return replace(
+        seen, value=max(peaks), low=max(peaks), high=max(*peaks, bound) if bound else None, about=about, tail=None
+    )
+
+
+def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Blocker:
+    found, again = group.newest.measurement, suggest_more_processes(group, evidence.build, name)
+    if name == "energy":
+        why = found.energy_why_not or "no energy counter on this machine"
+        return Blocker(f"the energy was not measured: {why}", f"measure it on a GPU: {again}")
+    if name == "memory":
+        return Blocker("the peak memory was not measured", f"measure again: {again}")
+    why = found.latency_ns.withheld.get(name, "not computed") if found.latency_ns else "not computed"
+    longer = suggest_more_processes(group, evidence.build, name, longer=True)
+    return Blocker(f"{name} is not available: {why}", f"measure longer: {longer}")
+
+
+def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Iterator[Blocker]:
+    """Processes that are VALID and cannot show the figure: the others alone may be those that nothing disturbed."""
+    count, given = group.count_processes(), group.count_showing(name)
+    if name in ("energy", "memory") or given == count:
+        return
+    latencies = [one.measurement.latency_ns for one in group.valid]
+    why = next((each.withheld[name] for each in latencies if each and name in each.withheld), "not computed")
+    longer = suggest_more_processes(group, evidence.build, name, longer=True)
+    what = f"{count - given} of {count} VALID processes do not show {name}: {why}"
+    yield Blocker(what, explain_withheld(longer, runs=len({one.run for one in group.valid})))
+
+
+def explain_withheld(command: str, *, runs: int) -> str:
+    """The remedy where some processes withhold a figure. With more than one run, those of the earlier runs would still count."""
+    since = (
+        "; then sign off with --since and the start of that run: the earlier processes count, and will never show it"
+    )
+    return f"measure longer: {command}{since if runs > 1 else ''}"
+
+
+def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker, ...]:
+    """What forbids judging a group: no process is VALID, or one is of another file than the build's."""
+    again = suggest_more_processes(group, evidence.build)
+    blockers = [] if group.valid else [_explain_invalid(group, again)]
+    tries = group.valid or group.tries
+    caveats = dict.fromkeys(caveat for one in tries for caveat in one.measurement.caveats)
+    blockers += [Blocker(CAVEATS.get(caveat, caveat), _suggest_without(caveat, again, evidence)) for caveat in caveats]
+    hashes = {one.measurement.subject.sha256 for one in tries} - {None}
+    if evidence.build.sha256 and hashes - {evidence.build.sha256}:
+        what = "the measured file differs from the one being judged (sha256 mismatch)"
+        blockers.append(Blocker(what, f"measure the current build: {again}"))
+    return tuple(blockers)
+
+
+def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
+    found = group.newest.measurement
+    spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
+    more = f" (and {len(spoilt) - 1} more)" if len(spoilt) > 1 else ""
+    count = len(group.tries)
+    which = "the measurement is" if count == 1 else f"all {count} processes are INVALID; the last is"
+    if not spoilt:
+        return Blocker(f"{which} INVALID: no reason recorded", f"measure again: {again}")
+    remedy = spoilt[0].remedy if spoilt[0].code in WRONG_OUTPUTS else f"{spoilt[0].remedy}; then `{again}`"
+    return Blocker(f"{which} INVALID: {spoilt[0].message}{more}", remedy)
+
+
+CAVEATS = {"random-weights": "the weights are random", "synthetic-inputs": "the inputs are synthetic"}
+"""What a measurement's caveats mean for a verdict."""
+
+
+def _suggest_without(caveat: str, again: str, evidence: BuildEvidence) -> str:
+    """How to measure without a caveat."""
+    if caveat == "random-weights":
+        return f"build with the weights you will ship: {suggest_build(evidence.build)}"
+    if caveat == "synthetic-inputs":
+        return f"measure on real images: {again} --images DIR"
+    return f"measure again without it: {again}"

@@ -13,8 +13,7 @@ from optpipe.measure.pair import recompute_pair
 from optpipe.measure.recompute import recompute_bench
 from optpipe.preprocess.recompute import recompute_preprocessing
 from optpipe.profile.recompute import recompute_profile, suggest_profile
-from optpipe.signoff.build_evidence import BuildEvidence, select_groups
-from optpipe.signoff.group_evidence import observe_groups
+from optpipe.signoff.build_evidence import BuildEvidence, observe_groups, select_groups
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression

@@ -1,9 +1,6 @@
-"""A policy as a frozen value, read from TOML; nothing is guessed.
+"""A policy as a frozen value, read from TOML, and its format for editors: a JSON Schema and the template of `signoff --init`.
 
-Format history
-    1  first version.
-
-An unknown key, a limit that cannot hold, and two limits that contradict each other are refused with their line.
+Nothing is guessed: an unknown key, a limit that cannot hold, and two limits that contradict each other are refused with their line.
 """
 
 import hashlib
@@ -12,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib import resources
 from math import inf, log
 from typing import Any
 
@@ -20,17 +18,20 @@ import msgspec
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.core.quantity import EXAMPLES, Dimension, format_quantity, make_quantity_pattern
 from optpipe.signoff.policy_format import (
     SECTIONS,
     BuildFilter,
     EnvironmentFilter,
+    Limit,
     LoadFilter,
     MeasuredSection,
+    Name,
     PolicyDocument,
     Sense,
     Table,
     list_keys,
+    list_metrics,
 )
 
 
@@ -246,3 +247,63 @@ def _find_line(text: str, section: str, number: int, key: str | None) -> int | N
             if name and name[1] == (key or section):
                 return at
     return found
+
+
+TEMPLATE = "policy-template.toml"
+
+
+def read_policy_template() -> str:
+    """The commented template; it parses as it stands."""
+    return resources.files("optpipe.signoff").joinpath(TEMPLATE).read_text(encoding="utf-8")
+
+
+def make_policy_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a policy's TOML document."""
+    schema = _drop_nulls(msgspec.json.schema(PolicyDocument, schema_hook=_describe_type))
+    whole = schema["$defs"]["PolicyDocument"]
+    whole["anyOf"] = [{"required": [name]} for name in (*SECTIONS, "environment")]
+    for name, section in SECTIONS.items():
+        whole["properties"][name]["anyOf"][0]["minItems"] = 1
+        table = schema["$defs"][section.__name__]
+        table["anyOf"] = [{"required": [metric]} for metric in list_metrics(section)]
+        if issubclass(section, LoadFilter):
+            table["allOf"] = _LOADS
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optpipe release policy", **schema}
+
+
+def _describe_type(kind: type) -> dict[str, Any]:
+    if issubclass(kind, Limit):
+        pattern, example = make_quantity_pattern(kind.dimension), EXAMPLES[kind.dimension]
+        return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}
+    name = {"type": "string", "pattern": r"\S"}
+    return name if issubclass(kind, Name) else {"anyOf": [{"type": ["number", "boolean"]}, name]}
+
+
+def _drop_nulls(schema: Any) -> Any:
+    """The schema without null, which TOML does not have, and without defaults, which only null and empty tables are."""
+    if isinstance(schema, list):
+        return [_drop_nulls(one) for one in schema if one != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _drop_nulls(value) for key, value in schema.items() if key != "default"}
+    only = kept.get("anyOf", ())
+    return {**{key: value for key, value in kept.items() if key != "anyOf"}, **only[0]} if len(only) == 1 else kept
+
+
+def _only_with(key: str, scenarios: list[str]) -> dict[str, Any]:
+    there = {"required": ["scenario"], "properties": {"scenario": {"enum": scenarios}}}
+    return {"if": {"required": [key]}, "then": there}
+
+
+def _needs(scenario: str, key: str) -> dict[str, Any]:
+    asked = {"required": ["scenario"], "properties": {"scenario": {"const": scenario}}}
+    return {"if": asked, "then": {"required": [key]}}
+
+
+_LOADS = [
+    _needs("server", "rate"),
+    _needs("multi-stream", "streams"),
+    _only_with("rate", ["server"]),
+    _only_with("streams", ["multi-stream", "offline"]),
+]
+"""A server is loaded by a rate, several streams by their number; neither means anything without the other."""

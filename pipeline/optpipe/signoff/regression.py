@@ -19,8 +19,16 @@ from optpipe.measure.groups import (
     read_value,
 )
 from optpipe.measure.pair import RecordedPair
-from optpipe.signoff.build_evidence import UNKNOWN, BuildEvidence, select_groups
-from optpipe.signoff.group_evidence import CAVEATS, describe_group, explain_withheld, find_blockers, list_withheld
+from optpipe.signoff.build_evidence import (
+    CAVEATS,
+    UNKNOWN,
+    BuildEvidence,
+    describe_group,
+    explain_withheld,
+    find_blockers,
+    list_withheld,
+    select_groups,
+)
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.suggest import suggest_bench, suggest_more_processes, suggest_pair, suggest_runs

@@ -1,18 +1,82 @@
 """The steps that gather evidence, as `optpipe run` takes them all and `optpipe signoff` takes what is missing."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.defaults import MAX_CV, PROCESSES
+from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
+from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
+from optpipe.core.observation import Missing
+from optpipe.measure.figures import ENERGY_SECONDS
+from optpipe.measure.recompute import list_artifact_measurements
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.export.exported import find_stored_model
 from optpipe.models.export.model import Model
-from optpipe.signoff.loads import loads_from_criteria
+from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact, is_run_about
+from optpipe.signoff.dossier import split_runs
+from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.policy import Criterion
-from optpipe.workspace.entry import Entry
+from optpipe.signoff.policy_format import SECTIONS, LoadFilter, MeasuredSection
+from optpipe.stats.means import FEWEST
+from optpipe.workspace.entry import Entry, Run
+from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
+
+
+def loads_from_criteria(
+    criteria: Iterable[Criterion], min_seconds: float, max_seconds: float, *, energy: bool = True
+) -> list[tuple[LoadSpec, tuple[int, ...]]]:
+    """Loads with their batch sizes; one at batch 1 where no criterion names any.
+
+    A criterion that names no scenario or mode is about single-stream compute here, and one that names nothing about all loads.
+    Percentiles decide the sample count, and energy the time, where `energy` can be measured at all.
+    """
+    needed: dict[object, LoadSpec] = {}
+    wanted = [each for each in criteria if each.section != "energy" or energy]
+    named = [each.where for each in criteria if each.where] or [LoadFilter()]
+    for load in (_load(where, min_seconds, max_seconds) for where in named):
+        needed.setdefault(load.key, load)
+        about = (each for each in wanted if not each.where or _load(each.where, 0, 0).key == load.key)
+        for criterion in about:
+            needed[load.key] = _extend_load(criterion, needed[load.key])
+    loads = list(needed.values())
+    alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
+    groups = [list(found) for _, found in groupby(alike, key=_order)]
+    return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
+
+
+def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec:
+    return LoadSpec(
+        batch_size=where.batch_size or 1,
+        scenario=where.scenario or Scenario.SINGLE_STREAM,
+        mode=where.mode or Mode.COMPUTE,
+        streams=where.streams or 1,
+        rate_per_s=where.rate,
+        min_seconds=min_seconds,
+        max_seconds=max(max_seconds, min_seconds),
+        length=where.length,
+    )
+
+
+def _extend_load(criterion: Criterion, load: LoadSpec) -> LoadSpec:
+    if criterion.section == "energy":
+        seconds = max(load.min_seconds, ENERGY_SECONDS)
+        return replace(load, min_seconds=seconds, max_seconds=max(load.max_seconds, seconds))
+    return replace(load, percentile=max(load.percentile, percent_from_name(criterion.metric)))
+
+
+def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:
+    return (
+        str(load.scenario), str(load.mode), load.streams, load.length or 0, load.rate_per_s or 0.0, load.percentile, load.min_seconds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +197,101 @@ def run_profile_step(
     )
     require_profilable(plan.tracer)
     return [profile_model(plan, [artifact], model, store, listener).run_dir]
+
+
+def measure_missing_evidence(
+    wanted: SignoffRequest, model: Callable[[], Model], pace: MeasurementBudget, store: Store, listener: Listener
+) -> list[Path]:
+    """Takes the steps whose evidence is missing for the judged build; returns the new runs. `model` resolves its source.
+
+    A load with fewer VALID processes than an interval over processes takes is measured again, and all its tries count; so is one
+    that was measured for lower percentiles than the policy's.
+    """
+    from optpipe.backends.registry import BACKENDS
+
+    judged = find_judged_artifact(wanted, store)
+    runs, _ = split_runs(_list_present(judged, store), wanted.since)
+    needed = list(_list_needed(wanted, judged, runs))
+    if not needed:
+        return []
+    why_not = BACKENDS[judged.info.backend].find_run_blocker(judged.info)
+    if why_not is not None:
+        listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
+        return []
+    store.require_writable()
+    done: list[Path] = []
+    for kind, criteria in _group_by_kind(needed, runs):
+        try:
+            done += _steps(wanted, judged, model, pace, store, listener)[kind](criteria)
+        except OptpipeError as error:
+            listener.warn(f"{kind} was skipped: {error}")
+    return done
+
+
+def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
+    """The runs about the judged build, without those of another file under its id: these are made again."""
+    build = judged_build_from_entry(judged)
+    present = (
+        run for run in list_runs(store.workspace) if run.kind in JUDGED_RUNS and is_run_about(run, judged, store)
+    )
+    return [run for run in present if not is_of_other_file(run, build)]
+
+
+def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
+    build = judged_build_from_entry(judged)
+    measured = list_artifact_measurements(runs, wanted.policy.confidence, build.artifact)
+    evidence = evidence_from_runs(build, runs, wanted.policy, measured)
+    for criterion in wanted.policy.criteria:
+        if criterion.section == "regression":  # without a baseline it is missing whatever is measured
+            if not select_groups(criterion.where, evidence.measured):
+                yield criterion
+        elif isinstance(observe(criterion, evidence), Missing) or _has_too_few_processes(criterion, evidence):
+            yield criterion
+
+
+def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> bool:
+    """Whether a load was measured for the criterion by fewer VALID processes than an interval over processes takes."""
+    if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
+        return False
+    groups = select_groups(criterion.where, evidence.measured)
+    return min((group.count_asked(criterion.metric) for group in groups), default=0) < FEWEST
+
+
+def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:
+    """The criteria that each kind of run would show; one that was made and does not show them is not made again."""
+    present = {run.kind for run in runs}
+    for kind in JUDGED_RUNS:
+        criteria = [one for one in needed if find_kind(one.section) == kind]
+        if criteria and (kind == "bench" or kind not in present):
+            yield kind, criteria
+
+
+def _steps(
+    wanted: SignoffRequest,
+    judged: Entry[ArtifactInfo],
+    model: Callable[[], Model],
+    pace: MeasurementBudget,
+    store: Store,
+    listener: Listener,
+) -> dict[str, Callable[[list[Criterion]], list[Path]]]:
+    @cache
+    def source() -> Model:
+        """The model, where it is the one that was built: with other weights its accuracy would be another's."""
+        found = model()
+        stored = find_stored_model(found, store)
+        if stored is not None and stored.id in judged.manifest.parents:
+            return found
+        raise BadInputError(
+            f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
+        )
+
+    made_of = store.find(judged.manifest.parents[0], ModelInfo)
+    built = BuiltArtifact(judged, None, None)
+    return {
+        "evaluate": lambda _: run_evaluate_step(source(), None, store, listener),
+        "preprocess": lambda _: run_preprocess_step(source(), None, store, listener),
+        "bench": lambda criteria: run_bench_step(
+            [judged], criteria, pace, store, listener, options={judged.info.backend: wanted.policy.options}
+        ),
+        "profile": lambda _: run_profile_step(built, made_of, wanted.policy.criteria, store, listener),
+    }

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.deploy.captured_session import list_captured_sizes
+from optpipe.deploy.session_process import list_captured_sizes
 
 
 @given(st.integers(1, 300))

@@ -17,9 +17,9 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import Reason, Subject
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.outputs import list_output_changes
+from optpipe.deploy.interpreter import list_output_changes
 from optpipe.deploy.recheck import RecheckPlan, judge_recheck, recheck
-from optpipe.deploy.recheck_record import LatencyChange, OutputChange
+from optpipe.deploy.records import LatencyChange, OutputChange
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.stats.ratio import count_rounds_to_settle
 from optpipe.workspace.store import Store

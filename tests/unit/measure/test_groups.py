@@ -9,8 +9,7 @@ from optpipe.core.measurement import Subject
 from optpipe.core.quantity import Dimension
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.signoff.build_evidence import BuildEvidence
-from optpipe.signoff.group_evidence import observe_group
+from optpipe.signoff.build_evidence import BuildEvidence, observe_group
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 

@@ -10,19 +10,22 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LatencySummary
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.document import document_from_deployment, document_from_recheck
-from optpipe.deploy.recheck_record import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.records import (
     Choice,
     Comparison,
     DeploymentRecord,
     DeployResult,
     DossierReference,
+    LatencyChange,
+    OutputChange,
     Passport,
     ProofRecord,
+    RecheckRecord,
     ServedModel,
     ServerCost,
     ServerRecord,
     ServerThroughput,
+    VersionChange,
 )
 
 

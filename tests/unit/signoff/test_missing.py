@@ -12,8 +12,8 @@ from optpipe.core.transform import Decode, Normalize, Pack, Rescale, Resize, Tra
 from optpipe.models.artifacts.facts import hash_model, judged_build_from_entry
 from optpipe.preprocess.recompute import observe_preprocessing
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, is_run_about
-from optpipe.signoff.missing import _group_by_kind, _list_needed
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.steps import _group_by_kind, _list_needed
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 

@@ -14,8 +14,8 @@ from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.missing import _group_by_kind, _list_needed, _list_present
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.steps import _group_by_kind, _list_needed, _list_present
 from optpipe.signoff.verify import find_contradictions
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.workspace.baselines import store_baseline

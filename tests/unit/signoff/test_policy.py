@@ -8,8 +8,7 @@ import pytest
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.policy_schema import make_policy_schema, read_policy_template
+from optpipe.signoff.policy import make_policy_schema, policy_from_toml, read_policy_template
 
 
 def parsed(text):

@@ -13,9 +13,9 @@ from optpipe.core.events import SilentListener
 from optpipe.core.weights import WeightsRecord
 from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.signoff.collect import SignoffRequest
-from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.run import PipelinePlan, _Checkpoint, _run_step
+from optpipe.signoff.steps import loads_from_criteria
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store

@@ -82,7 +82,7 @@ def check(workspace):
 def hash_merged(sources, target):
     """The files of the workspaces merged in the given order, with their hashes."""
     merge_workspaces(sources, Store(target), SilentListener())
-    kept = (path for folder in ("store", "runs", "jobs", "conflicts") for path in (target / folder).rglob("*"))
+    kept = (path for folder in ("store", "runs", "conflicts") for path in (target / folder).rglob("*"))
     return {str(path.relative_to(target)): hash_file(path) for path in kept if path.is_file()}
 
 

@@ -39,7 +39,7 @@ from optpipe.workspace.entry import MANIFEST, Entry
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.files import write_json
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import NOTES, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class _Checkpoint:
             "data": [each and hash_data(each) for each in (plan.data or validation, plan.images or validation)],
             "environment": plain_from_record(describe_environment()),
         }
-        return cls(store.workspace / "walks" / f"{hash_value(decisive)[:12]}.json")
+        return cls(store.workspace / NOTES / f"steps-{hash_value(decisive)[:12]}.json")
 
     def _read(self) -> dict[str, list[str]]:
         with suppress(OSError, ValueError):

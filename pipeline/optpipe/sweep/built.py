@@ -15,9 +15,7 @@ from optpipe.core.records import json_from_record, plain_from_record, read_recor
 from optpipe.models.sources.resolve import find_model_cards
 from optpipe.sweep.job import Recipe
 from optpipe.workspace.files import write_bytes
-from optpipe.workspace.store import Store
-
-BUILT = "built"
+from optpipe.workspace.store import NOTES, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ def find_built(workspace: Path, recipe: Recipe, fingerprint: str) -> str | None:
 
 def _path(workspace: Path, recipe: Recipe, fingerprint: str) -> Path:
     decisive = {"optpipe": __version__, "recipe": plain_from_record(recipe), "environment": fingerprint}
-    return workspace / BUILT / f"{hash_value(decisive)[:16]}.json"
+    return workspace / NOTES / f"built-{hash_value(decisive)[:16]}.json"
 
 
 def _is_pinned(recipe: Recipe) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -133,15 +133,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What came of one job: the content of `jobs/KEY/HASH.json`."""
+    """What came of one job."""
+
+    KIND: ClassVar[str] = "job"
 
     key: str
     cell: Cell
     state: JobState
     reason: str
     """Why it is not DONE, or what was left out."""
-    environment: Environment
     fingerprint: str
+    environment: Environment = field(default_factory=Environment)
     place: Place | None = None
     artifact: str | None = None
     run: str | None = None
@@ -152,7 +154,6 @@ class JobRecord:
     started_utc: str = ""
     attempts: tuple[str, ...] = ()
     """Why earlier tries of this sweep gave nothing."""
-    schema_version: int = 1
 
     @property
     def sample(self) -> str:

@@ -1,24 +1,23 @@
-"""The records of jobs in a workspace: `jobs/KEY/HASH.json`, named by content, so that a union of two workspaces loses nothing."""
+"""The records of jobs in a workspace: `runs/job-KEY-HASH/`, named by content, so that a union of two workspaces loses nothing."""
 
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.files import Files
-from optpipe.core.records import json_from_record, read_versioned
+from optpipe.core.hashing import hash_value
+from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.locks import POLL_S
-from optpipe.workspace.entry import MANIFEST
-from optpipe.workspace.files import write_bytes
+from optpipe.workspace.entry import MANIFEST, Entry, get_utc_time
 from optpipe.workspace.locks import open_lock, try_lock
+from optpipe.workspace.runs import RUNS, list_records, write_record
 from optpipe.workspace.store import LOCKS
 
-JOBS = "jobs"
-_NAME_LENGTH = 24
+_HASH_LENGTH = 24
 _RANK = {state: rank for rank, state in enumerate(JobState)}
 
 
@@ -38,49 +37,54 @@ class Conflict:
 
 
 def write_job(workspace: Path, record: JobRecord) -> Path:
-    """Adds a record. Raises StageError where it cannot be written."""
-    content = json_from_record(record)
-    path = workspace / JOBS / record.key / f"{hashlib.sha256(content).hexdigest()[:_NAME_LENGTH]}.json"
-    write_bytes(path, content)
-    return path
+    """Adds a record; returns its folder. Raises StageError where it cannot be written."""
+    stated = replace(record, environment=Environment())  # the manifest has it
+    parents = [each for each in (record.artifact, record.run) if each is not None]
+    ident, started = _compute_id(record), record.started_utc or get_utc_time()
+    return write_record(workspace, stated, ident, started, parents=parents, environment=record.environment).path
+
+
+def _compute_id(record: JobRecord) -> str:
+    return f"{record.key}-{hash_value(plain_from_record(record))[:_HASH_LENGTH]}"
 
 
 def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
     """All records by key, the one that counts first. Raises BadInputError where one is damaged."""
     found: dict[str, list[JobRecord]] = {}
-    for path in sorted((workspace / JOBS).glob("*/*.json")):
-        record = _read_job(path)
+    for record in _read_records(workspace, ""):
         found.setdefault(record.key, []).append(record)
     return {key: sort_records(records) for key, records in found.items()}
 
 
 def keep_backed(workspace: Path, jobs: Mapping[str, Sequence[JobRecord]]) -> dict[str, list[JobRecord]]:
     """The records without those whose run was removed (`optpipe store rm`): their figures can no longer be recomputed."""
-    present = {path.parent.name for path in (workspace / "runs").glob(f"*/{MANIFEST}")}
-    found = {key: [one for one in records if one.run is None or one.run in present] for key, records in jobs.items()}
+    runs = workspace / RUNS
+    found = {
+        key: [one for one in records if one.run is None or (runs / one.run / MANIFEST).is_file()]
+        for key, records in jobs.items()
+    }
     return {key: records for key, records in found.items() if records}
 
 
-def is_as_written(path: Path, content: bytes) -> bool:
-    """Whether a record's file has the content that its name says."""
-    return hashlib.sha256(content).hexdigest()[:_NAME_LENGTH] == path.stem
-
-
-def _read_job(path: Path) -> JobRecord:
-    way_out = "delete the file; the next sweep runs its job again"
+def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
     try:
-        record = read_versioned(Files(path.parent), path.name, JobRecord)
+        yield from map(record_from_entry, list_records(workspace, JobRecord, prefix))
     except BadInputError as error:
-        raise BadInputError(f"{error}\n{way_out}") from error
-    if not is_as_written(path, path.read_bytes()):
-        raise BadInputError(f"{path} was changed: its content has another hash than its name\n{way_out}")
+        raise BadInputError(f"{error}\ndelete the folder; the next sweep runs its job again") from error
+
+
+def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
+    """The record in a job's entry. Raises BadInputError where its content is not what its name says."""
+    record = replace(entry.info, environment=entry.manifest.environment)
+    if entry.path.name != f"{JobRecord.KIND}-{_compute_id(record)}":
+        raise BadInputError(f"{entry.path} was changed: its content has another hash than its name")
     return record
 
 
 def read_job(workspace: Path, key: str) -> JobRecord | None:
     """The record of one job that counts; None where there is none."""
-    found = [_read_job(path) for path in sorted((workspace / JOBS / key).glob("*.json"))]
-    return sort_records(found)[0] if found else None
+    found = sort_records(_read_records(workspace, f"{key}-"))
+    return found[0] if found else None
 
 
 def sort_records(records: Iterable[JobRecord]) -> list[JobRecord]:

@@ -1,6 +1,6 @@
 """`optpipe store merge`: the union of workspaces by hash.
 
-Every entry, run and record of a source that the target lacks is copied, its hashes checked before and after. Where two differ under
+Every entry of a source that the target lacks is copied, its hashes checked before and after. Where two differ under
 one name, both are kept: the oldest has the name, the others lie under `conflicts/NAME@HASH`, and it is said. Which one is the oldest
 depends on the set alone, so workspaces merged in any order, any number of times, give the same one.
 """
@@ -15,8 +15,9 @@ from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.hashing import hash_value
-from optpipe.sweep.ledger import JOBS, find_conflicts, is_as_written, read_jobs
-from optpipe.workspace.entry import MANIFEST, NOT_LISTED, read_manifest
+from optpipe.sweep.job import JobRecord
+from optpipe.sweep.ledger import find_conflicts, read_jobs, record_from_entry
+from optpipe.workspace.entry import MANIFEST, NOT_LISTED, entry_from_folder, read_manifest
 from optpipe.workspace.files import find_problems, write_bytes
 from optpipe.workspace.locks import hold_lock
 from optpipe.workspace.runs import REMOVED, RUNS
@@ -34,7 +35,7 @@ class MergeRecord:
 
     sources: tuple[str, ...]
     added: int
-    """Entries, runs and records that were copied."""
+    """Entries that were copied."""
     present: int
     """Those that the workspace had already."""
     conflicts: tuple[str, ...]
@@ -56,7 +57,7 @@ class _Variant:
     """`store/artifact-ID` or `runs/RUN`."""
     path: Path
     digest: str
-    """Of the content: an entry's files; a run's manifest, which names them."""
+    """Of the content."""
     order: tuple[str, str]
     """The older first."""
     files: dict[str, str]
@@ -69,8 +70,8 @@ class _Variant:
 def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
     """Copies what is missing. Raises BadInputError for a source that is no workspace, before anything is copied."""
     for source in sources:
-        if not any((source / folder).is_dir() for folder in (*FOLDERS, JOBS)):
-            raise BadInputError(f"{source} is not a workspace: it has no store, runs or jobs")
+        if not any((source / folder).is_dir() for folder in FOLDERS):
+            raise BadInputError(f"{source} is not a workspace: it has no store or runs")
         if source.resolve() == store.workspace.resolve():
             raise BadInputError(f"{source} is the workspace itself; choose another --workspace")
     store.require_writable()
@@ -87,7 +88,7 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
 def take_in(source: Path, store: Store, counts: list[int]) -> list[str]:
     """Copies what is missing, one process at a time; returns what was damaged. `counts` are those of added and present."""
     with hold_lock(store.lock_path("merge")):
-        return [*_merge_folders(source, store, counts), *_merge_files(source, store.workspace, counts)]
+        return list(_merge_folders(source, store, counts))
 
 
 def _merge_folders(source: Path, store: Store, counts: list[int]) -> Iterator[str]:
@@ -99,7 +100,7 @@ def _merge_folders(source: Path, store: Store, counts: list[int]) -> Iterator[st
             if theirs.order < mine.order:  # the same content, made earlier
                 write_bytes(mine.path / MANIFEST, (theirs.path / MANIFEST).read_bytes())
             continue
-        if (problem := theirs.find_problem()) is not None:
+        if (problem := theirs.find_problem() or _find_job_problem(theirs)) is not None:
             yield f"{theirs.path}: {problem}"
             continue
         place = _place_aside(store.workspace, theirs)
@@ -112,6 +113,16 @@ def _merge_folders(source: Path, store: Store, counts: list[int]) -> Iterator[st
             (scratch / "copy").rename(place)
         counts[0] += 1
     _name_oldest(store.workspace)
+
+
+def _find_job_problem(variant: _Variant) -> str | None:
+    if not variant.path.name.startswith(f"{JobRecord.KIND}-"):
+        return None
+    try:
+        record_from_entry(entry_from_folder(variant.path, JobRecord))
+    except BadInputError as error:
+        return str(error)
+    return None
 
 
 def _place_aside(workspace: Path, variant: _Variant) -> Path:
@@ -157,33 +168,9 @@ def _read_variant(folder: str, path: Path) -> _Variant | None:
         return None
     files = {name: file.sha256 for name, file in read.files.items()}
     manifest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
-    digest = manifest if read.recipe is None else hash_value(files)
+    content = files if read.recipe is not None else [files, read.info, read.status]
     name = f"{folder}/{path.name.partition('@')[0]}"
-    return _Variant(name, path, digest[:_HASH_LENGTH], (read.started_utc, manifest), files)
-
-
-def _merge_files(source: Path, workspace: Path, counts: list[int]) -> Iterator[str]:
-    """Records: those of jobs are named by their content; of the others the older is kept."""
-    for path in sorted((source / JOBS).glob("*/*.json")):
-        content = path.read_bytes()
-        if not is_as_written(path, content):
-            yield f"{path}: changed"
-        else:
-            _add_file(content, workspace / path.relative_to(source), counts)
-    for path in sorted((source / "hosts").glob("*.json")):
-        target = workspace / path.relative_to(source)
-        content = path.read_bytes()
-        if target.is_file() and target.read_bytes() > content:
-            write_bytes(target, content)
-        _add_file(content, target, counts)
-
-
-def _add_file(content: bytes, target: Path, counts: list[int]) -> None:
-    if target.is_file():
-        counts[1] += 1
-        return
-    write_bytes(target, content)
-    counts[0] += 1
+    return _Variant(name, path, hash_value(content)[:_HASH_LENGTH], (read.started_utc, manifest), files)
 
 
 def _list_variants_apart(workspace: Path) -> Iterator[str]:

@@ -10,15 +10,16 @@ import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from secrets import randbits
+from typing import ClassVar
 
 from optpipe.core.bench_record import Ratio
 from optpipe.core.events import Listener
+from optpipe.core.hashing import hash_value
 from optpipe.core.measurement import LoadSpec
-from optpipe.core.records import json_from_record, read_record
+from optpipe.core.records import plain_from_record
 from optpipe.measure.pair import prepare_subject, read_trial_ns
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.session_plan import BenchPlan
@@ -26,11 +27,10 @@ from optpipe.measure.worker.plan import Point
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.ratio import alternate, ratio_from_rounds
 from optpipe.sweep.slots import Slot, name_host
-from optpipe.workspace.files import write_bytes
+from optpipe.workspace.entry import ID_LENGTH, get_utc_time
+from optpipe.workspace.runs import list_records, write_record
 from optpipe.workspace.store import Store
 
-HOSTS = "hosts"
-"""Folder of the workspace with what is known of each host."""
 TOLERATED = 0.02
 """A larger effect makes figures taken side by side incomparable with figures taken alone."""
 WINDOW_S = 1.0
@@ -40,7 +40,9 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NeighborEffect:
-    """What the neighbors of one host do to each other: the content of `hosts/HOST-FINGERPRINT.json`."""
+    """What the neighbors of one host do to each other: the record `runs/neighbors-HOST-FINGERPRINT-HASH`."""
+
+    KIND: ClassVar[str] = "neighbors"
 
     host: str
     fingerprint: str
@@ -54,7 +56,6 @@ class NeighborEffect:
     beside_ns: tuple[float, ...]
     measured_utc: str
     seed: int
-    schema_version: int = 1
 
     @property
     def serializes(self) -> bool:
@@ -67,8 +68,7 @@ def read_neighbor_effect(workspace: Path, slots: Sequence[Slot]) -> NeighborEffe
     """What was measured of this host in this environment; None where nothing was."""
     if len(slots) < 2:
         return None
-    path = _path(workspace, slots[0])
-    return read_record(path, NeighborEffect) if path.is_file() else None
+    return _list_effects(workspace).get(name_neighborhood(slots[0]))
 
 
 def name_neighborhood(slot: Slot) -> str:
@@ -78,12 +78,13 @@ def name_neighborhood(slot: Slot) -> str:
 
 def list_disturbed_hosts(workspace: Path) -> tuple[str, ...]:
     """The neighborhoods that have to time one GPU after the other."""
-    found = {path.stem: read_record(path, NeighborEffect) for path in sorted((workspace / HOSTS).glob("*.json"))}
-    return tuple(name for name, effect in found.items() if effect.serializes)
+    return tuple(name for name, effect in _list_effects(workspace).items() if effect.serializes)
 
 
-def _path(workspace: Path, slot: Slot) -> Path:
-    return workspace / HOSTS / f"{name_neighborhood(slot)}.json"
+def _list_effects(workspace: Path) -> dict[str, NeighborEffect]:
+    """What was measured last of each neighborhood."""
+    found = sorted((each.info for each in list_records(workspace, NeighborEffect)), key=lambda one: one.measured_utc)
+    return {f"{one.host}-{one.fingerprint}": one for one in found}
 
 
 def measure_neighbor_effect(
@@ -118,9 +119,10 @@ def measure_neighbor_effect(
     effect = NeighborEffect(
         name_host(), slots[0].fingerprint, artifact, found.label, batch_size, len(slots),
         ratio_from_rounds(times["alone"], times["beside"]), tuple(times["alone"]), tuple(times["beside"]),
-        datetime.now(UTC).isoformat(timespec="seconds"), seed,
+        get_utc_time(), seed,
     )  # fmt: skip
-    write_bytes(_path(store.workspace, slots[0]), json_from_record(effect))
+    ident = f"{name_neighborhood(slots[0])}-{hash_value(plain_from_record(effect))[:ID_LENGTH]}"
+    write_record(store.workspace, effect, ident, effect.measured_utc, parents=(artifact,))
     return effect
 
 

@@ -143,7 +143,7 @@ def list_all(workspace: Path) -> tuple[str, ...]:
     return tuple(str(path.relative_to(workspace)) for path in sorted(workspace.glob("*/*")) if path.parts[-2] in _KEPT)
 
 
-_KEPT = ("store", "runs", "jobs")
+_KEPT = ("store", "runs")
 
 
 def pack(workspace: Path, names: Sequence[str]) -> Iterator[bytes]:

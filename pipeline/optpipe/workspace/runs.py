@@ -1,7 +1,8 @@
-"""Runs: `runs/KIND-TIME-HEX/`, written in place and finished when the manifest lies in them.
+"""What happened once: runs in `runs/KIND-TIME-HEX/`, and records without files beside them.
 
-A folder without a manifest was cut off, or is being written, and is never listed. A run that is removed leaves its manifest, without
-its files, in `removed/`, so that a sign-off can say that it was there.
+A run is written in place, and finished when its manifest lies there. A folder without a manifest was cut off, or is being written, and
+is never listed. A run that is removed leaves its manifest, without its files, in `removed/`, so that a sign-off can say that it was
+there.
 """
 
 import secrets
@@ -13,9 +14,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
+from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.core.records import json_from_record
-from optpipe.workspace.entry import MANIFEST, Run, RunInfo, RunKind, Status, finish_entry, load_run, load_runs
+from optpipe.workspace.entry import (
+    MANIFEST,
+    Entry,
+    Info,
+    Run,
+    RunInfo,
+    RunKind,
+    Status,
+    entry_from_files,
+    finish_entry,
+    load_run,
+    load_runs,
+)
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import explain_os_errors
 
@@ -75,6 +90,27 @@ def finish_run(
     return finish_entry(
         run.path, run.kind, ident, info, run.started_utc, parents=parents, command=command, status=status
     )
+
+
+def write_record(
+    workspace: Path,
+    info: Info,
+    ident: str,
+    started_utc: str,
+    *,
+    parents: Sequence[str] = (),
+    environment: Environment | None = None,
+) -> Entry[Info]:
+    """Stores what happened once and has no files: a job of a sweep. Raises StageError where it cannot be written."""
+    folder = workspace / RUNS / f"{info.KIND}-{ident}"
+    return finish_entry(folder, info.KIND, ident, info, started_utc, parents=parents, environment=environment)
+
+
+def list_records(workspace: Path, kind: type[Info], prefix: str = "") -> Iterator[Entry[Info]]:
+    """The records of `kind` whose id begins with `prefix`, by name. Raises BadInputError where one is damaged."""
+    for path in sorted((workspace / RUNS).glob(f"{kind.KIND}-{prefix}*/")):
+        if (path / MANIFEST).is_file():
+            yield entry_from_files(Files(path), kind)
 
 
 def list_runs(workspace: Path, kind: RunKind | None = None) -> tuple[Run, ...]:

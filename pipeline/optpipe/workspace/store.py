@@ -35,6 +35,8 @@ from optpipe.workspace.locks import hold_lock, lock, open_lock, try_lock, unlock
 from optpipe.workspace.places import explain_os_errors
 
 LOCKS = "locks"
+NOTES = "notes"
+"""Folder of the workspace with what only saves time, and may be deleted whenever nothing runs."""
 _IN_USE: dict[Path, IO[str]] = {}
 """The lock files of the stores that this process makes entries in: their locks end with the process, however it ends."""
 

@@ -12,6 +12,7 @@ from tests.fakes.sweeps import make_cell, make_record
 from optpipe.core.errors import BadInputError
 from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import claim_job, find_conflicts, keep_backed, read_job, read_jobs, sort_records, write_job
+from optpipe.workspace.entry import MANIFEST
 
 CELL = make_cell()
 RECORDS = [
@@ -42,27 +43,21 @@ def test_verdicts_that_differ_are_a_conflict_and_a_crash_before_a_result_is_none
 
 
 def test_a_damaged_record_is_named_with_the_way_out(tmp_path):
-    path = write_job(tmp_path, RECORDS[0])
+    path = write_job(tmp_path, RECORDS[0]) / MANIFEST
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(BadInputError, match="delete the file") as error:
+    with pytest.raises(BadInputError, match="delete the folder") as error:
         read_jobs(tmp_path)
     assert str(path) in str(error.value)
-
-
-def test_a_record_of_another_version_is_refused(tmp_path):
-    write_job(tmp_path, replace(RECORDS[0], schema_version=9))
-    with pytest.raises(BadInputError, match="schema version 9"):
-        read_jobs(tmp_path)
 
 
 def test_a_figure_that_was_changed_in_a_record_is_not_believed(tmp_path):
-    path = write_job(tmp_path, RECORDS[0])
+    path = write_job(tmp_path, RECORDS[0]) / MANIFEST
     content = json.loads(path.read_text())
-    content["group"]["figures"]["p50"]["estimate"]["value"] /= 2
+    content["info"]["group"]["figures"]["p50"]["estimate"]["value"] /= 2
     path.write_text(json.dumps(content))
     with pytest.raises(BadInputError, match="was changed") as error:
         read_jobs(tmp_path)
-    assert str(path) in str(error.value)
+    assert str(path.parent) in str(error.value)
 
 
 def test_a_job_is_claimed_once(tmp_path):

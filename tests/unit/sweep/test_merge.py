@@ -35,7 +35,7 @@ def put(workspace, folder, name, content, created):
 
 def content_of(workspace):
     """Everything that a merge decides about."""
-    kept = ("store", "runs", "jobs", "conflicts", "removed", "hosts")
+    kept = ("store", "runs", "conflicts", "removed")
     return {
         str(path.relative_to(workspace)): hash_file(path)
         for folder in kept
@@ -111,7 +111,8 @@ def test_what_is_damaged_is_not_copied_and_the_rest_is(tmp_path):
     put(tmp_path / "a", "runs", "bench-2", "whole", "1")
     (tmp_path / "a" / "runs" / "bench-1" / "model.bin").write_text("other")
     record = write_job(tmp_path / "a", make_record(make_cell()))
-    record.write_text(record.read_text() + " ")
+    manifest = record / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"state": "done"', '"state": "failed"'))
     found = merge(tmp_path / "w", tmp_path / "a")
     assert found.status == 4
     assert [("bench-1/" in each or "bench-1:" in each, "changed" in each) for each in found.damaged] == [

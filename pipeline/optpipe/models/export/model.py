@@ -16,6 +16,7 @@ from optpipe.core.tensors import Shape
 from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.base import LoadedModel, NoWeightsError, Source
 from optpipe.workspace.files import write_json
+from optpipe.workspace.store import NOTES
 
 PROBE_S = 0.3
 """How long a host that had no weights before may take to answer until it counts as out of reach again."""
@@ -70,7 +71,7 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     """
     if model.weights.kind != "default":
         return model
-    memory = workspace / "unavailable" / f"{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+    memory = workspace / NOTES / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
     reason = _read_remembered(memory)
     if reason is None:
         try:

@@ -43,8 +43,8 @@ maximum = "1 MiB"
 def list_commands(case: int) -> list[tuple[str, ...]]:
     """The commands with work to do, whatever was done before: other seeds, other outputs."""
     return [
-        ("build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu", "--weights", "random",
-         "--seed", str(case)),
+        ("build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu", "--weights",
+         f"random:{case}"),
         ("calibrate", "digits", "--method", "max", "--seed", str(case), "--count", "64"),
         ("evaluate", "digits"),
         ("preprocess", "digits", "--images", IMAGES, "--no-throughput"),

@@ -175,7 +175,7 @@ def test_wrong_preprocessing_fails_on_predictions(
     monkeypatch.setattr(parity, "check_edge_cases", lambda *_: ())
     request = PreprocessRequest(throughput=False, plan=DaliPlan(threads=2, batch_size=32))
     store = Store(folder / ".optpipe")
-    wanted = model_from_options(model, "default", 0, None, [], store)
+    wanted = model_from_options(model, "default", None, [], store)
     record = derive_preprocessing(wanted, request, store, SilentListener())
     assert record.verdict is Verdict.FAIL
     assert record.parity.proof.prediction_agreement is not None

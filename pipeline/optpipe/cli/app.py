@@ -19,15 +19,11 @@ from optpipe import __version__
 from optpipe.cli import (
     bench,
     build,
-    calibrate,
     compare,
     deploy,
-    doctor,
     dossier,
     evaluate,
-    preprocess,
     profile,
-    run,
     signoff,
     store,
     sweep,
@@ -239,7 +235,7 @@ def _optpipe(
 
 
 SECTIONS: dict[str, dict[str, Callable[..., Outcome] | dict[str, Callable[..., Outcome]]]] = {
-    "Build": {"build": build.build, "calibrate": calibrate.calibrate, "preprocess": preprocess.preprocess},
+    "Build": {"build": build.build, "calibrate": build.calibrate, "preprocess": build.preprocess},
     "Measure": {
         "bench": bench.bench,
         "evaluate": evaluate.evaluate,
@@ -254,12 +250,12 @@ SECTIONS: dict[str, dict[str, Callable[..., Outcome] | dict[str, Callable[..., O
             "recheck": dossier.recheck,
         },
         "verify": dossier.verify,
-        "run": run.run,
+        "run": signoff.run,
     },
     "Ship": {"deploy": deploy.deploy, "sweep": sweep.sweep},
     "Keep": {
         "store": {"ls": store.ls, "show": store.show, "rm": store.rm, "gc": store.gc, "merge": store.merge},
-        "doctor": doctor.doctor,
+        "doctor": store.doctor,
     },
 }
 """The commands in the order of the help."""

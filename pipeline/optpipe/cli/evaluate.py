@@ -52,7 +52,7 @@ def evaluate(
     from optpipe.evaluate.tasks.user_file import UserTask
     from optpipe.workspace.store import Store
 
-    wanted = model_from_options(model, weights, seed, batch, shape or [], Store(workspace))
+    wanted = model_from_options(model, weights, batch, shape or [], Store(workspace))
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     own = UserTask(task) if task else None
     with Terminal() as terminal:

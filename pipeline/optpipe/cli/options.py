@@ -49,9 +49,8 @@ BatchOption = Annotated[
     str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size.")
 ]
 ShapeOption = Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")]
-WeightsOption = Annotated[str, typer.Option(help="default, random, or a .safetensors/.pt file.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed for random weights.")]
-SampleSeedOption = Annotated[int, typer.Option(min=0, help="Seed for sampling and for random weights.")]
+WeightsOption = Annotated[str, typer.Option(help="default, random (random:SEED), or a .safetensors/.pt file.")]
+SampleSeedOption = Annotated[int, typer.Option(min=0, help="Seed for sampling.")]
 WaiveOption = Annotated[
     list[str] | None, typer.Option(metavar="CRITERION", help="Waive a criterion; requires --because.")
 ]

@@ -29,14 +29,12 @@ def require_device(device: Device | None) -> Device | None:
     return device
 
 
-def model_from_options(
-    model: str, weights: str, seed: int, batch: str | None, shape: Sequence[str], store: Store
-) -> Model:
+def model_from_options(model: str, weights: str, batch: str | None, shape: Sequence[str], store: Store) -> Model:
     """The model with the weights and shapes asked for; nothing is loaded yet. It may be named as a stored one is."""
     shapes = dict(shapes_from_text(each) for each in shape)
     return Model(
         source_from_text(find_stored_source(model, store) or model, shapes),
-        weights_from_text(weights, seed),
+        weights_from_text(weights),
         join_batch_ranges(batch_ranges_from_text(batch)) if batch is not None else None,
         shapes,
     )

@@ -54,7 +54,6 @@ class BuildOptions:
     ] = None
     shape: Annotated[tuple[str, ...], Param("As for `optpipe build`.", metavar="NAME=MIN:OPT:MAX")] = ()
     weights: Annotated[str, params.WEIGHTS] = "default"
-    seed: Annotated[int, params.WEIGHTS_SEED] = 0
     images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
         None
     )
@@ -159,7 +158,7 @@ def _profile_model(
     from optpipe.profile.record import BuildJob, ProfilePlan
     from optpipe.workspace.file_names import CARD
 
-    model = model_from_options(text, options.weights, options.seed, options.batch, options.shape, store)
+    model = model_from_options(text, options.weights, options.batch, options.shape, store)
     builds = build_plan_from_options(
         options.precision,
         options.backend,

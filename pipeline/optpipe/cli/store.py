@@ -1,4 +1,4 @@
-"""`optpipe store`: what a workspace holds."""
+"""`optpipe store` and `optpipe doctor`: what a workspace holds, and what this machine can do."""
 
 import sys
 from pathlib import Path
@@ -115,3 +115,19 @@ def merge(
         record = merge_workspaces(sources, Store(workspace), terminal)
     record = replace(record, warnings=tuple(terminal.warnings))
     return Outcome(record, lambda: document_from_merge(record), record.status)
+
+
+def doctor(
+    options: Annotated[
+        bool, typer.Option("--options", help="List each backend's options, for --option BACKEND.KEY=VALUE.")
+    ] = False,
+) -> Outcome:
+    """Show what this machine supports and what to install."""
+    from optpipe.build.doctor import diagnose_machine, list_options
+    from optpipe.build.document import document_from_diagnosis, document_from_options
+
+    if options:
+        listed = list_options()
+        return Outcome(listed, lambda: document_from_options(listed))
+    found = diagnose_machine()
+    return Outcome(found, lambda: document_from_diagnosis(found.findings))

@@ -41,13 +41,14 @@ class WeightsRecord:
         object.__setattr__(self, "trained", self.source != "random")
 
 
-def weights_from_text(text: str, seed: int) -> WeightsRequest:
-    """Reads `--weights`: `default`, `random`, or the path of a safetensors file or a state dict."""
-    if text in ("default", "random"):
-        return WeightsRequest(kind="default" if text == "default" else "random", seed=seed)
+def weights_from_text(text: str, seed: int = 0) -> WeightsRequest:
+    """Reads `--weights`: `default`, `random` or `random:SEED`, or the path of a safetensors file or a state dict."""
+    kind, _, number = text.partition(":")
+    if text == "default" or (kind == "random" and number.isdecimal()) or text == "random":
+        return WeightsRequest(kind="random" if kind == "random" else "default", seed=int(number or seed))
     path = Path(text)
     if not path.is_file():
         raise BadInputError(
-            f"--weights {text}: no such file; expected default, random, or a .safetensors, .pt or .pth file"
+            f"--weights {text}: no such file; expected default, random, random:SEED, or a .safetensors, .pt or .pth file"
         )
     return WeightsRequest(kind="file", path=path)

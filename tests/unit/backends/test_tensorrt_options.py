@@ -92,9 +92,9 @@ def test_several_ranges_of_batch_become_profiles_of_the_backends_that_have_them(
         "fp32", "tensorrt-rtx,onnxruntime", None, [], images=None, calibration=None, batch="1:1:1,1:32:64"
     )
     assert plan.options == {"tensorrt-rtx": {"profiles": "1:1:1,1:32:64"}}
-    assert model_from_options("digits", "default", 0, "1:1:1,1:32:64", [], store).batch == (1, 32, 64)
+    assert model_from_options("digits", "default", "1:1:1,1:32:64", [], store).batch == (1, 32, 64)
     with pytest.raises(BadInputError, match="--batch 1:x"):
-        model_from_options("digits", "default", 0, "1:1:1,1:x", [], store)
+        model_from_options("digits", "default", "1:1:1,1:x", [], store)
 
 
 def test_a_build_says_which_plugin_libraries_run(tmp_path) -> None:

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.cli.calibrate import calibrate
+from optpipe.cli.build import calibrate
 from optpipe.cli.compare import compare
 from optpipe.cli.deploy import deploy
 from optpipe.cli.dossier import attest
 from optpipe.cli.profile import RecordingOptions, profile
-from optpipe.cli.run import run
-from optpipe.cli.signoff import signoff
+from optpipe.cli.signoff import run, signoff
 from optpipe.cli.sweep import RunOptions, sweep
 from optpipe.core.errors import BadInputError
 

@@ -2,14 +2,10 @@
 
 import errno
 import json
-import os
-import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -105,7 +101,7 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
             else:
                 _print_text(outcome.text())
         except OptpipeError as error:
-            _print_failure(_name_workspace(str(error), shared.get("workspace")), error.exit_status, as_json=as_json)
+            _print_failure(str(error), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
             if outcome is not None and error.errno in GONE:
@@ -122,23 +118,6 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
         raise typer.Exit(outcome.status)
 
     return run
-
-
-def _name_workspace(message: str, workspace: Path | None) -> str:
-    """`message` with its commands in backticks made for `workspace`, whatever they were first given for.
-
-    A command without backticks cannot be told from its sentence; then the option is named at the end.
-    """
-    usual = os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE
-    if workspace is None:
-        return message
-    option = "" if workspace == Path(usual) else f" --workspace {shlex.quote(str(workspace))}"
-    quoted = re.findall(r"`optpipe ([a-z-]+)([^`]*)`", message)
-    for verb, rest in quoted:
-        if verb not in ("doctor", "verify"):
-            without = re.sub(r" --workspace[ =]('[^']*'|\S+)", "", rest)
-            message = message.replace(f"`optpipe {verb}{rest}`", f"`optpipe {verb}{without}{option}`")
-    return message if quoted or "optpipe " not in message or not option else f"{message} (your workspace:{option})"
 
 
 GONE = (errno.EPIPE, errno.EBADF)

@@ -15,7 +15,7 @@ from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
 from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.measurement import LoadSpec, Scenario, format_cpus
-from optpipe.core.plan import Param
+from optpipe.core.plan import Param, for_workspace
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import share_from_text, share_to_text
 
@@ -162,7 +162,7 @@ def bench(
         _require_alone("--resume RUN_DIR", [f"MODEL {each}" for each in models], load, targets, how, {"resume", "sort"})
         return _resume(how.resume, how.sort)
     if not models:
-        raise BadInputError("bench requires MODEL; `optpipe store ls` lists what is built")
+        raise BadInputError(f"bench requires MODEL; `{for_workspace('optpipe store ls')}` lists what is built")
     if how.from_images is not None:
         _require_alone(
             "--from-images",
@@ -303,7 +303,9 @@ def _select_chosen(artifacts: "Sequence[StoredArtifact]", model: str, store: "St
 
     decided = find_decision(store.workspace, {each.entry.id for each in artifacts})
     if decided is None:
-        raise BadInputError(f"nothing is chosen for {model} yet; optpipe build {model} --precision auto chooses")
+        raise BadInputError(
+            f"nothing is chosen for {model} yet; `{for_workspace(f'optpipe build {model} --precision auto')}` chooses"
+        )
     return tuple(each for each in artifacts if each.entry.id in decided.winners)
 
 

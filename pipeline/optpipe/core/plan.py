@@ -153,19 +153,31 @@ def to_command(verb: str, *parts: object, **options: object) -> str:
     return shlex.join(words)
 
 
-_CURRENT: dict[str, Path] = {}
+_CURRENT: list[str] = []
+"""The words that name the workspace of this process, where it is not the usual one."""
 
 
 def use_workspace(path: Path | None) -> None:
-    """Makes `suggest` name this workspace, where it is not the usual one."""
+    """Makes `for_workspace` name this workspace, where it is not the usual one."""
     _CURRENT.clear()
     if path is not None and path != Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE):
-        _CURRENT["workspace"] = path
+        _CURRENT.extend(("--workspace", str(path)))
 
 
-def suggest(verb: str, *parts: object, **options: object) -> str:
-    """`to_command` for the workspace at hand: what an error or a warning tells a user to run."""
-    return to_command(verb, *parts, **options, **_CURRENT)
+def for_workspace(command: str) -> str:
+    """`command`, as it was given for any workspace, for the one at hand: what an error tells a user to run."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a recorded command whose quotes were cut
+        return command
+    rest, at = [], 0
+    while at < len(words):
+        if words[at] == "--workspace":
+            at += 2
+        else:
+            rest += [] if words[at].startswith("--workspace=") else [words[at]]
+            at += 1
+    return command if rest == words and not _CURRENT else shlex.join([*rest, *_CURRENT])
 
 
 def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_file
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
 from optpipe.core.verdict import VerdictRecord
 from optpipe.deploy.records import DossierReference
@@ -96,7 +97,7 @@ def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
     if not path.is_dir():
         raise BadInputError(
             f"artifact {artifact} of the dossier is not in {store.workspace}; pass --workspace DIR, "
-            f"or build it again: {signed.manifest.command}"
+            f"or build it again: `{for_workspace(signed.manifest.command)}`"
         )
     entry = store.verify_entry(entry_from_folder(path, ArtifactInfo))
     if hash_engine(entry) != hash_engine(signed):
@@ -114,7 +115,10 @@ def _find_samples(
     found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     way_out = "build it again"
     if verification is not None and (own := verification.recipe.get("reference")) is not None:
-        found, way_out = [each for each in found if each.id == own], f"build it again: {verification.manifest.command}"
+        found, way_out = (
+            [each for each in found if each.id == own],
+            f"build it again: `{for_workspace(verification.manifest.command)}`",
+        )
     if not found:
         raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}")
     return store.verify_entry(found[-1], REFERENCE)
@@ -139,8 +143,9 @@ def _find_preprocessing(
 def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
     """Raises BadInputError for an image model whose dossier does not prove its preprocessing, or to be `served` without images."""
     if build.card.transform is not None and build.preprocessing is None:
+        command = for_workspace(f"optpipe preprocess {build.card.name} --images DIR")
         raise BadInputError(
-            f"{build.folder} has no evidence of the preprocessing; run optpipe preprocess {build.card.name} --images DIR and "
+            f"{build.folder} has no evidence of the preprocessing; run `{command}` and "
             "sign off again, or deploy the engine alone with --no-ensemble"
         )
     if served and build.preprocessing is not None and not list_signed_images(build)[1]:

@@ -8,6 +8,7 @@ from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.events import Listener
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
@@ -64,7 +65,7 @@ def run_evaluation(
     if not artifacts:
         raise BadInputError(
             f"{card.name} has no build with these options in {store.workspace}\n"
-            f"first run `optpipe build {format_source(model.source)}` with the same options"
+            f"first run `{for_workspace(f'optpipe build {format_source(model.source)}')}` with the same options"
         )
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))

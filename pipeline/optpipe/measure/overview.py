@@ -9,6 +9,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import read_measurements
+from optpipe.core.plan import for_workspace
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements
 from optpipe.measure.groups import RecordedMeasurement
@@ -46,7 +47,7 @@ def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ..
 
 
 def _nothing_measured(workspace: Path) -> BadInputError:
-    build, bench = "optpipe build MODEL", "optpipe bench MODEL"
+    build, bench = for_workspace("optpipe build MODEL"), for_workspace("optpipe bench MODEL")
     return BadInputError(f"no measurements in {workspace} yet; first run {build}, then {bench}")
 
 
@@ -98,7 +99,7 @@ def compare_workspace(
         runs = tuple(run for run in runs if run.name != held_against.name)
         if not runs:
             raise BadInputError(
-                f"the only run is the baseline {held_against.name}; measure something to compare: optpipe bench MODEL"
+                f"the only run is the baseline {held_against.name}; measure something to compare: {for_workspace('optpipe bench MODEL')}"
             )
     measured = tuple(one for run in runs for one in measurements_from_run(run))
     if model is not None:
@@ -148,7 +149,9 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
     if model is None:
         raise BadInputError("--baseline approved is of one model: add --model MODEL")
     if (folder := find_approved_baseline(store.workspace, model)) is None:
-        raise BadInputError(f"no approved baseline for {model}; approve one with optpipe signoff approve DOSSIER")
+        raise BadInputError(
+            f"no approved baseline for {model}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
+        )
     measured = tuple(list_artifact_measurements(load_runs(folder / "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)
 

@@ -12,7 +12,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Options, Subject
-from optpipe.core.plan import to_command
+from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.precision import Precision
 from optpipe.measure.measure import RunContext
 from optpipe.measure.search import Slo
@@ -114,7 +114,7 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
         if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
-            finish = to_command("bench", resume=run.path)
+            finish = for_workspace(to_command("bench", resume=run.path))
             listener.warn(f"completed measurements were kept; `{finish}` finishes the run")
         elif not any(run.path.iterdir()):
             run.path.rmdir()
@@ -125,7 +125,7 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any
     """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
     if artifact.reference is None:
         raise BadInputError(
-            f"{artifact.label} has no reference in the store; create it with `{artifact.model.manifest.command}`"
+            f"{artifact.label} has no reference in the store; create it with `{for_workspace(artifact.model.manifest.command)}`"
         )
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
     return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]

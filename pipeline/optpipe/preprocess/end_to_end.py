@@ -7,6 +7,7 @@ from typing import Any
 
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.models.artifacts.lookup import StoredArtifact, format_model_argument
@@ -344,15 +345,16 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
         plan = choose_dali_plan("mixed" if on_gpu else "cpu")
         tune = f"optpipe preprocess {format_model_argument(artifact.card.name, artifact.card.source)}"
         listener.warn(
-            f"DALI is not tuned for {artifact.card.name} on this machine; run `{tune}` first for best performance"
+            f"DALI is not tuned for {artifact.card.name} on this machine; run `{for_workspace(tune)}` first for best performance"
         )
     spec = artifact.card.inputs[0]
     wanted = batch_size or min(plan.batch_size, spec.max[0])
     if not spec.min[0] <= wanted <= spec.max[0]:
         wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
+        model = format_model_argument(artifact.card.name, artifact.card.source)
         raise BadInputError(
             f"batch size {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
-            f"`optpipe build {format_model_argument(artifact.card.name, artifact.card.source)} --batch {wider}` builds one that includes it"
+            f"`{for_workspace(f'optpipe build {model} --batch {wider}')}` builds one that includes it"
         )
     return replace(plan, batch_size=wanted)
 

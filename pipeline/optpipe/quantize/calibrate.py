@@ -11,6 +11,7 @@ from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import CalibrationInfo, ModelInfo, SampleSetSummary
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
+from optpipe.core.plan import for_workspace
 from optpipe.core.precision import Precision
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.images import UnreadableFile
@@ -222,7 +223,7 @@ def quantize_graph(model: Any, table: CalibrationTable, target: "Target") -> tup
     if unknown := sorted(keep - {node.name for node in name_nodes(model).graph.node}):
         raise BadInputError(
             f"the calibration table keeps layer '{unknown[0]}' in floating point, but {table.model} has no such layer;"
-            f" `optpipe calibrate {table.model} --sensitivity` lists its layers"
+            f" `{for_workspace(f'optpipe calibrate {table.model} --sensitivity')}` lists its layers"
         )
     unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
     placed = place_qdq(model, target, keep.__contains__, unseen)

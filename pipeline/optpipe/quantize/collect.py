@@ -16,6 +16,7 @@ import numpy as np
 from optpipe.backends.base import Device
 from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session, translate_runtime_errors
 from optpipe.core.errors import StageError
+from optpipe.core.plan import for_workspace
 from optpipe.quantize.ranges import BINS, Magnitudes, TensorStatistics, count_magnitudes, count_on_device
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Collector:
         if not (np.isfinite(low) and np.isfinite(high)):
             raise StageError(
                 f"tensor '{name}' contains NaN or Inf on the calibration data, so it has no range\n"
-                f"check the preprocessing and weights; `optpipe build MODEL --precision fp32` verifies the source model"
+                f"check the preprocessing and weights; `{for_workspace('optpipe build MODEL --precision fp32')}` verifies the source model"
             )
         self._low[name] = min(low, self._low.get(name, low))
         self._high[name] = max(high, self._high.get(name, high))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import OnnxGraph, list_read_names, name_nodes, rename_inner_twins
 from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.plan import for_workspace
 from optpipe.quantize.placement import Placement, Target
 
 LEVELS = 127
@@ -90,7 +91,7 @@ def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, Activation
     if missing := [name for name in placed.tensors if name not in ranges]:
         raise BadInputError(
             f"the calibration table does not match this graph: no range for '{missing[0]}'"
-            f" and {len(missing) - 1} more; create a matching table with `optpipe calibrate MODEL`"
+            f" and {len(missing) - 1} more; create a matching table with `{for_workspace('optpipe calibrate MODEL')}`"
         )
     writer = _Writer(_convert_opset(model, OPSET), placed.target)
     for name in placed.tensors:

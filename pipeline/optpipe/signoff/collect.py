@@ -18,6 +18,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
@@ -118,7 +119,7 @@ def _require_model(text: str, store: Store) -> None:
     found = next((one for one in store.list_entries(ArtifactInfo) if len(text) >= 4 and one.matches_id(text)), None)
     if found is not None and not find_builds(text, store):
         command = f"optpipe signoff {shlex.quote(found.info.model)} --artifact {found.id} --policy FILE"
-        raise BadInputError(f"{text} is an artifact of {found.info.model}, not a MODEL; run `{command}`")
+        raise BadInputError(f"{text} is an artifact of {found.info.model}, not a MODEL; run `{for_workspace(command)}`")
 
 
 def _require_options(policy: Policy, name: str | None) -> None:
@@ -141,7 +142,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
     if not built:
         _require_model(wanted.model, store)
         raise BadInputError(
-            f"{wanted.model} has no build in {store.workspace}; first run optpipe build {shlex.quote(wanted.model)}"
+            f"{wanted.model} has no build in {store.workspace}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
         )
     named = {**wanted.policy.build.list_wanted(), **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [one for one in built if all(_matches(one, key, value) for key, value in named.items())]

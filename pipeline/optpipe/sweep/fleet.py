@@ -11,6 +11,7 @@ import msgspec
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Mode, Scenario, format_percentile_name
+from optpipe.core.plan import for_workspace
 from optpipe.measure.search import Slo
 from optpipe.sweep.capacity import ServiceTimes, count_gpus_needed
 from optpipe.sweep.job import Cell, JobRecord, JobState, command_from_cell
@@ -115,7 +116,7 @@ def compare_fleet(
     done = [one for one in records if one.state is JobState.DONE and one.cell.load.scenario is not Scenario.SERVER]
     if not done:
         raise BadInputError(
-            f"no finished job{'' if model is None else f' of {model}'}; measure with optpipe sweep MODEL"
+            f"no finished job{'' if model is None else f' of {model}'}; measure with `{for_workspace('optpipe sweep MODEL')}`"
         )
     engines: dict[tuple[object, ...], list[JobRecord]] = {}
     for one in done:

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Protocol
 
 from optpipe.core.events import Listener
+from optpipe.core.plan import for_workspace
 from optpipe.sweep.job import Cell, JobRecord
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import find_conflicts, keep_backed, read_jobs
@@ -84,7 +85,7 @@ def decide_serialization(store: Store, plan: SweepPlan, listener: Listener) -> b
     if effect is None:
         listener.warn(
             f"{len(used)} slots are timed side by side, and the neighbor effect of this host is unknown; "
-            "measure it with optpipe sweep MODEL --calibrate-host"
+            f"measure it with `{for_workspace('optpipe sweep MODEL --calibrate-host')}`"
         )
         return False
     return effect.serializes

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
+from optpipe.core.plan import for_workspace
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import REQUEST
 from optpipe.workspace.files import list_files, write_bytes, write_json
@@ -21,9 +22,8 @@ def find_approved_baseline(workspace: Path, model: str) -> Path | None:
         return None
     problems = find_seal_problems(Files(folder)) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
     if problems:
-        raise BadInputError(
-            f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `optpipe signoff approve DOSSIER`"
-        )
+        command = for_workspace("optpipe signoff approve DOSSIER")
+        raise BadInputError(f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `{command}`")
     return folder
 
 

@@ -19,6 +19,7 @@ from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.hashing import hash_value
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, plain_from_record, read_versioned, record_from_plain
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.files import FileHash, find_changed_files, find_problems, hash_files, write_bytes
@@ -211,7 +212,7 @@ def run_from_files(files: Files) -> Run:
     path = files.folder
     if not files.has(MANIFEST):
         problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
-        raise BadInputError(f"run {path} {problem}; `optpipe store ls` lists stored runs")
+        raise BadInputError(f"run {path} {problem}; `{for_workspace('optpipe store ls')}` lists stored runs")
     return entry_from_files(files, RunInfo)
 
 
@@ -227,7 +228,7 @@ def require_unchanged(run: Entry[Any], *, whole: bool = True) -> None:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BadInputError(
             f"run {run.name} was modified: {problems[0]}{more}\n"
-            f"remove it with `optpipe store rm {run.name}` and measure again"
+            f"remove it with `{for_workspace(f'optpipe store rm {run.name}')}` and measure again"
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.plan import for_workspace
 
 
 def require_writable_folder(folder: Path, option: str) -> None:
@@ -69,7 +70,7 @@ def explain_os_errors(workspace: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT):
-            command = "optpipe store gc"
+            command = for_workspace("optpipe store gc")
             raise StageError(
                 f"no space left for workspace {workspace}; free disk space (`{command}`) or pass --workspace DIR"
             ) from error

@@ -17,6 +17,7 @@ from typing import get_args
 from optpipe.core.environment import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.workspace.entry import (
     MANIFEST,
@@ -123,7 +124,9 @@ def _load_listed_run(path: Path) -> Run:
     try:
         return load_run(path)
     except BadInputError as error:
-        raise BadInputError(f"{error}\ndelete the run with `optpipe store rm {path.name}`") from error
+        raise BadInputError(
+            f"{error}\ndelete the run with `{for_workspace(f'optpipe store rm {path.name}')}`"
+        ) from error
 
 
 def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]:

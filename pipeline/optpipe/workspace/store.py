@@ -19,6 +19,7 @@ from typing import IO, Any, overload
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
+from optpipe.core.plan import for_workspace
 from optpipe.workspace.entry import (
     USED,
     Entry,
@@ -165,7 +166,7 @@ class Store:
         """
         found, damaged = self.scan_entries(kind)
         if damaged:
-            remove, clean = f"optpipe store rm {damaged[0].name}", "optpipe store gc"
+            remove, clean = for_workspace(f"optpipe store rm {damaged[0].name}"), for_workspace("optpipe store gc")
             raise BadInputError(
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
                 f"remove it with `{remove}`, or all damaged entries with `{clean}`"
@@ -196,7 +197,7 @@ class Store:
             of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]
             known = f"'{prefix}' is a model, not an ID; specify one of its entries: {', '.join(of_model[:-6:-1])}"
             problem = known if of_model else f"no entry matches '{prefix}' in {self.workspace}"
-            raise BadInputError(f"{problem}; `optpipe store ls` lists entries")
+            raise BadInputError(f"{problem}; `{for_workspace('optpipe store ls')}` lists entries")
         if len(found) > 1:
             names = ", ".join(entry.path.name for entry in found[:5])
             raise BadInputError(f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix")
@@ -209,7 +210,7 @@ class Store:
         """
         if (problem := entry.find_damage(only)) is not None:
             raise StageError(
-                f"store entry {entry.path.name} is damaged: {problem}\nrebuild it with `{entry.manifest.command}`"
+                f"store entry {entry.path.name} is damaged: {problem}\nrebuild it with `{for_workspace(entry.manifest.command)}`"
             )
         return entry
 

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from optpipe.cli.app import app, print_outcome
 from optpipe.cli.groups import Outcome
-from optpipe.core.errors import BadInputError
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
@@ -181,33 +180,14 @@ def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
         print_outcome(fails)()
 
 
-def test_a_failure_names_the_workspace_that_its_commands_need(
+def test_a_failure_suggests_commands_for_the_workspace_at_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(workspace: Path) -> Outcome:
-        raise BadInputError("nothing stored; first run optpipe build digits")
-
     monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
-    for workspace, hint in ((tmp_path, False), (Path("my work"), True)):
-        with pytest.raises(typer.Exit):
-            print_outcome(fail)(workspace=workspace)
-        assert ("(your workspace: --workspace 'my work')" in capsys.readouterr().err) is hint
-
-
-def test_a_command_in_a_failure_is_made_for_the_workspace_at_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A workspace that was copied: its manifests name the old one. `doctor` has no workspace."""
-
-    def fail(workspace: Path) -> Outcome:
-        raise BadInputError("damaged\n`optpipe build a --workspace /old --json` rebuilds it; `optpipe doctor` may help")
-
-    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
-    for workspace, option in ((tmp_path, ""), (Path("my work"), " --workspace 'my work'")):
-        with pytest.raises(typer.Exit):
-            print_outcome(fail)(workspace=workspace)
-        said = f"optpipe: damaged\n`optpipe build a --json{option}` rebuilds it; `optpipe doctor` may help\n"
-        assert capsys.readouterr().err == said
+    for options, hint in (([], ""), (["--workspace", "my work"], " --workspace 'my work'")):
+        with pytest.raises(SystemExit):
+            app(["store", "show", "nothing", *options])
+        assert f"`optpipe store ls{hint}` lists entries" in capsys.readouterr().err
 
 
 def test_wrong_use_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError
+from optpipe.core.plan import for_workspace
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract, suggest_task
 from optpipe.evaluate.tasks.detection import Detection
@@ -53,5 +54,5 @@ def find_task(card: ModelCard) -> TaskContract:
     way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
     raise BadInputError(
         f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)});"
-        f" `optpipe build {format_model_argument(card.name, card.source)}` verifies its tensors{way}"
+        f" `{for_workspace(f'optpipe build {format_model_argument(card.name, card.source)}')}` verifies its tensors{way}"
     )

@@ -12,6 +12,7 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
+from optpipe.core.plan import for_workspace
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource
 from optpipe.workspace.entry import Entry, drop_folder
@@ -89,9 +90,8 @@ def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredAr
             reasons[each.label] = why_not
     if not able:
         text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
-        raise MissingError(
-            f"no built artifact can run on this machine: {text}\n`optpipe build MODEL --backend auto` builds one that can"
-        )
+        command = for_workspace("optpipe build MODEL --backend auto")
+        raise MissingError(f"no built artifact can run on this machine: {text}\n`{command}` builds one that can")
     return tuple(able), reasons
 
 
@@ -231,11 +231,11 @@ def _refuse(
     here = f" (available: {', '.join(built)})" if built else ""
     if other_content:
         here = "; existing builds of that name are from a different file"
-    way_out = f"`optpipe build {shlex.quote(text)}{flags}` builds it"
+    way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
     if unable := _list_unable(text, store, backends):
         way_out = f"{' and '.join(unable)} cannot build an ONNX file: give its PyTorch model, or leave --backend out"
         if not built:
-            way_out += f" (`optpipe build {shlex.quote(text)}` builds it)"
+            way_out += f" (`{for_workspace(f'optpipe build {shlex.quote(text)}')}` builds it)"
     raise BadInputError(f"no build of {what} in {store.workspace}{here}\n{way_out}")
 
 
@@ -314,7 +314,7 @@ def choose_batch_sizes(
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
         model = format_model_argument(artifact.card.name, artifact.card.source)
         build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
-        way_out = f"`{command or build}` builds one that includes it"
+        way_out = f"`{for_workspace(command or build)}` builds one that includes it"
         if low == high and _is_fixed(artifact):
             way_out = f"the ONNX file has a fixed batch size of {low}; give --batch {low}, or export it with a dynamic batch dimension"
         raise BadInputError(

@@ -57,7 +57,7 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--budget", "5"), "expected the largest accuracy drop"),
+        (("--budget", "5"), "the number has no unit; write 5pt or 5dB"),
         (("--compare-at", "999"), "outside the profile"),
         (("--calibration", "absent"), "no such file or folder"),
         (("--precision", "auto,fp32"), "give it alone"),

@@ -135,7 +135,7 @@ def test_a_budget_that_leaves_no_layer_in_int8_says_which_one_does(exported, tmp
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--precision", "fp16", "--budget", "0.5"), "expected the largest accuracy drop, such as 0.5points"),
+        (("--precision", "fp16", "--budget", "0.5"), "the number has no unit; write 0.5pt or 0.5dB"),
         (("--precision", "fp32", "--budget", "0.5points"), "--budget applies to fp16, int8, fp8; add one"),
     ],
 )

@@ -49,6 +49,6 @@ def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_comma
     nothing = optpipe("signoff", "recheck", found.dossier, "--python", tmp_path / "nothing", workspace=found.workspace)
     assert nothing.status == 2
     share = optpipe("signoff", "recheck", found.dossier, "--max-slowdown", "5", workspace=found.workspace)
-    assert (share.status, "--max-slowdown 5: expected a fraction" in share.stderr) == (2, True)
+    assert (share.status, "--max-slowdown 5: the number has no unit" in share.stderr) == (2, True)
     few = optpipe("signoff", "recheck", found.dossier, "--rounds", "5", workspace=found.workspace)
     assert (few.status, "--rounds 5: a comparison of processes needs 8 rounds or more" in few.stderr) == (2, True)

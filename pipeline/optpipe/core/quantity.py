@@ -115,8 +115,10 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
     match = _QUANTITY.match(text)
     if match is not None and not match[2]:
         number, units = float(match[1]), [_SHORT.get(each) or next(iter(UNITS[each])) for each in dimensions]
-        readings = [f"{number:g}{unit}" for unit in dict.fromkeys(units)]
-        readings += [f"{100 * number:g}{units[0]}"] if len(readings) == 1 and units[0] in _SHORT.values() else []
+        if "pt" in units and "%" in units:  # the percent of a score is its point
+            units.remove("%")
+        readings = [f"{number:g}{unit}" for unit in units]
+        readings += [f"{100 * number:g}{units[0]}"] if len(units) == 1 and units[0] in _SHORT.values() else []
         raise BadInputError(f"{flag} {text}: the number has no unit; write {' or '.join(readings)}")
     found = next((each for each in dimensions if match is not None and match[2] in UNITS[each]), dimensions[0])
     try:

@@ -112,7 +112,7 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
         (("digits", "--matrix", "/no/such.toml"), 2, "/no/such.toml"),
         (("digits", "--on", "slurm"), 2, "--on slurm"),
         (("digits", "--scenario", "fast"), 2, "--scenario fast: choose from"),
-        (("digits", "--scenario", "server", "--rate", "x"), 2, "--rate x: expected queries per second"),
+        (("digits", "--scenario", "server", "--rate", "x"), 2, "--rate x: expected positive numbers"),
         (("digits", "--set", "cpu-slots=10000"), 2, "--set cpu-slots=10000: only "),
         (("digits", "--against", "/no/such", "--dry-run", "--precision", "fp32"), 0, "to run"),
         (("digits", "--against", "/no/such", "--precision", "fp32"), 2, "no jobs found"),

@@ -207,7 +207,7 @@ def test_waiving_needs_a_criterion_that_exists(workspace, tmp_path):
 
 
 def test_the_build_to_judge_must_be_clear(workspace, tmp_path):
-    with pytest.raises(BadInputError, match="first run optpipe build digits"):
+    with pytest.raises(BadInputError, match="first run `optpipe build digits`"):
         dossier(workspace, LATENCY % "5", tmp_path)
     workspace.artifact("fp16")
     workspace.artifact("int8")

@@ -169,7 +169,7 @@ def test_the_whole_text():
 
 
 def test_nothing_measured_is_said():
-    with pytest.raises(BadInputError, match="measure with optpipe sweep"):
+    with pytest.raises(BadInputError, match="measure with `optpipe sweep"):
         compare_fleet({})
 
 

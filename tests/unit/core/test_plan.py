@@ -1,0 +1,86 @@
+"""One schema of parameters: what a record's fields become on a command line, and back."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from tests.command_line import parse_command
+
+from optpipe.core import plan
+from optpipe.core.errors import BadInputError
+from optpipe.core.measurement import LoadSpec, Scenario
+from optpipe.core.plan import Param, for_workspace, list_fields, list_words, settings_from_texts, to_command
+from optpipe.core.quantity import Dimension, drop_from_text, read_quantity, share_from_text
+from optpipe.sweep.job import Matrix, command_from_cell
+from optpipe.sweep.matrix import cells_from_matrix
+
+
+@dataclass(frozen=True)
+class Record:
+    sizes: Annotated[tuple[int, ...], Param("Sizes.", parse=plan.sizes_from_text)] = (1,)
+    names: Annotated[tuple[str, ...], Param("Names.", flag="name")] = ()
+    fast: Annotated[bool, Param("Fast.")] = True
+    seed: Annotated[int, Param("Seed.", minimum=0, setting=True)] = 0
+    untyped: int = 3
+
+
+def test_only_what_differs_from_the_defaults_is_on_a_command_line():
+    assert list(list_words(Record())) == []
+    words = ["--sizes", "1,8", "--name", "a", "--name", "b c", "--no-fast", "--set", "seed=2"]
+    assert list(list_words(Record((1, 8), ("a", "b c"), fast=False, seed=2))) == words
+    assert shlex.split(to_command("store show", Record(seed=2), json=True)) == [
+        "optpipe", "store", "show", "--set", "seed=2", "--json"
+    ]  # fmt: skip
+
+
+def test_a_load_is_the_words_that_bench_reads():
+    load = LoadSpec(8, Scenario.SERVER, rate_per_s=1234567.5, min_seconds=0.25)
+    _, given = parse_command(to_command("bench", "digits", load))
+    assert (given["batch"], given["scenario"], given["rate_per_s"], given["min_seconds"]) == (
+        "8", Scenario.SERVER, 1234567.5, 0.25
+    )  # fmt: skip
+
+
+def test_the_command_of_a_cell_names_every_key_that_is_not_the_default():
+    matrix = Matrix(
+        models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu",), streams=2, max_cv=0.5,
+        scenarios=(Scenario.OFFLINE,), options=(("onnxruntime.threads=2",),), seed=3, weights="random",
+    )  # fmt: skip
+    (cell,) = cells_from_matrix(matrix, ())
+    _, given = parse_command(command_from_cell(cell))
+    assert set(given["set"]) == {"streams=2", "weights=random", "seed=3"}
+    assert (given["max_cv"], given["option"], given["gpus"]) == ("50%", ["onnxruntime.threads=2"], "cpu")
+
+
+@pytest.mark.parametrize("text", ["seed", "seed=x", "seed=-1", "fast=true"])
+def test_a_setting_that_cannot_be_meant_is_refused(text):
+    fields = [each for each in list_fields(Record) if each.param.setting]
+    assert settings_from_texts(["seed=7"], fields) == {"seed": 7}
+    with pytest.raises(BadInputError, match="seed"):
+        settings_from_texts([text], fields)
+
+
+def test_a_suggested_command_names_the_workspace_at_hand(monkeypatch):
+    monkeypatch.setenv("OPTPIPE_WORKSPACE", "usual")
+    recorded = "optpipe build 'a b' --workspace /old --json"
+    try:
+        plan.use_workspace(Path("usual"))
+        assert for_workspace(recorded) == "optpipe build 'a b' --json"
+        plan.use_workspace(Path("my work"))
+        assert for_workspace(recorded) == "optpipe build 'a b' --json --workspace 'my work'"
+    finally:
+        plan.use_workspace(None)
+
+
+def test_a_number_without_a_unit_is_refused_with_what_it_may_mean():
+    assert share_from_text("2.5 %", "--max-cv") == 0.025
+    assert drop_from_text("1%", "--drop") == drop_from_text("1 pt", "--drop") == 1.0
+    assert read_quantity("2GiB", "--size", Dimension.SIZE) == (2.0**31, Dimension.SIZE)
+    with pytest.raises(BadInputError, match="or 50%"):
+        share_from_text("0.5", "--max-cv")
+    with pytest.raises(BadInputError, match="or 50pt"):
+        drop_from_text("0.5", "--drop")
+    with pytest.raises(BadInputError, match="0 to 100 percentage points"):
+        drop_from_text("1 AP", "--drop")

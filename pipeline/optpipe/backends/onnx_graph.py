@@ -7,12 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.tensors import InputSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -353,9 +352,11 @@ def list_sparse_products(model: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def has_pattern(weight: np.ndarray, axis: int) -> bool:
+def has_pattern(weight: "np.ndarray", axis: int) -> bool:
     """Whether `weight` has the pattern along `axis`, whose length has to be a multiple of four."""
     if weight.ndim < 2 or weight.shape[axis] % GROUP:
         return False
+    import numpy as np
+
     groups = np.moveaxis(weight, axis, -1).reshape(-1, GROUP)
     return bool((np.count_nonzero(groups, axis=1) <= KEPT).all())

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
-from optpipe.build.choose import ChoicePlan
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.plan import sizes_from_text
@@ -17,6 +17,9 @@ from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    from optpipe.build.choose import ChoicePlan
 
 
 def require_device(device: Device | None) -> Device | None:
@@ -86,8 +89,10 @@ def choice_plan_from_options(
     calibration: Path | None,
     budget: str | None,
     compare_at: str | None,
-) -> ChoicePlan:
+) -> "ChoicePlan":
     """Reads the options of `build --precision auto`: without `--backend`, all of them are candidates."""
+    from optpipe.build.choose import ChoicePlan
+
     require_existing(calibration, "--calibration")
     target = require_device(device)
     named = backend not in ("auto", "all")

@@ -14,7 +14,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from optpipe.core.card import ModelCard, Task, Tokenization
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
@@ -66,6 +65,8 @@ def is_not_cached(error: Exception) -> bool:
 
 def explain_unreachable(url: str, timeout_s: float) -> str | None:
     """Why no connection to the host of `url` can be made; None where one can, and behind a proxy, where only trying tells."""
+    from urllib.request import getproxies
+
     parts = urlsplit(url)
     if {parts.scheme, "all"} & set(getproxies()):
         return None

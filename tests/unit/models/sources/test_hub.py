@@ -18,7 +18,7 @@ def port(monkeypatch, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = free.getsockname()[1]
-    monkeypatch.setattr("optpipe.models.sources.hub.getproxies", dict)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{number}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -39,7 +39,7 @@ def test_a_hub_that_takes_its_time_is_waited_for(port):
 
 def test_behind_a_proxy_only_trying_tells(port, monkeypatch):
     assert explain_unreachable("https://no.invalid", 1.0) is not None
-    monkeypatch.setattr("optpipe.models.sources.hub.getproxies", lambda: {"https": "http://proxy:3128"})
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://proxy:3128"})
     assert explain_unreachable("https://no.invalid", 1.0) is None
 
 

@@ -122,7 +122,7 @@ def _forward(folder: Path, count: int) -> None:
 def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
     import onnx
 
-    from optpipe.quantize.collect import Collector, collect_statistics
+    from optpipe.quantize.collect import Collector
     from optpipe.quantize.placement import place_qdq
     from optpipe.quantize.ranges import compute_ranges, needs_histogram
 
@@ -130,7 +130,9 @@ def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
     tensors = place_qdq(onnx.load(model), "tensorrt").tensors
     collector = Collector(model, tensors, needs_histogram(methods))
     with calibrating():
-        statistics = collect_statistics(collector, rows(folder, count))
+        for batch in rows(folder, count):
+            collector.add(batch)
+        statistics = collector.statistics()
         for method in methods:
             compute_ranges(statistics, method)
 

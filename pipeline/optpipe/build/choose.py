@@ -1,6 +1,6 @@
-""""""
+"""`build --precision auto`: the fastest build within an accuracy budget, of every backend and precision that can be had here."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import randbits
@@ -102,19 +102,6 @@ def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -
     return replace(plan, options=options)
 
 
-def count_builds(plan: BuildPlan) -> int:
-    """How many combinations `plan` has kernels for."""
-    return sum(
-        kind in each.precisions(each.choose_device(plan.device)) for each in plan.backends for kind in plan.precisions
-    )
-
-
-def rank_by_precision(built: BuiltArtifact) -> tuple[int, int]:
-    """The more precise first, then the backend that `--backend auto` prefers: what decides between equally fast builds."""
-    info = built.entry.info
-    return list(Precision).index(info.precision), list(BACKENDS).index(info.backend)
-
-
 SHORT_LOAD = LoadSpec(
     1, min_seconds=0.5, max_seconds=5.0, percentile=50.0, warm_up_seconds=0.3, max_warm_up_seconds=3.0,
     output_checks=4, cache_probes=2,
@@ -123,11 +110,6 @@ START_S = {"cpu": 4.0, "cuda": 10.0}
 """About what a process takes until it measures: imports, loading, on a GPU the capture of a CUDA graph."""
 LOAD_S = 1.5
 """About what one short load takes."""
-
-
-def estimate_seconds(processes: int, sizes: int, device: str) -> float:
-    """Rough duration of `processes` processes that each measure `sizes` batch sizes."""
-    return processes * (START_S[device] + sizes * LOAD_S)
 
 
 class CandidateTimer:
@@ -233,7 +215,11 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
             batch_sizes=sizes,
             winners={size: race.winner for size, race in races.items() if race.winner},
             candidates=list_candidates(judged, races, failures, judge.budget),
-            left_out=tuple(_list_left_out(omitted, build)),
+            left_out=tuple(
+                LeftOut(each.backend, each.precision, each.reason, failed=failed)
+                for failed, group in ((False, (*omitted, *build.skipped)), (True, build.failed))
+                for each in group
+            ),
             seed=seed,
             score=judge.score,
         )
@@ -254,10 +240,11 @@ def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, .
 
 
 def _announce(plan: BuildPlan, sizes: Sequence[int], final_rounds: int, listener: Listener) -> None:
-    count = count_builds(plan)
+    known = [(each.choose_device(plan.device), each) for each in plan.backends]
+    count = sum(kind in each.precisions(device) for device, each in known for kind in plan.precisions)
     processes = count_processes(count, final_rounds)
-    on_gpu = any(each.choose_device(plan.device) == "cuda" for each in plan.backends)
-    seconds = estimate_seconds(processes, len(sizes), "cuda" if on_gpu else "cpu")
+    start_s = max(START_S[device] for device, _ in known)
+    seconds = processes * (start_s + len(sizes) * LOAD_S)
     listener.inform(
         f"auto: up to {count} builds, then at most {processes} processes to compare them, about {format_duration(seconds * 1e9)}"
         " or less if some are much slower"
@@ -270,7 +257,12 @@ def _judge_all(
     """Every build with its accuracy, the more precise first; and what it was judged on."""
     whole = [each for each in build.artifacts if find_flaw(each) is None]
     accuracy, judged_on = judge_accuracy(judge, model, whole, store, listener) if whole else ({}, "nothing")
-    ranked = sorted(build.artifacts, key=rank_by_precision)
+    infos = {each.entry.id: each.entry.info for each in build.artifacts}
+    # the more precise first, then the backend that `--backend auto` prefers: what decides between equally fast builds
+    ranks = {
+        id: (list(Precision).index(info.precision), list(BACKENDS).index(info.backend)) for id, info in infos.items()
+    }
+    ranked = sorted(build.artifacts, key=lambda each: ranks[each.entry.id])
     return [Judged(each, accuracy.get(each.entry.id)) for each in ranked], judged_on
 
 
@@ -299,13 +291,6 @@ def _race(
         races = race_builds(list(artifacts), sizes, timer.measure, seed, final_rounds, timer.expect)
         write_measurements(run.path, timer.measurements)
     return races, timer.failures
-
-
-def _list_left_out(omitted: Iterable[Omission], build: ModelBuild) -> Iterable[LeftOut]:
-    for each in (*omitted, *build.skipped):
-        yield LeftOut(each.backend, each.precision, each.reason, failed=False)
-    for each in build.failed:
-        yield LeftOut(each.backend, each.precision, each.reason, failed=True)
 
 
 def judge_status(decision: Decision, judged: Sequence[Judged]) -> ExitStatus:

@@ -1,4 +1,4 @@
-""""""
+"""What candidates of `build --precision auto` are judged by, and why each is chosen or not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,19 +64,18 @@ def list_candidates(
     """Winners first, then by time at the first batch size; then those that were not timed, in the order given."""
     infos = {each.id: each.built.entry.info for each in judged}
     found = [_describe(each, races, *_explain(each, races, failures, infos, budget)) for each in judged]
-    order = {standing: index for index, standing in enumerate(_ORDER)}
-    return tuple(sorted(found, key=lambda each: (order[each.standing], _get_slowdown(each))))
+
+    def rank(each: Candidate) -> tuple[int, float]:
+        slowdown = each.times[0].slowdown if each.times else None
+        return _ORDER.index(each.standing), 1.0 if slowdown is None else slowdown
+
+    return tuple(sorted(found, key=rank))
 
 
 _ORDER = (
     Standing.CHOSEN, Standing.NO_DIFFERENCE, Standing.SLOWER, Standing.NOT_SHOWN, Standing.OVER_BUDGET,
     Standing.NOT_PROVEN, Standing.FAILED,
 )  # fmt: skip
-
-
-def _get_slowdown(candidate: Candidate) -> float:
-    first = next(iter(candidate.times), None)
-    return 1.0 if first is None or first.slowdown is None else first.slowdown
 
 
 def _describe(judged: Judged, races: Mapping[int, RaceResult], standing: Standing, reason: str) -> Candidate:
@@ -123,10 +122,6 @@ def _is_slower(ratio: Ratio | None) -> bool:
     return ratio is not None and ratio.change is Change.SLOWER
 
 
-def _is_equal(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio.change is Change.NO_DIFFERENCE
-
-
 def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
     if budget.unit == "dB":
         return f"SNR {accuracy.snr_db or 0:.1f} dB is below {budget}"
@@ -144,7 +139,7 @@ def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]
     if not race.ratios:
         alone = "within the budget" if len(race.times) == 1 else "with a time in every round"
         return f"batch {size}: the only build {alone}"
-    equal = {name: ratio for name, ratio in race.ratios.items() if _is_equal(ratio)}
+    equal = {name: ratio for name, ratio in race.ratios.items() if ratio.change is Change.NO_DIFFERENCE}
     slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
     nearest = sorted(slower, key=lambda name: slower[name].value)[:1]
     said = [f"{slower[name]} times as fast as {infos[name].label}" for name in nearest]
@@ -242,18 +237,16 @@ def judge_accuracy(
     """The accuracy of each artifact by id, and what it was judged on."""
     if judge.data is None:
         samples = next((each.verification.info.samples for each in built if each.verification), 0)
-        return {each.entry.id: _judge_snr(each, judge.budget.limit) for each in built}, f"{samples} samples"
+        found_db = {each.entry.id: each.verification.info.snr_db if each.verification else -inf for each in built}
+        floor = judge.budget.limit
+        rows = {id: CandidateAccuracy(keeps=snr is None or snr >= floor, snr_db=snr) for id, snr in found_db.items()}
+        return rows, f"{samples} samples"
     entries = [each.entry for each in built]
     found = run_evaluation(
         model, judge.data, None, 0, judge.budget.limit / 100, store, listener, only=entries, truncate=judge.truncate
     )
     rows = {row.artifact: _judge_drop(row) for row in found.results if row.artifact}
     return rows, f"{found.dataset.describe()} of {found.dataset.name}"
-
-
-def _judge_snr(built: BuiltArtifact, floor: float) -> CandidateAccuracy:
-    snr = built.verification.info.snr_db if built.verification else -inf
-    return CandidateAccuracy(keeps=snr is None or snr >= floor, snr_db=snr)
 
 
 def _judge_drop(row: EvaluatedModel) -> CandidateAccuracy:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.backends.onnx_lint import lint_graph
-from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SampleSetSummary, SkippedLayer
+from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer
 from optpipe.core.events import Listener
 from optpipe.core.hashing import hash_file
 from optpipe.core.mixed_precision import Budget, PrecisionCost
@@ -17,7 +17,6 @@ from optpipe.models.export.model import Model
 from optpipe.models.inputs.tensor_set import save_batches
 from optpipe.quantize.calibrate import (
     TARGETS,
-    CalibrationData,
     calibrate_model,
     load_calibration_data,
     name_table_file,
@@ -142,11 +141,13 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(path, best)
     graph, placed = quantize_graph(onnx.load(exported.file(ONNX)), best, plan.target)
+    own, unreadable = entry.info.set, tuple(str(each.path) for each in data.unreadable)
+    path_of_set = str(files[CALIBRATION_SET])
     return CalibrationResult(
         model=exported.info.name,
         model_id=exported.id,
         weights=exported.info.weights,
-        set=_describe_set(entry.info.set, data, files[CALIBRATION_SET]),
+        set=CalibrationSet(own.name, data.samples.kind, own.count, own.seed, own.sha256, path_of_set, unreadable),
         target=plan.target,
         tables=tuple(
             MethodResult(method, str(file), hash_file(file), compared.info.costs[method])
@@ -182,11 +183,6 @@ def _find_source(model: Model, stored: Entry[ModelInfo] | None, plan: Calibratio
         return resolve_calibration_source(plan.source, card, tokenizer, store, truncate=plan.truncate)
     own = None if "calibration" in card.data else model.load().calibration
     return None if own is None else save_batches(own(), store.workspace / "calibration")
-
-
-def _describe_set(own: SampleSetSummary, data: CalibrationData, path: Path) -> CalibrationSet:
-    unreadable = tuple(str(each.path) for each in data.unreadable)
-    return CalibrationSet(own.name, data.samples.kind, own.count, own.seed, own.sha256, str(path), unreadable)
 
 
 def _write_tables(entry: Entry[CalibrationInfo], plan: CalibrationPlan, store: Store) -> dict[str, Path]:

@@ -5,7 +5,7 @@ whatever the number of images. On a GPU the outputs stay in its memory, where th
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +64,8 @@ class Collector:
         found = {**{name: np.asarray(batch[name]) for name in self._fed}, **self._outputs_on_host(batch)}
         values = [found[name].astype(np.float32, copy=False) for name in self.tensors]
         with ThreadPoolExecutor(COUNTING_THREADS) as pool:
-            for name, (low, high) in zip(self.tensors, pool.map(_find_extremes, values), strict=True):
+            extremes = pool.map(lambda value: (float(value.min()), float(value.max())), values)
+            for name, (low, high) in zip(self.tensors, extremes, strict=True):
                 self._extremes(name, low, high)
             if self.histograms:
                 list(pool.map(self._count, self.tensors, values))
@@ -130,10 +131,6 @@ class Collector:
         return Magnitudes(whole)
 
 
-def _find_extremes(value: "NDArray[np.float32]") -> tuple[float, float]:
-    return float(value.min()), float(value.max())
-
-
 def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
     """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
     import onnx
@@ -172,17 +169,11 @@ def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str
     torch.cuda.current_stream().synchronize()
     session.run_with_iobinding(binding)
     binding.synchronize_outputs()
-    values = binding.get_outputs()
-    return {name: _copy_tensor(value) for name, value in zip(outputs, values, strict=True)}
-
-
-def _copy_tensor(value: Any) -> Any:
-    """A copy as a torch tensor: the memory itself goes back to ONNX Runtime with the binding."""
-    import torch
-
-    shape = tuple(value.shape())
-    source = _DeviceArray(int(value.data_ptr()), shape)
-    return torch.as_tensor(source, device="cuda").clone()
+    found = {}
+    for name, value in zip(outputs, binding.get_outputs(), strict=True):
+        source = _DeviceArray(int(value.data_ptr()), tuple(value.shape()))
+        found[name] = torch.as_tensor(source, device="cuda").clone()  # the memory itself goes back with the binding
+    return found
 
 
 class _DeviceArray:
@@ -203,10 +194,3 @@ def measure_bytes_per_sample(graph: Path, tensors: Sequence[str], sample: Batch)
     session = open_exposed_session(graph, tensors, "cpu")
     outputs = [name for name in tensors if name not in sample]
     return int(sum(value.nbytes for value in session.run(outputs, dict(sample)))) if outputs else 0
-
-
-def collect_statistics(collector: Collector, batches: Iterable[Batch]) -> dict[str, TensorStatistics]:
-    """All of `batches` through `collector`."""
-    for batch in batches:
-        collector.add(batch)
-    return collector.statistics()

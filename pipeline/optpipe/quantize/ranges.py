@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_text
 from optpipe.core.records import json_from_record, read_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +158,12 @@ def compute_edges(index: NDArray[np.intp]) -> NDArray[np.float64]:
 def count_magnitudes(values: NDArray[np.float32]) -> Magnitudes:
     """Counts finite `values` of any shape on the CPU."""
     counts = np.zeros(2 * BINS, np.int64)
-    for part in _split_chunks(np.ascontiguousarray(values).reshape(-1).view(np.uint32)):
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
         found = np.bincount((part >> SHIFT).view(np.int32))  # the sign is the leading bit
         counts[: found.size] += found
     return Magnitudes(counts.reshape(2, BINS))
-
-
-def _split_chunks(flat: NDArray[np.uint32]) -> "Iterator[NDArray[np.uint32]]":
-    return (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
 
 
 def count_on_device(values: Any, counts: Any) -> None:

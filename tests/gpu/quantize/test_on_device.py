@@ -6,13 +6,19 @@ import pytest
 from onnx import helper, numpy_helper
 
 from optpipe.core.errors import StageError
-from optpipe.quantize.collect import Collector, collect_statistics
+from optpipe.quantize.collect import Collector
 from optpipe.quantize.ranges import METHODS, compute_ranges
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or driver")]
 X = np.random.default_rng(0).standard_normal((24, 16, 32, 32)).astype(np.float32)
 TENSORS = ("x", "r", "c")
+
+
+def collect(collector, batches):
+    for each in batches:
+        collector.add(each)
+    return collector.statistics()
 
 
 @pytest.fixture
@@ -33,8 +39,7 @@ def graph(tmp_path):
 def test_statistics_are_those_of_the_cpu(graph) -> None:
     parts = [{"x": X[:10]}, {"x": X[10:]}]
     on_gpu, on_cpu = (
-        collect_statistics(Collector(graph, TENSORS, histograms=True, device=device), parts)
-        for device in ("cuda", "cpu")
+        collect(Collector(graph, TENSORS, histograms=True, device=device), parts) for device in ("cuda", "cpu")
     )
     assert np.array_equal(on_gpu["x"].magnitudes.counts, on_cpu["x"].magnitudes.counts)
     for name in TENSORS:

@@ -6,12 +6,17 @@ from optpipe.core.errors import BadInputError, StageError
 from optpipe.quantize.collect import (
     Collector,
     choose_batch_size,
-    collect_statistics,
     measure_bytes_per_sample,
 )
 
 X = np.random.default_rng(0).standard_normal((10, 16, 8, 8)).astype(np.float32)
 TENSORS = ("x", "r1", "s")
+
+
+def collect(collector, batches):
+    for each in batches:
+        collector.add(each)
+    return collector.statistics()
 
 
 @pytest.fixture
@@ -21,8 +26,8 @@ def graph(residual_model, tmp_path):
 
 
 def test_batches_do_not_matter(graph) -> None:
-    parts = collect_statistics(Collector(graph, TENSORS, histograms=True), [{"x": X[:3]}, {"x": X[3:4]}, {"x": X[4:]}])
-    whole = collect_statistics(Collector(graph, TENSORS, histograms=True), [{"x": X}])
+    parts = collect(Collector(graph, TENSORS, histograms=True), [{"x": X[:3]}, {"x": X[3:4]}, {"x": X[4:]}])
+    whole = collect(Collector(graph, TENSORS, histograms=True), [{"x": X}])
     for name in TENSORS:
         assert parts[name].amax == pytest.approx(whole[name].amax, rel=1e-6)
         assert parts[name].magnitudes.total == whole[name].magnitudes.total
@@ -33,7 +38,7 @@ def test_batches_do_not_matter(graph) -> None:
 
 
 def test_extremes_alone_keep_no_histogram(graph) -> None:
-    assert collect_statistics(Collector(graph, TENSORS, histograms=False), [{"x": X}])["s"].magnitudes is None
+    assert collect(Collector(graph, TENSORS, histograms=False), [{"x": X}])["s"].magnitudes is None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

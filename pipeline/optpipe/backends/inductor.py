@@ -83,7 +83,6 @@ class Inductor(TorchBackend):
     purpose = "ahead-of-time compiled PyTorch"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
-        """Its compiler's and its session's."""
         return describe_options(OPTIONS[device], _HELP, BUILD_ONLY)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
@@ -161,7 +160,6 @@ class Inductor(TorchBackend):
         return BuildResult(layers, GENERAL, options, details, remarks=remarks, more_files=more)
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        """Loads the package's shared library."""
         from optpipe.backends.torch_session import TorchSession
 
         merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
@@ -170,7 +168,6 @@ class Inductor(TorchBackend):
         return TorchSession(packages, info, merged)
 
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:
-        """Those whose code was kept."""
         return tuple(info.details.get(STATIC_BATCHES, ()))
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:

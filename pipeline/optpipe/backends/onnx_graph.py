@@ -74,7 +74,6 @@ class OnnxGraph:
 
     @cached_property
     def outputs(self) -> frozenset[str]:
-        """The graph's outputs."""
         return frozenset(each.name for each in self.model.graph.output)
 
 

@@ -79,7 +79,6 @@ class OnnxRuntime(Backend):
     package = "onnxruntime-gpu"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
-        """All of them are a session's."""
         return describe_options(OPTIONS[device], _HELP)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
@@ -89,7 +88,6 @@ class OnnxRuntime(Backend):
         )
 
     def devices(self) -> tuple[Device, ...]:
-        """A GPU first where there is one."""
         return ("cuda", "cpu")
 
     def probe_capability(self, device: Device) -> Capability:
@@ -102,7 +100,6 @@ class OnnxRuntime(Backend):
         return Capability(True, True, version)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Version, provider, the GPU where there is one, and the options."""
         return {
             "version": self.probe_capability("cpu").version,
             "provider": PROVIDERS[device],
@@ -156,7 +153,6 @@ class OnnxRuntime(Backend):
         return BuildResult(layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks)
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        """A session with the artifact's options, overridden by `options`."""
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
         merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)

@@ -63,7 +63,6 @@ class TensorRT(Backend):
     install = "`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:  # noqa: ARG002
-        """The builder's, then those of a session."""
         return (*list_builder_options(self.library), *list_session_options(self.library))
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
@@ -71,7 +70,6 @@ class TensorRT(Backend):
         return frozenset(Precision) - {Precision.FP8}
 
     def devices(self) -> tuple[Device, ...]:
-        """NVIDIA GPUs alone."""
         return ("cuda",)
 
     def probe_capability(self, device: Device) -> Capability:
@@ -246,7 +244,6 @@ class TensorRTRTX(TensorRT):
     ahead_of_time = True
 
     def find_gpu_refusal(self, compute_capability: str) -> str | None:
-        """Data-center GPUs are refused."""
         if compute_capability == "7.5" or int(compute_capability.split(".")[0]) in (8, 12):
             return None
         return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"

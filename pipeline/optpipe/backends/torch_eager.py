@@ -57,7 +57,6 @@ class TorchEager(TorchBackend):
     purpose = "PyTorch baseline"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
-        """All of them are a session's."""
         return describe_options(OPTIONS[device], _HELP)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
@@ -98,7 +97,6 @@ class TorchEager(TorchBackend):
         return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        """Loads the program."""
         from optpipe.backends.torch_session import TorchSession
 
         chosen = resolve_session_options(info, options)

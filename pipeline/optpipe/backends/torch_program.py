@@ -258,7 +258,6 @@ class TorchBackend(Backend):
         return TORCH_PRECISIONS if device == "cuda" else TORCH_PRECISIONS - {Precision.TF32}
 
     def devices(self) -> tuple[Device, ...]:
-        """A GPU first where there is one."""
         return ("cuda", "cpu")
 
     def probe_capability(self, device: Device) -> Capability:

@@ -39,7 +39,6 @@ class TorchSession:
         del self._call
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-        """Host to host."""
         binding = self._bind_buffers(inputs)
         binding.launch()
         return {name: tensor.cpu().numpy() for name, tensor in binding.tensors.items()}

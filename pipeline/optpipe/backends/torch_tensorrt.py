@@ -58,7 +58,6 @@ class TorchTensorRT(Backend):
         return TORCH_PRECISIONS
 
     def devices(self) -> tuple[Device, ...]:
-        """NVIDIA GPUs alone."""
         return ("cuda",)
 
     def probe_capability(self, device: Device) -> Capability:
@@ -72,7 +71,6 @@ class TorchTensorRT(Backend):
         return Capability(True, True, version)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """Versions, the GPU, and the options."""
         return {
             "torch_tensorrt": get_package_version("torch-tensorrt"),
             "torch": get_package_version("torch"),
@@ -113,11 +111,9 @@ class TorchTensorRT(Backend):
         return BuildResult(layers, ENGINE_FILE, details={"gpu": get_gpu_name()})
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """As a TensorRT engine."""
         return TENSORRT.find_run_blocker(info)
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        """As a TensorRT engine."""
         return TENSORRT.load(directory, info, options)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002

@@ -37,7 +37,6 @@ class Judged:
 
     @property
     def id(self) -> str:
-        """The artifact's."""
         return self.built.entry.id
 
     @property

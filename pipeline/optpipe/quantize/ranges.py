@@ -74,12 +74,10 @@ class CalibrationTable:
 
     @property
     def sha256(self) -> str:
-        """The hash of its file."""
         return hash_text(json_from_record(self).decode())
 
 
 def write_table(path: Path, table: CalibrationTable) -> None:
-    """Writes a table's file."""
     path.write_bytes(json_from_record(table))
 
 

@@ -129,14 +129,6 @@ OWN_SESSION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
-    """A program that loads an artifact without optpipe, and the runtime settings that it reads from `loader.json`."""
-
-    program: Path
-    runtime: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Serving:
     """How servers run an artifact; by default optpipe's own session does, behind Triton's Python backend."""
 
@@ -154,7 +146,10 @@ class Serving:
     """Whether Triton captures CUDA graphs."""
     not_carried: tuple[str, ...] = ()
     """Runtime options and properties that the server does not take over."""
-    loader: Loader | None = None
+    loader: Path | None = None
+    """A program that loads an artifact without optpipe, for `deploy --to folder`."""
+    loader_settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the program reads of the runtime in `loader.json`."""
 
     @property
     def own_session(self) -> bool:

@@ -17,7 +17,6 @@ from optpipe.backends.base import (
     Capability,
     Device,
     LayerTimes,
-    Loader,
     Mark,
     Option,
     Serving,
@@ -177,7 +176,8 @@ class OnnxRuntime(Backend):
             "onnxruntime_onnx",
             parameters={"intra_op_thread_count": str(threads)} if threads else {},
             not_carried=tuple(sorted({*options} - {"threads"})),
-            loader=Loader(Path(__file__).with_name("onnxruntime_loader.py"), runtime),
+            loader=Path(__file__).with_name("onnxruntime_loader.py"),
+            loader_settings=runtime,
         )
 
     def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002

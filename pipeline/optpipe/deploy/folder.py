@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.base import Loader
+from optpipe.backends.base import Serving
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.hashing import hash_file
@@ -55,9 +55,9 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeplo
     with store.scratch("deploy") as scratch:
         run, images = list_signed_images(build)
         write_requests(build, run, images, scratch / REQUESTS)
-        found = _describe_loader(build, serving.loader, scratch)
+        found = _describe_loader(build, serving, scratch)
         write_bytes(scratch / SETTINGS, json_from_record(found))
-        shutil.copyfile(serving.loader.program, scratch / PREDICT)
+        shutil.copyfile(serving.loader, scratch / PREDICT)
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)
         options = Choice(
@@ -73,7 +73,7 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> WrittenDeplo
     return WrittenDeployment(output, record, passport)
 
 
-def _describe_loader(build: SignedBuild, loader: Loader, folder: Path) -> LoaderSettings:
+def _describe_loader(build: SignedBuild, serving: Serving, folder: Path) -> LoaderSettings:
     shutil.copytree(build.artifact.path, folder / "engine", ignore=shutil.ignore_patterns("manifest.json", "*.log"))
     engine, pipeline, plan = f"engine/{build.artifact.info.file}", None, None
     if build.preprocessing is not None:
@@ -84,7 +84,7 @@ def _describe_loader(build: SignedBuild, loader: Loader, folder: Path) -> Loader
         engine=engine,
         input=build.card.inputs[0].name,
         labels=list_labels(build),
-        runtime=loader.runtime,
+        runtime=serving.loader_settings,
         classifies=_classifies_images(build),
         pipeline=pipeline,
         pipeline_options={} if plan is None else _get_pipeline_options(plan),

@@ -1,5 +1,6 @@
 """What a Q/DQ graph becomes, and that it still computes the same."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,33 @@ def test_it_computes_what_the_graph_computes(make):
     assert measure_snr(quantize(make())) > 40
 
 
+@pytest.mark.parametrize(
+    ("graph", "keep"),
+    [
+        *(
+            (partial(gated_network, kind, alpha), ("deep",))
+            for kind, alpha in (("HardSigmoid", 1 / 6), ("HardSigmoid", 0.2), ("Sigmoid", 0))
+        ),
+        *((partial(smooth_network, kind), keep) for kind in ("SiLU", "HardSwish") for keep in ((), ("second",))),
+        *(
+            (partial(smooth_network, kind, depthwise=True), keep)
+            for kind in ("SiLU", "HardSwish")
+            for keep in (("deep",), ("deep", "second"))
+        ),
+    ],
+)
+def test_gates_and_smooth_activations_compute_what_the_graph_computes(graph, keep):
+    assert measure_snr(quantize(graph(), keep=keep)) > 40
+
+
+@pytest.mark.parametrize("make", [narrow_network, varied_network])
+def test_layers_of_any_width_and_shape_are_int8(make):
+    layers = list_executed_layers(lower(quantize(make())))
+    types = {layer.name: layer.type for layer in layers if layer.macs}
+    assert types.pop("first") == "fp16"
+    assert set(types.values()) == {"int8"}
+
+
 def measure_snr(graph):
     """dB, of a lowered network to its graph."""
     images = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
@@ -57,79 +85,6 @@ def measure_snr(graph):
     (expected,) = session.run(None, {"image": images})
     found = emulate(lower(graph), {"image": torch.from_numpy(images)})["logits"].numpy()
     return 10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum())
-
-
-def test_a_split_is_a_view_each_and_batch_normalization_a_scale_and_a_shift():
-    by_name = {step.name: step for step in lower(quantize(shuffled_network())).steps}
-    views = [(step.output, dict(step.attributes)) for name, step in by_name.items() if name.startswith("split")]
-    assert views == [
-        ("left", {"axis": 1, "start": 0, "length": 16}),
-        ("right", {"axis": 1, "start": 16, "length": 32}),
-    ]
-    assert [np.shape(each) for each in by_name["norm"].inputs[1:]] == [(64,), (64,)]
-
-
-def test_linear_layers_over_tokens_take_their_bias_in_and_leave_in_fp16():
-    found = [step for step in lower(quantize(token_network())).steps if isinstance(step, steps.Convolution)]
-    assert [(step.name, bool(step.bias.any()), step.half, step.activation) for step in found] == [
-        ("up", True, True, ""),
-        ("down", True, True, "relu"),
-        ("mix", False, True, ""),
-    ]
-
-
-def test_widths_of_any_size_are_int8_with_zeros_behind_their_channels():
-    network = lower(quantize(narrow_network()))
-    by_name = {step.name: step for step in network.steps if isinstance(step, steps.Convolution)}
-    widths = {name: (step.weight.shape[0], step.weight.shape[-1]) for name, step in by_name.items()}
-    assert widths == {"conv1": (48, 32), "down": (32, 32), "conv2": (32, 48), "conv3": (32, 32), "conv4": (72, 32)}
-    assert not by_name["conv1"].weight[40:].any()
-    types = {layer.name: layer.type for layer in list_executed_layers(network) if layer.macs}
-    assert types.pop("first") == "fp16"
-    assert set(types.values()) == {"int8"}
-
-
-def test_kernels_of_any_shape_and_wide_groups_are_int8():
-    network = lower(quantize(varied_network()))
-    types = {layer.name: layer.type for layer in list_executed_layers(network) if layer.macs}
-    assert types.pop("first") == "fp16"
-    assert set(types.values()) == {"int8"}
-
-
-def test_convolutions_over_a_sequence_are_int8():
-    network = lower(quantize(sequence_network()))
-    assert [step.name for step in network.steps if isinstance(step, steps.Convolution)] == ["wide", "odd", "last"]
-
-
-def test_narrow_groups_are_joined_with_zeros_between_them():
-    found = {step.name: step for step in lower(quantize(varied_network())).steps if isinstance(step, steps.Convolution)}
-    assert {name: (step.groups, step.weight.shape[-1]) for name, step in found.items() if step.groups > 1} == {
-        "grouped": (2, 32),  # of 4 with 16 inputs, which do not fill a block
-        "odd": (2, 64),  # of 4 with 24 outputs
-    }
-    assert not found["grouped"].weight[:32, ..., 16:].any()
-
-
-@pytest.mark.parametrize(
-    ("gate", "alpha", "expected"),
-    [("HardSigmoid", 1 / 6, "hardsigmoid"), ("HardSigmoid", 0.2, ""), ("Sigmoid", 0, "sigmoid")],
-)
-def test_a_gate_joins_the_quantization_of_its_product(gate, alpha, expected):
-    graph = quantize(gated_network(gate, alpha), keep=("deep",))
-    by_name = {step.name: step for step in lower(graph).steps}
-    quantized = next(step for step in by_name.values() if isinstance(step, steps.Quantize) and step.gate)
-    assert (quantized.gate_activation, quantized.spare) == (expected, 8)
-    assert "product" not in by_name
-    assert ("gate" in by_name) == (expected == "")
-    assert isinstance(by_name["squeeze"], steps.MeanPool)
-    assert by_name["squeeze"].spare == 8
-    assert (by_name["first"].activation, by_name["first"].half) == ("hardswish", True)
-    assert measure_snr(graph) > 40
-
-
-def test_a_mean_that_a_convolution_reads_keeps_its_pixel():
-    means = {step.name: step.keepdims for step in lower(quantize(shuffled_network())).steps if "keepdims" in dir(step)}
-    assert means == {"squeeze": True, "mean": False}
 
 
 def test_the_proof_counts_what_the_steps_execute():
@@ -161,32 +116,3 @@ def test_an_artifact_whose_graph_became_other_steps_is_not_run():
     assert find_stale_lowering(older) == "built by an older version of the INT8 lowering; build it again"
     assert find_stale_lowering(current) is None
     assert find_stale_lowering(artifact_info(backend="torch", details={})) is None
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("SiLU", "silu"), ("HardSwish", "hardswish")])
-@pytest.mark.parametrize("quantized", [False, True])
-def test_smooth_activations_join_a_layer_that_leaves_in_fp16(kind, expected, quantized):
-    graph = quantize(smooth_network(kind), keep=() if quantized else ("second",))
-    network = lower(graph)
-    first = next(step for step in network.steps if step.name == "wide")
-    others = [step.operator for step in network.steps if isinstance(step, steps.Floating)]
-    if quantized:  # an INT8 end has no such step
-        assert first.activation == ""
-        assert {"silu": "Swish", "hardswish": "HardSwish"}[expected] in others
-    else:
-        assert (first.activation, first.half) == (expected, True)
-        assert not {"Swish", "HardSwish", "Sigmoid", "Mul"} & set(others)
-    assert measure_snr(graph) > 40
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("SiLU", "silu"), ("HardSwish", "hardswish")])
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_depthwise_layer_takes_in_its_activation_and_its_quantization(kind, expected, quantized):
-    graph = quantize(smooth_network(kind, depthwise=True), keep=("deep",) if quantized else ("deep", "second"))
-    network = lower(graph)
-    deep = next(step for step in network.steps if step.name == "deep")
-    assert isinstance(deep, steps.Depthwise)
-    assert (deep.activation, deep.half) == (expected, not quantized)
-    assert not {"Swish", "HardSwish", "Sigmoid", "Mul"} & {getattr(step, "operator", "") for step in network.steps}
-    assert [each.type for each in list_executed_layers(network) if each.name == "deep"] == ["fp16"]
-    assert measure_snr(graph) > 40

@@ -255,13 +255,9 @@ def _copy_for_inference(model: Any) -> Any:
     import onnx
 
     copy = onnx.ModelProto()
-    copy.CopyFrom(model) if model.ByteSize() < 1 << 20 else _copy_without_weights(copy, model)
-    return copy
-
-
-def _copy_without_weights(copy: Any, model: Any) -> None:
-    import onnx
-
+    if model.ByteSize() < 1 << 20:
+        copy.CopyFrom(model)
+        return copy
     copy.ir_version = model.ir_version
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
@@ -278,6 +274,7 @@ def _copy_without_weights(copy: Any, model: Any) -> None:
             copy.graph.input.append(
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             )
+    return copy
 
 
 def count_node_macs(node: Any, known: GraphTypes) -> int:

@@ -228,7 +228,10 @@ def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
     """
     try:
         events = json.loads(profile.read_text(encoding="utf-8"))
-        nodes = sorted((event for event in events if _is_node(event)), key=lambda event: int(event["ts"]))
+        named = (
+            each for each in events if each.get("cat") == "Node" and str(each.get("name", "")).endswith(_NODE_SUFFIX)
+        )
+        nodes = sorted(named, key=lambda event: int(event["ts"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StageError(
             f"{profile.name}: not an ONNX Runtime profile ({type(error).__name__}: {str(error)[:120]})"
@@ -238,10 +241,6 @@ def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
         name = str(event["name"]).removesuffix(_NODE_SUFFIX)
         op = str(event.get("args", {}).get("op_name", ""))
         yield NodeRun(name, op, start_ns, start_ns + int(event["dur"]) * 1_000)
-
-
-def _is_node(event: Mapping[str, Any]) -> bool:
-    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
 
 
 def _get_stream_handle() -> int:

@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -320,7 +320,8 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
             amount = macs.get(owners[index], 0) // products[owners[index]]
             if owners[index] not in macs:
-                kind, amount = "unattributed", max(1, _count_known_macs(layer))
+                sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
+                kind, amount = "unattributed", prod(size for size in sizes if size > 0)  # as far as they are known
         elif kind not in _TYPES.values():
             continue
         layers.append(LayerType(layer.name, op, kind, amount))
@@ -347,12 +348,6 @@ def _find_owners(network: Any) -> list[str]:
             owner = metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0]
         found.append(owner)
     return found
-
-
-def _count_known_macs(layer: Any) -> int:
-    """The MACs of a matrix product as far as its sizes are known."""
-    sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
-    return prod(size for size in sizes if size > 0)
 
 
 def _find_outputs(network: Any, kind: Any) -> frozenset[str]:
@@ -415,11 +410,10 @@ def layers_from_inspector(text: str) -> tuple[EngineLayer, ...]:
         if isinstance(layer, str):
             found.append(EngineLayer(layer, "", (), ()))
             continue
-        inputs, outputs = (_read_formats(layer.get(side, ())) for side in ("Inputs", "Outputs"))
+        inputs, outputs = (
+            tuple(str(each.get("Format/Datatype", each.get("Format", "unknown"))) for each in layer.get(side, ()))
+            for side in ("Inputs", "Outputs")
+        )
         op, tactic = str(layer.get("LayerType", "")), layer.get("TacticName") or None
         found.append(EngineLayer(str(layer.get("Name", "")), op, inputs, outputs, tactic))
     return tuple(found)
-
-
-def _read_formats(tensors: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    return tuple(str(each.get("Format/Datatype", each.get("Format", "unknown"))) for each in tensors)

@@ -45,7 +45,8 @@ def cast_module(precision: Precision, module: Any, device: Device) -> Any:
     """`module` with parameters of `precision` on `device`, in the layout that is fast there; FP32 tensors in and out."""
     import torch
 
-    dtype, layout = getattr(torch, _DTYPES[precision]), choose_image_layout(precision, device)
+    dtype = getattr(torch, _DTYPES[precision])
+    layout = torch.channels_last if prefers_channels_last(precision, device) else torch.contiguous_format
     inner = module.to(device=device, dtype=dtype, memory_format=layout)
 
     class InPrecision(torch.nn.Module):
@@ -59,13 +60,6 @@ def cast_module(precision: Precision, module: Any, device: Device) -> Any:
             return tuple(_cast(each, torch.float32, layout) for each in flat)
 
     return InPrecision().eval()
-
-
-def choose_image_layout(precision: Precision, device: Device) -> Any:
-    """torch's name for it."""
-    import torch
-
-    return torch.channels_last if prefers_channels_last(precision, device) else torch.contiguous_format
 
 
 def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
@@ -197,17 +191,14 @@ def _count_flops(count: Any, node: Any) -> int:
         if isinstance(value, torch.fx.Node):
             value = value.meta.get("val")
         if isinstance(value, torch.Tensor):
-            return torch.empty([_get_size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+            sizes = [int(size.node.hint) if hasattr(size, "node") else int(size) for size in value.shape]
+            return torch.empty(sizes, dtype=value.dtype, device="meta")
         return tuple(map(sized, value)) if isinstance(value, tuple | list) else value
 
     out = node.meta["val"]
     out = out[0] if isinstance(out, tuple) else out
     keywords = {key: sized(value) for key, value in node.kwargs.items()}
     return int(count(*(sized(each) for each in node.args), **keywords, out_val=sized(out)))
-
-
-def _get_size_hint(size: Any) -> int:
-    return int(size.node.hint) if hasattr(size, "node") else int(size)
 
 
 def refuse_pickles(package: Path) -> None:

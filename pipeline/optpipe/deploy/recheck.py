@@ -40,7 +40,7 @@ from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
-from optpipe.stats.means import FEWEST, mean_from_values, subtract_means
+from optpipe.stats.means import MIN_VALUES, mean_from_values, subtract_means
 from optpipe.stats.ratio import count_rounds_to_settle
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
@@ -83,7 +83,8 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
     if plan.python is None and group.compute_mean("p50") is None:
         count = group.count_processes()
         raise BadInputError(
-            f"{build.folder} has {count} VALID process{'' if count == 1 else 'es'} of {group.load}; {FEWEST} are needed to compare with\n"
+            f"{build.folder} has {count} VALID process{'' if count == 1 else 'es'} of {group.load}; "
+            f"{MIN_VALUES} are needed to compare with\n"
             "pass --python with the old environment to measure the two in turn, or measure more processes and sign off again"
         )
     with store.scratch("recheck") as scratch:
@@ -152,11 +153,11 @@ def _advise(latency: LatencyChange) -> str:
 
 
 def _choose_group(build: SignedBuild) -> ProcessGroup:
-    """The closed loop that was measured last, of those with the most VALID processes up to FEWEST, which a comparison needs."""
+    """The closed loop that was measured last, of those with the most VALID processes up to MIN_VALUES, which a comparison needs."""
     groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
     if not groups:
         raise BadInputError(f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck")
-    return max(reversed(groups), key=lambda group: min(group.count_processes(), FEWEST))
+    return max(reversed(groups), key=lambda group: min(group.count_processes(), MIN_VALUES))
 
 
 def _list_version_changes(
@@ -222,7 +223,7 @@ def _compare_latency(
     load = replace(
         group.load, min_seconds=plan.seconds, max_seconds=max(10.0, plan.seconds), percentile=50.0, cache_probes=0
     )
-    session, frame = _prepare(build, load, store, scratch)
+    session, context = _prepare(build, load, store, scratch)
     changed = session
     if plan.loader is not None:
         loader, arguments = plan.loader
@@ -230,7 +231,7 @@ def _compare_latency(
         changed = replace(session, loader=loader, arguments=planted)
     with _open_pool(sides[0], scratch / "old") as old_pool, _open_pool(sides[1], scratch / "new") as new_pool:
         subject = group.newest.measurement.subject
-        old, new = TrialSubject(session, old_pool, frame, subject), TrialSubject(changed, new_pool, frame, subject)
+        old, new = TrialSubject(session, old_pool, context, subject), TrialSubject(changed, new_pool, context, subject)
         if plan.python is None and plan.loader is None:
             new_pool.expect(subject.artifact, PROCESSES)
             return _compare_with_dossier(new, group, load, listener)
@@ -256,13 +257,15 @@ def _compare_in_turn(
 def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) -> tuple[SessionPlan, RunContext]:
     model = store.find(build.artifact.manifest.parents[0], ModelInfo)
     artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
-    session, frame = prepare_session(artifact, BenchPlan(load), store, scratch / "inputs", scratch / "run", load.length)
+    session, context = prepare_session(
+        artifact, BenchPlan(load), store, scratch / "inputs", scratch / "run", load.length
+    )
     arguments = {
         "workspace": str(store.workspace.absolute()),
         "entry": build.artifact.path.name,
         "options": dict(_get_options(build)),
     }
-    return replace(session, arguments=arguments), frame
+    return replace(session, arguments=arguments), context
 
 
 def _compare_with_dossier(side: TrialSubject, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:

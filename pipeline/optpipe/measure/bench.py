@@ -98,8 +98,8 @@ class BenchSubject:
         """By the length of their inputs."""
         for length in running.plan.lengths or (None,):
             scratch = running.scratch / artifact.entry.id / str(length)
-            session, frame = prepare_session(artifact, running.plan, running.store, scratch, running.run.path, length)
-            self.sessions[frame.length] = session, frame
+            session, context = prepare_session(artifact, running.plan, running.store, scratch, running.run.path, length)
+            self.sessions[context.length] = session, context
 
     def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
         """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""

@@ -11,7 +11,7 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
 from optpipe.measure.validity import LIMITS, WITNESSED, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe
-from optpipe.stats.means import FEWEST, compute_mean_interval, compute_ratio_of_sums_interval
+from optpipe.stats.means import MIN_VALUES, compute_mean_interval, compute_ratio_of_sums_interval
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.stats.stability import compute_effective_count
 
@@ -197,7 +197,7 @@ def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence
         busy_ns = np.diff(measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min())
         note = "images divided by the time from first start to last end"
     worth = compute_effective_count(busy_ns / np.maximum(images, 1))
-    groups = min(len(images), max(FEWEST, min(GROUPS, int(worth / WORTH_PER_GROUP))))
+    groups = min(len(images), max(MIN_VALUES, min(GROUPS, int(worth / WORTH_PER_GROUP))))
     # whole numbers: their sums are exact, however they are grouped
     in_groups, ns_in_groups = (
         np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)

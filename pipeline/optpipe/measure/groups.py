@@ -15,7 +15,7 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Measurement, percent_from_name
 from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
 from optpipe.measure.figures import SENSOR_SHARE
-from optpipe.stats.means import FEWEST, Mean, count_processes_needed, mean_from_runs, split_scatter
+from optpipe.stats.means import MIN_VALUES, Mean, count_processes_needed, mean_from_runs, split_scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class ProcessGroup:
         to leave such processes out would choose among them by how they were disturbed.
         """
         runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
-        medians = name == "p50" and self.count_processes() >= FEWEST
+        medians = name == "p50" and self.count_processes() >= MIN_VALUES
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
             if (value := read_value(one.measurement, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
@@ -125,19 +125,19 @@ class ProcessGroup:
         """How many VALID processes give the figure `name`."""
         return sum(map(len, self.list_values(name)))
 
-    def count_asked(self, name: str) -> int:
+    def count_requested(self, name: str) -> int:
         """How many VALID processes give the percentile `name`, or were to give it; of another figure all."""
-        found = (one for one in self.valid if is_asked(one, name) or read_figure(one.measurement, name) is not None)
+        found = (one for one in self.valid if is_requested(one, name) or read_figure(one.measurement, name) is not None)
         return len({(one.run, one.measurement.process) for one in found})
 
-    def leave_out_unasked(self, name: str) -> "ProcessGroup":
+    def keep_requested(self, name: str) -> "ProcessGroup":
         """The tries that were to give the percentile `name`, where those that were not to do not all give it.
 
         A process that was measured for a lower one gives it only where it had many samples: where it was quick. So all of
         them count or none.
         """
-        asked = tuple(one for one in self.tries if is_asked(one, name))
-        others = (one for one in self.valid if not is_asked(one, name))
+        asked = tuple(one for one in self.tries if is_requested(one, name))
+        others = (one for one in self.valid if not is_requested(one, name))
         if not asked or all(read_figure(one.measurement, name) is not None for one in others):
             return self
         return ProcessGroup(asked)
@@ -156,7 +156,7 @@ class ProcessGroup:
             return None
         mean = self.compute_mean(name)
         if mean is None:
-            return Estimate(sum(values) / len(values), note=explain_no_scatter(len(values)))
+            return Estimate(sum(values) / len(values), note=explain_no_interval(len(values)))
         low, high = mean.interval(confidence)
         if name == "energy":  # the sensor errs alike in all processes
             half = sqrt(((high - low) / 2) ** 2 + (SENSOR_SHARE * mean.value) ** 2)
@@ -164,14 +164,14 @@ class ProcessGroup:
         return Estimate(mean.value, max(low, 0.0), high)  # no time, rate or size is negative
 
 
-def explain_no_scatter(processes: int) -> str:
+def explain_no_interval(processes: int) -> str:
     """Why there is no interval over processes."""
     return (
         f"{'one process' if processes == 1 else f'{processes} processes'}: the scatter between processes is not known"
     )
 
 
-def is_asked(one: RecordedMeasurement, name: str) -> bool:
+def is_requested(one: RecordedMeasurement, name: str) -> bool:
     """Whether a try was to give the percentile `name`; any try is to give another figure."""
     return one.measurement.load.percentile >= percent_from_name(name)
 
@@ -220,7 +220,7 @@ def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
 def count_more_processes(group: ProcessGroup, share: float, confidence: float = 0.95) -> int:
     """How many more processes make the interval of p50 `share` of it wide on either side, by Stein's two-stage rule."""
     values = [each for run in group.list_values("p50") for each in run]
-    if len(values) < FEWEST:
+    if len(values) < MIN_VALUES:
         return 0
     half = share * sum(values) / len(values)
     return count_processes_needed(values, half, confidence) - len(values)

@@ -53,21 +53,21 @@ class RunContext:
 
 
 def measure_load(
-    worker: WorkerProcess, subject: Subject, load: LoadSpec, name: str, frame: RunContext
+    worker: WorkerProcess, subject: Subject, load: LoadSpec, name: str, context: RunContext
 ) -> tuple[Measurement, PointResult]:
     """Measures one point; a failure is a measurement too, INVALID with its reason."""
-    spool = frame.directory / "samples" / f"{name}.spool"
+    spool = context.directory / "samples" / f"{name}.spool"
     spool.parent.mkdir(parents=True, exist_ok=True)
     blank = Measurement(
         id=name,
         subject=replace(subject, affinity=worker.affinity),
-        load=replace(load, length=frame.length, images=frame.images),
+        load=replace(load, length=context.length, images=context.images),
         verdict=Validity.INVALID,
         reasons=(),
-        inputs=frame.inputs,
+        inputs=context.inputs,
         arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
-        limits=dict(frame.limits),
-        caveats=frame.caveats,
+        limits=dict(context.limits),
+        caveats=context.caveats,
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
@@ -77,15 +77,15 @@ def measure_load(
     if blank.inputs is not None and done is not None:
         rotated = replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes)
         blank = replace(blank, inputs=rotated)
-    found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, frame)
+    found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, context)
     begun.unlink()
     return found, answer
 
 
-def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, frame: RunContext) -> Measurement:
+def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, context: RunContext) -> Measurement:
     """`blank` with the figures of the answer's samples and machine rows, and its verdict."""
     filled, measured = _add_samples(blank, Path(answer.point.spool))
-    machine = store_machine_rows(frame.directory / "machine" / f"{blank.id}.parquet", answer)
+    machine = store_machine_rows(context.directory / "machine" / f"{blank.id}.parquet", answer)
     filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
     failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():

@@ -170,7 +170,7 @@ class TrialSubject:
 
     session: SessionPlan
     pool: WorkerPool
-    frame: RunContext
+    context: RunContext
     subject: Subject
 
     def open(self) -> WorkerProcess:
@@ -179,7 +179,7 @@ class TrialSubject:
 
     def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
         """One measurement in an open process."""
-        return measure_load(worker, self.subject, load, name, self.frame)[0]
+        return measure_load(worker, self.subject, load, name, self.context)[0]
 
 
 def prepare_subject(
@@ -187,10 +187,10 @@ def prepare_subject(
 ) -> TrialSubject:
     """The artifact with its inputs in `scratch`; measurements go to `directory`."""
     length = plan.lengths[0] if plan.lengths else None
-    session, frame = prepare_session(artifact, plan, store, scratch, directory, length)
+    session, context = prepare_session(artifact, plan, store, scratch, directory, length)
     options = artifact.resolve_effective_options(plan.options)
     session = replace(session, arguments={**session.arguments, "options": options})
-    return TrialSubject(session, pool, frame, subject_from_artifact(artifact, options))
+    return TrialSubject(session, pool, context, subject_from_artifact(artifact, options))
 
 
 def bench_pair(

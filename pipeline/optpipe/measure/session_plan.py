@@ -95,7 +95,7 @@ def prepare_session(
         streams=plan.load.streams,
         seed=plan.seed,
     )
-    frame = RunContext(
+    context = RunContext(
         directory=directory,
         limits=plan.limits,
         inputs=describe_pool(kind, count, pool, plan.seed, card.length_range),
@@ -103,7 +103,7 @@ def prepare_session(
         length=read_length(card, pool),
         images=card.takes_images,
     )
-    return session, frame
+    return session, context
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from optpipe.core.observation import Blocker, Observation
 from optpipe.core.records import record_from_files
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.stats.means import FEWEST, compute_ratio_of_sums_interval
+from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
 from optpipe.trace.findings.records import ProfileRecord, StageProfile, TraceProfile
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PROFILE
@@ -68,7 +68,7 @@ def _observe_share(profile: TraceProfile, name: str, build: JudgedBuild, confide
     about = f"{name}, {len(used)} iterations of one process"
     interval = compute_ratio_of_sums_interval(used, eligible, confidence)
     if interval is None:
-        few = f"fewer than {FEWEST} iterations: how far the share scatters is not known"
+        few = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
         blockers.append(Blocker(few, f"profile more iterations: {again} --iterations {MORE_ITERATIONS}"))
         return Observation(cores.used_ns / cores.eligible_ns, blockers=tuple(blockers), about=about)
     low, high = interval

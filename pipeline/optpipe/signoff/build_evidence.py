@@ -103,7 +103,7 @@ def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> 
 
 def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement], name: str = "") -> str:
     """`batch 8, single-stream, compute, threads=2, the most recent of 3 settings; 5 processes`."""
-    counted = group.leave_out_unasked(name)
+    counted = group.keep_requested(name)
     about, load = str(group.load), group.load.key
     known = [each.measurement.subject.settings for each in measured if each.measurement.load.key == load]
     if (several := len({tuple(each.items()) for each in known})) > 1:
@@ -116,7 +116,7 @@ def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement],
 def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> Observation:
     """The figure `name` over the processes of a group, or what forbids judging it."""
     about = describe_group(group, evidence.measured, name)
-    group = group.leave_out_unasked(name)
+    group = group.keep_requested(name)
     blockers, source = find_blockers(group, evidence), group.newest.run
     found = group.estimate(name, evidence.confidence)
     if found is None:

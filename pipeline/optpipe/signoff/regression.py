@@ -13,9 +13,9 @@ from optpipe.measure.groups import (
     RecordedMeasurement,
     describe_tries,
     explain_clock_difference,
-    explain_no_scatter,
+    explain_no_interval,
     find_environment_differences,
-    is_asked,
+    is_requested,
     read_value,
 )
 from optpipe.measure.pair import RecordedPair
@@ -63,7 +63,7 @@ def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvid
     approved = select_groups(LoadFilter(), evidence.baseline)
     same = [each for each in approved if each.load.key == group.load.key]
     baseline = (same or approved)[-1]
-    blockers = (*find_blockers(group.leave_out_unasked(metric), evidence), *_list_caveats(baseline))
+    blockers = (*find_blockers(group.keep_requested(metric), evidence), *_list_caveats(baseline))
     seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
     paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
     if paired is not None:
@@ -110,7 +110,7 @@ def _observe_paired_loss(
 
 def _lacks_unasked(metric: str, pair: RecordedPair) -> bool:
     """Whether a comparison was to give a lower percentile, and does not give this one throughout: it shows nothing of it."""
-    return not is_asked(pair.rounds[0][0], metric) and _count_withheld(metric, pair) > 0
+    return not is_requested(pair.rounds[0][0], metric) and _count_withheld(metric, pair) > 0
 
 
 def _count_withheld(metric: str, pair: RecordedPair) -> int:
@@ -167,7 +167,7 @@ def _observe_unpaired_loss(
     more = pair or f"measure more processes to narrow the interval: {again}"
     about = seen.about + _describe_other_settings(group.newest.measurement, baseline.newest.measurement)
     blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
-    group, baseline = (each.leave_out_unasked(metric) for each in (group, baseline))
+    group, baseline = (each.keep_requested(metric) for each in (group, baseline))
     about += f" ({describe_tries(baseline)})"
     blockers += list_withheld(group, metric, evidence)
     blockers += [
@@ -177,7 +177,7 @@ def _observe_unpaired_loss(
     new, old = (each.compute_mean(metric, logarithms=True) for each in (group, baseline))
     counts = [each.count_showing(metric) for each in (group, baseline)]
     if new is None or old is None:
-        few = f"{explain_no_scatter(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
+        few = f"{explain_no_interval(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
         return replace(seen, blockers=(*blockers, Blocker(few, more)))
     change = subtract_means(new, old)
     if metric == "throughput":

@@ -25,7 +25,7 @@ from optpipe.signoff.dossier import split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, MeasuredSection
-from optpipe.stats.means import FEWEST
+from optpipe.stats.means import MIN_VALUES
 from optpipe.workspace.entry import Entry, Run
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
@@ -254,7 +254,7 @@ def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> boo
     if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
         return False
     groups = select_groups(criterion.where, evidence.measured)
-    return min((group.count_asked(criterion.metric) for group in groups), default=0) < FEWEST
+    return min((group.count_requested(criterion.metric) for group in groups), default=0) < MIN_VALUES
 
 
 def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:

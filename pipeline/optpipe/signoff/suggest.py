@@ -17,7 +17,7 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.stats.means import FEWEST, MOST_RUNS, SPEED_GAP, count_processes_for_reach, count_runs_needed
+from optpipe.stats.means import MAX_RUNS, MIN_VALUES, SPEED_GAP, count_processes_for_reach, count_runs_needed
 
 LONGEST_S = 600
 """Seconds of a process that a rare percentile is given."""
@@ -54,7 +54,7 @@ def suggest_runs(
     """
     loss, limit = criterion.section == "regression", float(criterion.threshold)
     verb, every = "compare" if loss else "measure", [value for run in runs for value in run]
-    if len(every) < FEWEST:
+    if len(every) < MIN_VALUES:
         return f"{verb} again: {command}"
     middle = sum(every) / len(every)
     distance = criterion.measure_distance(expm1(middle) if loss else middle)
@@ -63,7 +63,7 @@ def suggest_runs(
     half = abs(middle - (log1p(limit) if loss else limit))
     needed = count_runs_needed(runs, half, confidence, fewest)
     if needed is None:
-        return f"at this scatter even {MOST_RUNS} runs would not settle it: reduce the scatter, or change the build or the limit"
+        return f"at this scatter even {MAX_RUNS} runs would not settle it: reduce the scatter, or change the build or the limit"
     more = needed - len(runs)
     times = "once more" if more == 1 else f"{more} more times"
     return f"at this scatter about {needed} runs settle it; {verb} {times}: {command}"

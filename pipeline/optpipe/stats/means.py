@@ -17,9 +17,9 @@ SIMILAR_RUNS_FREEDOM = 1.5
 """Degrees of freedom for each run after the first where the runs seem alike. With those of all processes the interval would cover
 86 % (two runs) and 91 % (three) where runs scatter as much as processes do, for the F test mostly misses that; with 1.5 it
 covers 94 % at 95 % whatever the scatter of either (`benchmarks/calibration_of_intervals.py`)."""
-MOST_RUNS = 20
+MAX_RUNS = 20
 """More are not suggested."""
-FEWEST = 3
+MIN_VALUES = 3
 """An interval from two values would be 13 standard errors wide either way."""
 
 
@@ -65,13 +65,13 @@ def compute_t_tail(value: float, freedom: float) -> float:
 
 
 def mean_from_values(values: Sequence[float], known: Sequence[float] | None = None) -> Mean | None:
-    """The mean of independent `values`, such as the figures of processes; None for fewer than FEWEST.
+    """The mean of independent `values`, such as the figures of processes; None for fewer than MIN_VALUES.
 
     `known` are those of the values whose scatter decided how many there would be, if any did: the error is then theirs, for
     the scatter of all is too small where few were enough (Stein, Annals of Mathematical Statistics 16, 1945).
     """
     known = values if known is None else known
-    if len(known) < FEWEST:
+    if len(known) < MIN_VALUES:
         return None
     middle = sum(known) / len(known)
     variance = sum((each - middle) ** 2 for each in known) / (len(known) - 1)
@@ -79,7 +79,7 @@ def mean_from_values(values: Sequence[float], known: Sequence[float] | None = No
 
 
 def predict_next_upper_bound(values: Sequence[float], confidence: float) -> float | None:
-    """What one more of such `values` exceeds with probability (1 − `confidence`) / 2; None for fewer than FEWEST.
+    """What one more of such `values` exceeds with probability (1 − `confidence`) / 2; None for fewer than MIN_VALUES.
 
     The prediction bound of normal values (Hahn & Meeker, Statistical Intervals, 1991, section 4.8).
     """
@@ -98,7 +98,7 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     Processes of one run share what the run had (the hour, other work, the temperature). Where an F test sees that the
     runs differ, the run is the unit and there are as many values as runs; otherwise the process is (Kalibera & Jones,
     Rigorous Benchmarking in Reasonable Time, ISMM 2013), with SIMILAR_RUNS_FREEDOM for what the test misses. One run shows
-    nothing about other runs. None for fewer than FEWEST processes.
+    nothing about other runs. None for fewer than MIN_VALUES processes.
     """
     groups = [list(each) for each in runs]
     every = [value for each in groups for value in each]
@@ -121,14 +121,14 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
 def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: float, fewest: float = 0) -> int | None:
     """How many runs in all make the interval `half` wide on either side, if the others are like `runs`.
 
-    Together they have `fewest` processes or more. At least one more than there are; None for more than MOST_RUNS. Raises
-    ValueError for fewer than FEWEST processes.
+    Together they have `fewest` processes or more. At least one more than there are; None for more than MAX_RUNS. Raises
+    ValueError for fewer than MIN_VALUES processes.
     """
     mean, processes = mean_from_runs(runs), sum(map(len, runs))
     if mean is None:
-        raise ValueError(f"{processes} processes: give {FEWEST} or more")
+        raise ValueError(f"{processes} processes: give {MIN_VALUES} or more")
     each = SIMILAR_RUNS_FREEDOM if len(runs) < 2 else min(mean.freedom / (len(runs) - 1), SIMILAR_RUNS_FREEDOM)
-    for count in range(len(runs) + 1, MOST_RUNS + 1):
+    for count in range(len(runs) + 1, MAX_RUNS + 1):
         error = mean.error * sqrt(len(runs) / count)
         narrow = compute_t_quantile(0.5 + confidence / 2, each * (count - 1)) * error <= half
         if narrow and count * processes >= fewest * len(runs):
@@ -160,7 +160,7 @@ def count_processes_needed(first: Sequence[float], half: float, confidence: floa
     mean = mean_from_values(first)
     if mean is None or half <= 0:
         raise ValueError(
-            f"{len(first)} processes and an interval of {half:g}: give {FEWEST} or more and a width above 0"
+            f"{len(first)} processes and an interval of {half:g}: give {MIN_VALUES} or more and a width above 0"
         )
     quantile = compute_t_quantile(0.5 + confidence / 2, mean.freedom)
     return max(len(first), ceil(len(first) * (quantile * mean.error / half) ** 2 - 1e-9))
@@ -174,7 +174,7 @@ def split_scatter(
     Standard deviations as shares of the figure; that between is without what the noise inside explains.
 
     The variance between processes' figures less the mean variance of one figure (one-way random effects). None for fewer
-    than FEWEST.
+    than MIN_VALUES.
     """
     mean = mean_from_values(values)
     if mean is None or mean.value == 0:
@@ -186,7 +186,7 @@ def split_scatter(
 
 
 def compute_mean_interval(values: "np.ndarray", confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student's t interval for the mean of independent `values` (window means); None for fewer than FEWEST."""
+    """Student's t interval for the mean of independent `values` (window means); None for fewer than MIN_VALUES."""
     mean = mean_from_values([float(each) for each in values])
     return None if mean is None else mean.interval(confidence)
 
@@ -198,12 +198,12 @@ def compute_ratio_of_sums_interval(
 
     The ratio estimator of survey sampling (Cochran, Sampling Techniques, 3rd ed., 2.11): windows may differ in length,
     and the longer weighs more. The mean of the windows' own ratios is another figure and may lie outside. None for
-    fewer than FEWEST windows, or denominators that add up to nothing.
+    fewer than MIN_VALUES windows, or denominators that add up to nothing.
     """
     import numpy as np
 
     count, total = len(numerators), float(np.sum(denominators))
-    if count < FEWEST or total <= 0:
+    if count < MIN_VALUES or total <= 0:
         return None
     ratio = float(np.sum(numerators)) / total
     residuals = numerators - ratio * denominators

@@ -15,7 +15,7 @@ from optpipe.core.events import Listener
 from optpipe.core.mixed_precision import Budget
 from optpipe.core.units import format_snr
 from optpipe.core.verdict import Verdict
-from optpipe.evaluate.evaluation_run import run_evaluation
+from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.measure.int8_notes import BUDGET

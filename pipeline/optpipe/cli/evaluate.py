@@ -48,7 +48,7 @@ def evaluate(
     from optpipe.cli.terminal import Terminal
     from optpipe.core.quantity import drop_from_text
     from optpipe.evaluate.document import document_from_evaluation
-    from optpipe.evaluate.evaluation_run import run_evaluation
+    from optpipe.evaluate.evaluate import run_evaluation
     from optpipe.evaluate.tasks.user_file import UserTask
     from optpipe.workspace.store import Store
 

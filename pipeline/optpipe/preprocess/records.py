@@ -24,7 +24,6 @@ class PipelineRecord:
 
     @property
     def transform(self) -> Transform:
-        """What it was derived from."""
         return Transform.from_dict({"steps": self.steps})
 
 

@@ -23,16 +23,16 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
 from optpipe.profile.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.trace.layers.ort_nodes import ClockAnchor
-from optpipe.trace.layers.roofline import Peaks
+from optpipe.trace.layers.roofline import measure_cpu_peaks, measure_gpu_peaks
 from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
-WARM_UP_S = 0.3
+_WARM_UP_S = 0.3
 """Clocks, caches and thread pools settle by time, not by count."""
-SETTLING = 3
+_SETTLING = 3
 """Iterations between the beginning of a recording and the first that counts."""
-CPU_THREADS = 2
+_CPU_THREADS = 2
 """Of the CPU reference of a preprocessing."""
 
 
@@ -146,10 +146,11 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
             entry.path, entry.info, work.options, binding.inputs, inputs, mark_range, job.scratch
         ) as layers:
             unprofiled_ns = _measure(iteration, job, layers.iteration, anchors)
+        threads = int(work.options.get("threads", 0)) or None
         first = anchors[0].before_ns if anchors else 0
         return WorkerResult(
             unprofiled_ns,
-            _measure_peaks(work),
+            measure_gpu_peaks() if on_gpu else measure_cpu_peaks(threads),
             layers.program,
             layers.layer_ns,
             tuple(run for run in layers.node_runs if run.start_ns >= first),
@@ -167,7 +168,11 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
         from optpipe.models.inputs.images import preprocess_batches
 
         first = job.images[: job.batch_size]
-        return lambda: _take_first(preprocess_batches(first, transform, job.batch_size, threads=CPU_THREADS))
+
+        def decode() -> None:
+            next(preprocess_batches(first, transform, job.batch_size, threads=_CPU_THREADS))
+
+        return decode
     from optpipe.preprocess.dali.pipeline import make_reading_pipeline
 
     pipeline = make_reading_pipeline(job.images, transform, job.plan)
@@ -178,10 +183,6 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
         synchronize()
 
     return iteration
-
-
-def _take_first(batches: Iterator[object]) -> None:
-    next(batches)
 
 
 def run_anchored(iteration: Callable[[], None]) -> ClockAnchor:
@@ -204,14 +205,14 @@ def _measure(
 
     Returns the median iteration without a recording, in nanoseconds.
     """
-    deadline = time.perf_counter() + WARM_UP_S
+    deadline = time.perf_counter() + _WARM_UP_S
     warmed = 0
     while warmed < job.warm_up or time.perf_counter() < deadline:
         iteration()
         warmed += 1
     times = [end - begun for begun, _, end in islice(time_calls(iteration), job.iterations)]
     with mark_range(CAPTURE_RANGE):
-        for _ in range(SETTLING):
+        for _ in range(_SETTLING):
             iteration()
         with mark_range(MEASURED_RANGE):
             for _ in times:
@@ -219,7 +220,7 @@ def _measure(
                     iteration()
         if by_layers is not None and anchors is not None:
             with mark_range(LAYERS_RANGE):
-                anchors += [run_anchored(by_layers) for _ in range(SETTLING)]
+                anchors += [run_anchored(by_layers) for _ in range(_SETTLING)]
     return statistics.median(times)
 
 
@@ -239,14 +240,6 @@ def _make_synchronizer(*, on_gpu: bool) -> Callable[[], None]:
     import torch
 
     return lambda: torch.cuda.current_stream().synchronize()
-
-
-def _measure_peaks(job: InferenceJob) -> Peaks:
-    from optpipe.trace.layers.roofline import measure_cpu_peaks, measure_gpu_peaks
-
-    return (
-        measure_gpu_peaks() if job.device == "cuda" else measure_cpu_peaks(int(job.options.get("threads", 0)) or None)
-    )
 
 
 if __name__ == "__main__":

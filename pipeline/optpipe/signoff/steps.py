@@ -115,7 +115,7 @@ def run_evaluate_step(
     model: Model, data: Path | None, store: Store, listener: Listener, *, truncate: bool = False
 ) -> list[Path]:
     """Task accuracy of everything that is built of `model`; returns the run."""
-    from optpipe.evaluate.evaluation_run import run_evaluation
+    from optpipe.evaluate.evaluate import run_evaluation
 
     return [Path(run_evaluation(model, data, None, 0, None, store, listener, truncate=truncate).run_dir)]
 

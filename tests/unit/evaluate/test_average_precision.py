@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from optpipe.evaluate.tasks.average_precision import compute_average_precision, match_boxes
-from optpipe.evaluate.tasks.detection import Detection
+from optpipe.evaluate.tasks.detection import Detection, compute_average_precision, match_boxes
 
 TASK = Detection()
 

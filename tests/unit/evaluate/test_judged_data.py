@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.evaluate.evaluation_run import is_validation_set
+from optpipe.evaluate.evaluate import is_validation_set
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.models.artifacts.facts import judged_build_from_entry
 

@@ -70,7 +70,6 @@ class PixelDifferences:
         return tuple(map(StepDifference, names, self.cumulative, self.alone))
 
     def find_largest_step(self) -> str:
-        """The step that adds most by itself."""
         return max(self.list_steps(), key=lambda each: each.alone.mean_levels).step
 
 

@@ -134,9 +134,7 @@ class ParityRecord:
     images: int
     steps: tuple[StepDifference, ...]
     largest_step: str
-    """The step that adds most by itself."""
     far: int
-    """Images that differ visibly."""
     refused: tuple[RefusedImage, ...]
     """Images that Pillow decodes and DALI does not."""
     edge_cases: tuple[EdgeCaseFile, ...]

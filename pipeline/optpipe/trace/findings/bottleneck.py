@@ -246,7 +246,6 @@ class Gap:
     before: str | None
     """The kernel or copy that ends it; None at the end of the trace."""
     host: str
-    """The CUDA calls that the host was in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,8 @@ class Quality:
     """All checks, and what is withheld because of them."""
 
     verdict: Verdict
-    """PASS only when every check passes."""
     checks: tuple[Check, ...]
     withheld: Mapping[str, str]
-    """What is not said, and why."""
 
     @property
     def distorts_host(self) -> bool:

@@ -31,7 +31,6 @@ class FindingRow:
     total_ns: float
     count: int = 1
     start_ns: int | None = None
-    """When a gap begins."""
     detail: str = ""
 
 
@@ -56,9 +55,7 @@ class StageFacts:
 
     stage: Stage | None = None
     backend: str | None = None
-    """The runtime of an inference."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """That runtime's."""
     expects_gpu: bool = True
     """Without it, as for a stage of the CPU, missing GPU rows are not a defect of the trace."""
     unprofiled_iteration_ns: float | None = None
@@ -149,7 +146,6 @@ class MetricRow:
     samples: int
     mean: float | None
     mean_busy: float | None
-    """While a kernel runs."""
     max: float | None
 
 
@@ -159,7 +155,6 @@ class Totals:
 
     kernels: int
     streams: int
-    """That run kernels."""
     kernel_ns: int | None
     api_ns: int | None
     memcpy_ns: int | None
@@ -200,10 +195,8 @@ class Iterations:
     period_ns: float | None
     """From the start of one to the start of the next."""
     unprofiled_ns: float | None
-    """One timed without a recording."""
     median_gpu_ns: float
     kernels: float
-    """The median number of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +235,7 @@ class StageSubject:
     length: int | None = None
     """Tokens of every sequence, padding included."""
     sha256: str | None = None
-    """Of the artifact's files (`hash_engine`); None in records of versions that stored none."""
+    """Of the artifact's files (`hash_engine`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +250,6 @@ class StageProfile:
     facts: StageFacts
     profile: TraceProfile
     counters: tuple[KernelCounters, ...] = ()
-    """What ncu counted."""
 
 
 @dataclass(frozen=True, slots=True)

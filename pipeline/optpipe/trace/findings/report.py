@@ -217,7 +217,10 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True)
 class ProfileDiff:
-    """Times are (before, after) in nanoseconds per iteration where `per_iteration`, else over the whole measured part."""
+    """Times are (before, after) in nanoseconds per iteration where `per_iteration`, else over the whole measured part.
+
+    Rows stand with the largest change first; those of layers are empty where layers are not known in both profiles.
+    """
 
     per_iteration: bool
     iterations: tuple[int, int]
@@ -227,13 +230,9 @@ class ProfileDiff:
     span_ns: tuple[float, float]
     busy_ns: tuple[float, float]
     idle_ns: tuple[float, float]
-    """On the GPU."""
     kernels: tuple[DiffRow, ...]
-    """The largest change first, as everywhere here."""
     layers: tuple[DiffRow, ...]
-    """Empty where layers are not known in both."""
     ranges: tuple[DiffRow, ...]
-    """Time on the host by range."""
 
 
 def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:

@@ -215,7 +215,6 @@ class LayerRoof:
 
     cost: LayerCost
     intensity: float
-    """Operations per byte."""
     bound_ns: float
     measured_ns: float | None
     math_peak_share: float | None

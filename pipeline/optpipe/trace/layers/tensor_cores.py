@@ -161,7 +161,6 @@ class LayerUse:
     count: int
     time_ns: int
     share: float
-    """Of all kernel time."""
     eligible: bool
     used: bool | None
     """None where the kernel's name does not tell."""
@@ -170,7 +169,6 @@ class LayerUse:
     reason: str | None
     """Why a matrix layer is not eligible, or why it did not use them."""
     kernel: str
-    """The one that takes the most time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +176,7 @@ class TensorCores:
     """The model summary and the layers, longest first."""
 
     basis: Literal["layers", "kernels"]
-    """What `layers` are."""
     eligible: int
-    """How many could use them."""
     used: int
     unknown: int
     """Eligible ones whose kernel's name does not tell."""
@@ -188,7 +184,6 @@ class TensorCores:
     used_ns: int
     kernel_ns: int
     named_ns: int
-    """Kernel time that belongs to a layer."""
     time_share: float
     """The share of all kernel time that ran on Tensor Cores."""
     iterations: int

@@ -244,20 +244,15 @@ def open_model_function(
                 found = session.run({spec.name: padded.astype(spec.dtype)})
                 for name, parts in outputs.items():
                     parts.append(found[name] if boxes else found[name][: len(part)])
-            join = _stack_filled if boxes else np.concatenate
-            return {name: join(parts) for name, parts in outputs.items()}
+            if boxes:
+                for parts in outputs.values():
+                    longest = max(map(len, parts))
+                    parts[:] = [
+                        np.pad(each, [(0, longest - len(each)), *[(0, 0)] * (each.ndim - 1)])[None] for each in parts
+                    ]
+            return {name: np.concatenate(parts) for name, parts in outputs.items()}
 
         yield infer
-
-
-def _stack_filled(parts: "Sequence[np.ndarray]") -> "np.ndarray":
-    """(parts, rows, ...): all with as many rows as the longest, zeros behind."""
-    import numpy as np
-
-    stacked = np.zeros((len(parts), max(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
-    for row, part in zip(stacked, parts, strict=True):
-        row[: len(part)] = part
-    return stacked
 
 
 def _warn_about_differences(proof: Parity, listener: Listener) -> None:

@@ -80,19 +80,15 @@ def _record_with_torch(target: Path) -> Iterator[None]:
     profiler.export_chrome_trace(str(target))
 
 
-def get_stage_range(step: str) -> str:
-    """The range that marks a build step, after the first word of its name; making the graph of a precision is `quantize`."""
-    word = step.split()[0]
-    return f"optpipe.{Stage.QUANTIZE if word == 'graph' else word}"
-
-
 class _MarkingListener(SilentListener):
     """Hears of a build's steps and marks each as a range."""
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """A range for the step, named after its stage, with the step's own name inside."""
-        with mark_range(get_stage_range(name)), mark_range(name), super().step(name, total) as step:
+        word = name.split()[0]  # making the graph of a precision is `quantize`
+        stage = f"optpipe.{Stage.QUANTIZE if word == 'graph' else word}"
+        with mark_range(stage), mark_range(name), super().step(name, total) as step:
             yield step
 
 

@@ -217,7 +217,11 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
         return Bottleneck(
             LimitingFactor.WITHHELD, 0.0, {}, "CUDA calls but no GPU rows: the trace does not show what limits it"
         )
-    share = _io_share(measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured)
+    calls, rows = measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured.trace.os_runtime
+    # Of the time of the threads that read or write, the part that they spend in it.
+    threads = rows.filter(pl.col("name").cast(pl.String).is_in(calls["name"].to_list()))["thread"].n_unique()
+    threads_ns = measured.split.span_ns * threads
+    share = min(1.0, int(calls["total_ns"].sum()) / threads_ns) if threads_ns else 0.0
     shares = {LimitingFactor.CPU: 1 - share, LimitingFactor.IO: share}
     if share >= 0.5:
         return Bottleneck(LimitingFactor.IO, share, shares, "file I/O takes most of the time of the threads that do it")
@@ -225,14 +229,6 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     return Bottleneck(
         LimitingFactor.CPU, 1 - share, shares, f"no GPU work{basis if 'os_runtime' in measured.trace.absent else ''}"
     )
-
-
-def _io_share(calls: pl.DataFrame, measured: Analysis) -> float:
-    """The share of the time that threads which read or write spend in it, at most 1."""
-    rows = measured.trace.os_runtime
-    rows = rows.filter(pl.col("name").cast(pl.String).is_in(calls["name"].to_list()))
-    threads_ns = measured.split.span_ns * rows["thread"].n_unique()
-    return min(1.0, int(calls["total_ns"].sum()) / threads_ns) if threads_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True)

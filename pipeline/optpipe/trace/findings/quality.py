@@ -10,7 +10,7 @@ from optpipe.core.units import format_duration
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.timeline import Timeline, array_from_column, match_names, sum_within, unite_intervals
+from optpipe.trace.timeline.timeline import array_from_column, match_names, sum_within, unite_intervals
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
 ABSOLUTE_TIMES = "absolute times"
@@ -94,7 +94,13 @@ def _check_graph_mode(measured: Analysis) -> Check:
 def _check_lost_events(measured: Analysis) -> Check:
     if measured.trace.diagnostics:
         return Check("lost_events", Verdict.FAIL, measured.trace.diagnostics[0], _OF_ALL_EVENTS)
-    launches, lost = _count_launches_without_kernel(measured.trace, measured.timeline)
+    trace, api_row = measured.trace, measured.timeline.operations.api_row
+    launching = match_names(trace.api, LAUNCH_CALLS)
+    answered = np.zeros(trace.api.height, dtype=np.bool_)
+    answered[api_row[api_row >= 0]] = True
+    # Launches into a graph under capture run nothing and do not count.
+    launching &= answered | ~_find_captured_calls(trace)
+    launches, lost = int(launching.sum()), int((launching & ~answered).sum())
     if (
         launches
         and lost / launches > _LOST_SHARE
@@ -107,17 +113,6 @@ def _check_lost_events(measured: Analysis) -> Check:
         detail = "the launching API calls were not recorded; trace with -t cuda"
         return Check("lost_events", Verdict.INCONCLUSIVE, detail, ("executions", "idle_by_cause"))
     return Check("lost_events", Verdict.PASS, f"{launches - lost} of {launches} launches have their kernels")
-
-
-def _count_launches_without_kernel(trace: Trace, timeline: Timeline) -> tuple[int, int]:
-    """Launch calls, and those without a kernel; launches into a graph under capture run nothing and do not count."""
-    if trace.api.is_empty():
-        return 0, 0
-    launching = match_names(trace.api, LAUNCH_CALLS)
-    answered = np.zeros(trace.api.height, dtype=np.bool_)
-    answered[timeline.operations.api_row[timeline.operations.api_row >= 0]] = True
-    launching &= answered | ~_find_captured_calls(trace)
-    return int(launching.sum()), int((launching & ~answered).sum())
 
 
 def _find_captured_calls(trace: Trace) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":

@@ -251,13 +251,21 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
         )
     )
     layers = [_list_layers(side, per_iteration=per_iteration) for side in (one, other)]
-    host_ns, unprofiled = _compare_host_times(one, other, per_iteration=per_iteration)
+    unprofiled = bool(per_iteration and one.unprofiled_iteration_ns and other.unprofiled_iteration_ns)
+    host_ns = [
+        side.unprofiled_iteration_ns
+        if unprofiled
+        else side.measured.iteration_ns
+        if per_iteration
+        else side.measured.split.span_ns
+        for side in (one, other)
+    ]
     spans, busy = zip(*(_sum_gpu_time(each, per_iteration=per_iteration) for each in (before, after)), strict=True)
     span_ns, busy_ns = ((values[0] / counts[0], values[1] / counts[1]) for values in (spans, busy))
     return ProfileDiff(
         per_iteration=per_iteration,
         iterations=counts,
-        host_ns=host_ns,
+        host_ns=(host_ns[0] or 0.0, host_ns[1] or 0.0),
         unprofiled=unprofiled,
         span_ns=span_ns,
         busy_ns=busy_ns,
@@ -295,13 +303,6 @@ def _list_layers(side: DiffSide, *, per_iteration: bool) -> pl.DataFrame:
         return sums.with_columns(pl.col("ns", "count") / count)
     schema = {"name": pl.String, "count": pl.Float64, "ns": pl.Float64}
     return pl.DataFrame([(name, 1.0, ns) for name, ns in side.layer_ns.items()], schema=schema, orient="row")
-
-
-def _compare_host_times(one: DiffSide, other: DiffSide, *, per_iteration: bool) -> tuple[tuple[float, float], bool]:
-    if per_iteration and one.unprofiled_iteration_ns and other.unprofiled_iteration_ns:
-        return (one.unprofiled_iteration_ns, other.unprofiled_iteration_ns), True
-    found = [side.measured.iteration_ns if per_iteration else side.measured.split.span_ns for side in (one, other)]
-    return (found[0] or 0.0, found[1] or 0.0), False
 
 
 def _sum_gpu_time(analysis: Analysis, *, per_iteration: bool) -> tuple[int, int]:

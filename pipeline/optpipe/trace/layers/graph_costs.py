@@ -80,7 +80,11 @@ def graph_costs_from_onnx(
             kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
             if macs:
                 kind = "int8" if node.input[0] in quantized else "tf32" if tf32 and kind == "fp32" else kind
-            costs.append(_node_cost(node, known, kind, macs, fused[index]))
+            moved = {name: _read_bytes(node, name, known, _tensor_bytes(known, name)) for name in node.input if name}
+            moved |= {name: _tensor_bytes(known, name) for name in node.output if name and name not in moved}
+            channels = _get_channels(node, known) if macs else None
+            label = node.name or node.output[0]
+            costs.append(LayerCost(label, node.op_type, kind, macs, sum(moved.values()), channels, fused[index]))
     return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
 
 
@@ -100,19 +104,12 @@ def _at_batch(spec: InputSpec, batch_size: int) -> InputSpec:
     return spec.with_batch(min(low, batch_size), batch_size, max(high, batch_size))
 
 
-def _node_cost(node: Any, known: Any, kind: str, macs: int, fused_bytes: int) -> LayerCost:
-    given = {name: _read_bytes(node, name, known, _tensor_bytes(known, name)) for name in node.input if name}
-    size = sum(given.values()) + sum(_tensor_bytes(known, name) for name in node.output if name and name not in given)
-    channels = _channels(node, known) if macs else None
-    return LayerCost(node.name or node.output[0], node.op_type, kind, macs, size, channels, fused_bytes)
-
-
 def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[_Traffic, int]:
     """The traffic between groups, and its part that no fusion saves: the model's inputs, weights and outputs."""
-    same = _same_tensors(nodes, frozenset(each.name for each in graph.output))
-    constants = _constants(graph, nodes, known)
-    scores = _scores(nodes, same)
-    leaders = _leaders(nodes, same, constants, scores)
+    same = _find_same_tensors(nodes, frozenset(each.name for each in graph.output))
+    constants = _sum_constants(graph, nodes, known)
+    scores = _find_scores(nodes, same)
+    leaders = _find_leaders(nodes, same, constants, scores)
     results = {same.get(each.name, each.name) for each in graph.output}
     written_by: dict[str, int] = {}
     traffic = _Traffic()
@@ -143,7 +140,7 @@ def _keep_larger(sizes: dict[str, int], tensor: str, size: int) -> None:
     sizes[tensor] = max(size, sizes.get(tensor, 0))
 
 
-def _same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[str, str]:
+def _find_same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[str, str]:
     """What is read in place of each tensor: what it is a view of, or its quantized form."""
     same: dict[str, str] = {}
     for node in nodes:
@@ -152,7 +149,7 @@ def _same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[str, st
     return same
 
 
-def _constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, int]:
+def _sum_constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, int]:
     """Bytes of the constants, and of what is computed from them alone: as it is or as its sources, whichever is smaller."""
     found = {each.name: _tensor_bytes(known, each.name) for each in graph.initializer}
     for node in nodes:
@@ -165,7 +162,7 @@ def _constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, int]:
     return found
 
 
-def _leaders(
+def _find_leaders(
     nodes: Sequence[Any], same: Mapping[str, str], constants: Mapping[str, int], scores: frozenset[str]
 ) -> dict[int, int]:
     """The first node of the group that each node is computed in; none for what is read otherwise, or known before.
@@ -184,7 +181,7 @@ def _leaders(
     return leaders
 
 
-def _scores(nodes: Sequence[Any], same: Mapping[str, str]) -> frozenset[str]:
+def _find_scores(nodes: Sequence[Any], same: Mapping[str, str]) -> frozenset[str]:
     """What comes out of a Softmax and goes into matrix products alone."""
     softmax = {node.output[0] for node in nodes if node.op_type == "Softmax"}
     readers: dict[str, set[str]] = {}
@@ -206,7 +203,7 @@ def _tensor_bytes(known: Any, name: str) -> int:
     return prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
 
 
-def _channels(node: Any, known: Any) -> tuple[int, int] | None:
+def _get_channels(node: Any, known: Any) -> tuple[int, int] | None:
     """Input and output channels per group: axes 1 and 0 of a convolution's weight, the inner and last of a product."""
     weight = known.shapes.get(node.input[1]) if len(node.input) > 1 else None
     if not weight or len(weight) < 2:

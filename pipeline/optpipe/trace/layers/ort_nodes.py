@@ -50,7 +50,12 @@ def add_node_ranges(
     Raises:
         StageError: the recording does not hold these iterations, or its clock cannot be tied to the system's.
     """
-    iterations = _find_marked_iterations(trace)
+    name = pl.col("name").cast(pl.String)
+    layers = trace.ranges.filter(name == LAYERS_RANGE)
+    if layers.is_empty():
+        raise StageError("the recording has no layer iterations: it ended before them")
+    within = (pl.col("start_ns") >= layers["start_ns"][0]) & (pl.col("end_ns") <= layers["end_ns"][0])
+    iterations = trace.ranges.filter((name == ITERATION_RANGE) & within).sort("start_ns")
     offset_ns = _choose_offset_ns(trace, iterations, runs, estimate_clock_offsets_ns(iterations, anchors))
     thread = int(iterations["thread"][0])
     starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
@@ -67,16 +72,6 @@ def add_node_ranges(
         pl.col("name").cast(NAME_DTYPE)
     )
     return replace(trace, ranges=pl.concat([trace.ranges, added]).sort("start_ns", maintain_order=True))
-
-
-def _find_marked_iterations(trace: Trace) -> pl.DataFrame:
-    name = pl.col("name").cast(pl.String)
-    layers = trace.ranges.filter(name == LAYERS_RANGE)
-    if layers.is_empty():
-        raise StageError("the recording has no layer iterations: it ended before them")
-    begin, end = layers["start_ns"][0], layers["end_ns"][0]
-    inside = (pl.col("start_ns") >= begin) & (pl.col("end_ns") <= end)
-    return trace.ranges.filter((name == ITERATION_RANGE) & inside).sort("start_ns")
 
 
 def estimate_clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[ClockAnchor]) -> tuple[int, int]:

@@ -162,7 +162,15 @@ def trace_from_torch(path: Path) -> Trace:
         raise BadInputError(f"{path}: not a torch.profiler trace ({why})") from error
     if not any(rows.values()):
         raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, or annotations")
-    gpus = tuple(_gpu_from_device(each) for each in document.deviceProperties)
+    gpus = tuple(
+        Gpu(
+            each.name,
+            None if each.computeMajor is None else f"{each.computeMajor}.{each.computeMinor}",
+            each.numSms,
+            each.totalGlobalMem,
+        )
+        for each in document.deviceProperties
+    )
     return trace_from_frames(TraceHeader(path.name, "torch.profiler", gpus), found)
 
 
@@ -190,8 +198,3 @@ def _describe_copy(event: _Event) -> tuple[str, str | None, str | None]:
     known = next((label for word, label in _COPY_NAMES.items() if word in name), "Unknown")
     kind = MEMSET if event.cat == "gpu_memset" else known
     return kind, source if source in _MEMORIES else None, target if target in _MEMORIES else None
-
-
-def _gpu_from_device(found: _Device) -> Gpu:
-    capability = f"{found.computeMajor}.{found.computeMinor}" if found.computeMajor is not None else None
-    return Gpu(found.name, capability, found.numSms, found.totalGlobalMem)

@@ -5,7 +5,7 @@ absent and columns vary from 2022.4 to 2025.x; every query is put together from 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
@@ -160,18 +160,14 @@ def _column(export: NsysExport, table: str, column: str, otherwise: str = "NULL"
 
 def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
     """`frame` with the columns and types of `table`'s schema, ids and numbers turned into names."""
-    schema = SCHEMAS[table]
-    named = frame.with_columns(_name_columns(table, frame, names))
-    return named.select(pl.col(column).cast(dtype) for column, dtype in schema.items())
-
-
-def _name_columns(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Series | pl.Expr]:
+    named: list[pl.Series | pl.Expr] = []
     if "name" in frame.columns and frame["name"].dtype.is_integer():
-        yield names.of(frame["name"]).alias("name")
+        named.append(names.of(frame["name"]).alias("name"))
     if table == "copies":
-        yield _label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET})
-        yield _label("source_memory", MEMORY_KINDS)
-        yield _label("target_memory", MEMORY_KINDS)
+        named.append(_label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET}))
+        named += [_label(column, MEMORY_KINDS) for column in ("source_memory", "target_memory")]
+    columns = (pl.col(column).cast(dtype) for column, dtype in SCHEMAS[table].items())
+    return frame.with_columns(named).select(columns)
 
 
 def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:

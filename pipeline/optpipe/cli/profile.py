@@ -112,8 +112,8 @@ def profile(
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
-    from optpipe.profile.document import document_from_diff, document_from_profile
-    from optpipe.profile.profile_model import diff_recordings, profile_recording
+    from optpipe.trace.profile.document import document_from_diff, document_from_profile
+    from optpipe.trace.profile.profile_model import diff_recordings, profile_recording
     from optpipe.trace.recording.files import redact
     from optpipe.workspace.places import require_writable_file
     from optpipe.workspace.store import Store
@@ -153,9 +153,14 @@ def _profile_model(
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.images import find_images
-    from optpipe.profile.document import document_from_stages
-    from optpipe.profile.profile_model import build_or_find, choose_preprocess_images, profile_model, require_profilable
-    from optpipe.profile.record import BuildJob, ProfilePlan
+    from optpipe.trace.profile.document import document_from_stages
+    from optpipe.trace.profile.profile_model import (
+        build_or_find,
+        choose_preprocess_images,
+        profile_model,
+        require_profilable,
+    )
+    from optpipe.trace.profile.record import BuildJob, ProfilePlan
     from optpipe.workspace.file_names import CARD
 
     model = model_from_options(text, options.weights, options.batch, options.shape, store)

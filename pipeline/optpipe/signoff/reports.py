@@ -21,13 +21,13 @@ from optpipe.measure.recompute import measurements_from_run
 from optpipe.measure.report_data import draw_measurements, list_raw_files
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.records import PreprocessRecord
-from optpipe.profile.charts import draw_profile
-from optpipe.profile.recompute import read_profile
 from optpipe.report.charts import StageBar
 from optpipe.report.document import Figure, Page, RawFile
 from optpipe.signoff.document import page_from_comparison, page_from_verdict
 from optpipe.signoff.dossier import Dossier
 from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.profile.charts import draw_profile
+from optpipe.trace.profile.recompute import read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes

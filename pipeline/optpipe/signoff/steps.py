@@ -182,8 +182,8 @@ def run_profile_step(
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Path]:
     """Inference under nsys at the largest batch size and length that `criteria` name; returns the run."""
-    from optpipe.profile.profile_model import profile_model, require_profilable
-    from optpipe.profile.record import ProfilePlan
+    from optpipe.trace.profile.profile_model import profile_model, require_profilable
+    from optpipe.trace.profile.record import ProfilePlan
     from optpipe.trace.ranges import Stage
 
     sizes = {one.where.batch_size for one in criteria if one.where.batch_size}

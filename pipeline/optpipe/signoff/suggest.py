@@ -14,10 +14,10 @@ from optpipe.core.plan import to_command
 from optpipe.core.quantity import share_to_text
 from optpipe.measure.groups import ProcessGroup
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.profile.recompute import MORE_ITERATIONS, suggest_profile
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.stats.means import MAX_RUNS, MIN_VALUES, SPEED_GAP, count_processes_for_reach, count_runs_needed
+from optpipe.trace.profile.recompute import MORE_ITERATIONS, suggest_profile
 
 LONGEST_S = 600
 """Seconds of a process that a rare percentile is given."""

@@ -1,1 +1,1 @@
-"""Nsight Systems: run it, read its SQLite export into typed Polars frames, and say what limits the traced program."""
+"""Nsight Systems: record stages under it, read its SQLite export into typed Polars frames, and say what limits them."""

@@ -146,9 +146,9 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from dataclasses import replace
     from pathlib import Path
 
-    from optpipe.profile.charts import draw_profile
     from optpipe.trace.findings.report import profile_from_trace
     from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
+    from optpipe.trace.profile.charts import draw_profile
     from optpipe.trace.recording.read import trace_from_sqlite
 
     sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"

@@ -10,12 +10,12 @@ from tests.fakes.golden import assert_golden
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
-from optpipe.profile.document import document_from_diff, document_from_profile, document_from_stages
-from optpipe.profile.profile_model import ModelProfileDocument
 from optpipe.trace.findings.records import FailedStage, StageFacts, StageProfile, StageSubject, TraceProfile
 from optpipe.trace.findings.report import DiffSide, diff_profiles, profile_from_trace
 from optpipe.trace.layers.ncu import KernelCounters
 from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
+from optpipe.trace.profile.document import document_from_diff, document_from_profile, document_from_stages
+from optpipe.trace.profile.profile_model import ModelProfileDocument
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.recording.read import trace_from_sqlite
 from optpipe.trace.timeline.analysis import analysis_from_trace

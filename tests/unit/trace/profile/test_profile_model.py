@@ -10,8 +10,8 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ReferenceInfo, VerificationInfo
 from optpipe.core.events import SilentListener
 from optpipe.core.tensors import InputSpec
-from optpipe.profile import profile_model
-from optpipe.profile.record import ProfilePlan, make_worker_job, read_profiled_rows
+from optpipe.trace.profile import profile_model
+from optpipe.trace.profile.record import ProfilePlan, make_worker_job, read_profiled_rows
 from optpipe.trace.ranges import Stage
 from optpipe.workspace.file_names import CARD, REFERENCE
 

@@ -295,7 +295,7 @@ def write_job(job: WorkerJob) -> WorkerJob:
 
 def make_worker_command(job: WorkerJob) -> list[str]:
     """The profiled process for a job."""
-    return [sys.executable, "-m", "optpipe.profile.profiled_worker", str(job.file)]
+    return [sys.executable, "-m", "optpipe.trace.profile.profiled_worker", str(job.file)]
 
 
 def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from optpipe.core.units import format_bytes, format_count, format_duration
 from optpipe.core.verdict import Verdict
-from optpipe.profile.profile_model import ModelProfileDocument
 from optpipe.report.document import (
     Cell,
     Column,
@@ -28,6 +27,7 @@ from optpipe.trace.findings.rules import WITHOUT_PROFILER
 from optpipe.trace.layers.ncu import KernelCounters
 from optpipe.trace.layers.roofline import Peaks, Roofline
 from optpipe.trace.layers.tensor_cores import TensorCores
+from optpipe.trace.profile.profile_model import ModelProfileDocument
 from optpipe.trace.timeline.kernels import shorten_name
 from optpipe.trace.timeline.timeline import IdleCause
 

@@ -23,21 +23,6 @@ from optpipe.models.export.model import Model
 from optpipe.models.inputs.rows import Arrays, read_length
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.profile.record import (
-    InferenceJob,
-    JudgedStage,
-    PreprocessJob,
-    ProfileJob,
-    ProfilePlan,
-    Tracer,
-    WorkerResult,
-    make_worker_command,
-    make_worker_job,
-    open_scratch_folder,
-    read_profiled_rows,
-    record_job,
-    write_job,
-)
 from optpipe.trace.findings.records import (
     FailedStage,
     ProfileRecord,
@@ -52,6 +37,21 @@ from optpipe.trace.layers.ncu import KernelCounters, record_counters
 from optpipe.trace.layers.ort_nodes import sum_layer_times
 from optpipe.trace.layers.roofline import GraphCosts, graph_costs_from_roofline
 from optpipe.trace.layers.tensor_cores import select_layered_part
+from optpipe.trace.profile.record import (
+    InferenceJob,
+    JudgedStage,
+    PreprocessJob,
+    ProfileJob,
+    ProfilePlan,
+    Tracer,
+    WorkerResult,
+    make_worker_command,
+    make_worker_job,
+    open_scratch_folder,
+    read_profiled_rows,
+    record_job,
+    write_job,
+)
 from optpipe.trace.ranges import BUILD_STAGES, Stage
 from optpipe.trace.recording.export import KEEP_RAW_WARNING
 from optpipe.trace.recording.files import trace_from_folder, trace_from_path, write_trace

@@ -1,4 +1,4 @@
-"""The profiled process: `python -m optpipe.profile.profiled_worker JOB.json` runs one stage with its ranges marked.
+"""The profiled process: `python -m optpipe.trace.profile.profiled_worker JOB.json` runs one stage with its ranges marked.
 
 It warms up outside the measured range, times the same iterations without a recording, opens the measured range, and
 writes what it found out, or its own error, to the job's result file: the parent then never has to guess from nsys.
@@ -21,9 +21,9 @@ from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
-from optpipe.profile.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.trace.layers.ort_nodes import ClockAnchor
 from optpipe.trace.layers.roofline import measure_cpu_peaks, measure_gpu_peaks
+from optpipe.trace.profile.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
 from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store

@@ -1,0 +1,1 @@
+"""`optpipe profile`: stages recorded, each in a process of its own, judged, shown, and recomputed."""

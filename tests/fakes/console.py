@@ -2,16 +2,19 @@
 
 from io import StringIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from optpipe.report.document import Document
-from optpipe.report.terminal import TerminalText
+from optpipe.report.terminal import print_document
 
 
-def text_of(*printed: RenderableType | Document, width: int = 160) -> str:
+def text_of(*printed: Document | str, width: int = 160) -> str:
     """The lines of `printed` on a terminal without colours, `width` columns wide."""
     written = StringIO()
+    console = Console(file=written, width=width, highlight=False, markup=False)
     for each in printed:
-        shown = TerminalText(each) if isinstance(each, Document) else each
-        Console(file=written, width=width, highlight=False, markup=False).print(shown)
+        if isinstance(each, str):
+            console.print(each)
+        else:
+            print_document(each, console)
     return written.getvalue()

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -29,6 +29,9 @@ from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.interrupts import handle_interrupts
 from optpipe.core.quiet import discard_output, keep_descriptors, redirect_stdout_to_stderr
+
+if TYPE_CHECKING:
+    from optpipe.report.document import Document
 
 
 class Commands(SectionedGroup):
@@ -184,17 +187,19 @@ def _print_json_failure(message: str, status: int) -> None:
         _handle_undelivered(error, ExitStatus(status))
 
 
-def _print_text(text: object) -> None:
+def _print_text(text: "Document | str") -> None:
     from rich.console import Console
 
-    from optpipe.report.document import Document
-    from optpipe.report.terminal import TerminalText
+    from optpipe.report.terminal import print_document
 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
     with console.capture() as written:  # a console that writes ends the process where its reader has gone
-        console.print(TerminalText(text) if isinstance(text, Document) else text)
+        if isinstance(text, str):
+            console.print(text)
+        else:
+            print_document(text, console)
     print(written.get(), end="", flush=True)
 
 

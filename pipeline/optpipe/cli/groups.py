@@ -16,6 +16,8 @@ from optpipe.core.plan import Field, list_fields, settings_from_texts, use_works
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
+    from optpipe.report.document import Document
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -23,8 +25,8 @@ class Outcome:
 
     document: Any
     """A record or a mapping: what `--json` prints."""
-    text: Callable[[], Any]
-    """Makes the text or rich renderable for people; units and rounding belong in `optpipe.report`."""
+    text: "Callable[[], Document | str]"
+    """Makes what people read."""
     status: ExitStatus = ExitStatus.DONE
 
 

@@ -10,7 +10,7 @@ from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import format_settings
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.recompute import read_samples
-from optpipe.report.charts import ChartData, Curve, MachineTrace, StageBar, draw_figures
+from optpipe.report.charts import ChartData, Curve, StageBar, draw_figures
 from optpipe.report.document import Figure, RawFile
 from optpipe.workspace.entry import Run
 
@@ -40,7 +40,7 @@ def draw_measurements(
     folders = {run.name: run for run in runs}
     chosen = _choose_measurements(measured, comparison)
     latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
-    machine = tuple(_read_machine_traces(chosen, folders, root))
+    machine = _read_machine_traces(chosen, folders, root)
     return draw_figures(ChartData(comparison, latencies, machine, stages, stage_files))
 
 
@@ -88,7 +88,7 @@ def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root
 
 def _read_machine_traces(
     chosen: Mapping[str, RecordedMeasurement], folders: dict[str, Run], root: Path
-) -> list[MachineTrace]:
+) -> dict[str, tuple[Curve, ...]]:
     import polars as pl
 
     frames = []
@@ -97,7 +97,7 @@ def _read_machine_traces(
         if name and folders[one.run].files.has(name):
             files = list_raw_files((folders[one.run],), root, name)
             frames.append((label, pl.read_parquet(folders[one.run].files.read(name)), files))
-    traces = []
+    traces = {}
     for column, title in QUANTITIES:
         curves = []
         for label, frame, files in frames:
@@ -107,7 +107,7 @@ def _read_machine_traces(
             start = rows["time_ns"][0]
             curves.append(Curve(label, tuple(((time - start) / 1e9, float(y)) for time, y in rows.iter_rows()), files))
         if curves:
-            traces.append(MachineTrace(title, tuple(curves)))
+            traces[title] = tuple(curves)
     return traces
 
 

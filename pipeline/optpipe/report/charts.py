@@ -5,8 +5,8 @@ Vega's `aria-label`, which screen readers read and the page's script shows as a 
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.comparison import Comparison
@@ -28,15 +28,6 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineTrace:
-    """A quantity of the machine over a measurement, in seconds from its start."""
-
-    quantity: str
-    """With its unit: `CPU clock (MHz)`."""
-    curves: tuple[Curve, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class StageBar:
     """How long a step took."""
 
@@ -52,7 +43,8 @@ class ChartData:
     comparison: Comparison
     latencies: tuple[Curve, ...] = ()
     """Empirical distribution functions: latency in ms, share of the queries in [0, 1]."""
-    machine: tuple[MachineTrace, ...] = ()
+    machine: Mapping[str, tuple[Curve, ...]] = field(default_factory=dict)
+    """Quantities of the machine with their units, each over seconds from the start of a measurement."""
     stages: tuple[StageBar, ...] = ()
     stage_files: tuple[RawFile, ...] = ()
     """Where `stages` come from."""
@@ -447,10 +439,10 @@ def _draw_stages(data: ChartData) -> Figure | None:
 
 def _draw_machine(data: ChartData) -> list[Figure]:
     drawn = []
-    for trace in data.machine:
-        name, x = f"machine-{trace.quantity}", "seconds from the start of the measurement"
-        svg = _draw_lines(trace.curves, x, trace.quantity, name, log=False, step=False)
-        files = tuple(file for curve in trace.curves for file in curve.files)
-        legend = legend_from_labels([curve.label for curve in trace.curves], "▬")
-        drawn.append(Figure(trace.quantity, "State of the machine during the measurement.", svg, files, legend))
+    for quantity, curves in data.machine.items():
+        x = "seconds from the start of the measurement"
+        svg = _draw_lines(curves, x, quantity, f"machine-{quantity}", log=False, step=False)
+        files = tuple(file for curve in curves for file in curve.files)
+        legend = legend_from_labels([curve.label for curve in curves], "▬")
+        drawn.append(Figure(quantity, "State of the machine during the measurement.", svg, files, legend))
     return drawn

@@ -1,10 +1,9 @@
 """A document on the terminal, laid out for its width: columns that do not fit move below their row, figures are never cut."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.text import Text
 
 from optpipe.core.errors import escape
@@ -35,25 +34,19 @@ NARROW, WORD = 12, 24
 """A column of text becomes no narrower than NARROW characters, nor than its longest word up to WORD."""
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalText:
-    """A document as rich prints it."""
-
-    document: Document
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        blank = True
-        for line in _render_parts(self.document.parts, console, options.max_width):
-            if line.plain or not blank:
-                yield line
-            blank = not line.plain
+def print_document(document: Document, console: Console) -> None:
+    blank = True
+    for line in _render_parts(document.parts, console, console.width):
+        if line.plain or not blank:
+            console.print(line)
+        blank = not line.plain
 
 
 def _render_parts(parts: Iterable[Part], console: Console, width: int) -> Iterator[Text]:
     for part in parts:
         match part:
             case Sentence():
-                yield _render_sentence(part)
+                yield from _render_sentence(part, console, width)
             case Table():
                 yield from _render_table(part, console, width)
             case Figure():
@@ -69,19 +62,24 @@ def _clean(text: str) -> str:
     return "\n".join(map(escape, text.split("\n")))
 
 
-def _render_sentence(sentence: Sentence) -> Text:
+def _render_sentence(sentence: Sentence, console: Console, width: int) -> Iterator[Text]:
     style = STYLES[sentence.tone]
     faint = sentence.tone is Tone.FAINT
     text = Text(style=style if faint or not sentence.label else "")
     if sentence.label:
         text.append(_clean(sentence.label), style=style if faint else f"bold {style}").append("  ")
-    text.append(_clean(sentence.text))
-    indent = "    " if sentence.details else ""
+    yield text.append(_clean(sentence.text))
     for detail in sentence.details:
-        text.append(f"\n{indent}{_clean(detail)}")
+        yield from _indent(Text(_clean(detail), style="dim" if faint else ""), console, width)
     if sentence.remedy:
-        text.append(f"\n{indent}→ {_clean(sentence.remedy)}", style="dim")
-    return text
+        remedy = Text(f"→ {_clean(sentence.remedy)}", style="dim")
+        yield from _indent(remedy, console, width) if sentence.details else [remedy]
+
+
+def _indent(text: Text, console: Console, width: int) -> Iterator[Text]:
+    for line in text.wrap(console, max(width - 4, NARROW), overflow="fold"):
+        line.rstrip()
+        yield Text("    ").append_text(line)
 
 
 def _render_table(table: Table, console: Console, width: int) -> Iterator[Text]:
@@ -120,8 +118,7 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
         yield from _join_cells([row[at] for at in shown], widths, right, console)
         rest = [f"{columns[at].heading} {' '.join(row[at].plain.split())}" for at in sorted(folded) if cells[at].text]
         if rest:
-            below = Text(", ".join(rest), style="dim").wrap(console, max(width - 4, NARROW), overflow="fold")
-            yield from (Text("    ").append_text(line) for line in below)
+            yield from _indent(Text(", ".join(rest), style="dim"), console, width)
 
 
 def _text_from_cell(cell: Cell, column: Column) -> Text:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from rich.table import Table
 
 from optpipe.cli.app import app, print_outcome
 from optpipe.cli.groups import Outcome
+from optpipe.report.document import make_document, make_table
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
@@ -112,9 +112,7 @@ def test_an_unexpected_error_of_the_system_is_a_bug_and_shows_itself() -> None:
 def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     from optpipe.cli.app import _print_text
 
-    table = Table("name")
-    table.add_row("run[hf] in [/data]")
-    _print_text(table)
+    _print_text(make_document([make_table(["name"], [["run[hf] in [/data]"]])]))
     _print_text("the baseline of optpipe[hf]")
     said = capsys.readouterr().out
     assert "run[hf] in [/data]" in said

@@ -368,13 +368,14 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
     columns: list[Column | str] = [
         Column("build", rank=0),
         Column("standing", ColumnKind.STATE, rank=0),
+        Column("dominated by", rank=PAGE_ONLY, below=True),
         figure_column("batch", rank=0),
-        Column("load", shared=True),
+        Column("load", shared=True, below=True),
         figure_column("p50", "ms", rank=0),
         figure_column("p99", "ms"),
         figure_column(f"{sample}s/s"),
         figure_column("speed-up"),
-        Column("change", rank=2),
+        Column("change", rank=2, below=True),
         figure_column("tokens/s", rank=2),
         figure_column(f"{sample}s/J", rank=2),
         figure_column("top-1", rank=2),
@@ -383,7 +384,6 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
         figure_column("build time", rank=TEXT_ONLY),
         figure_column("processes", rank=TEXT_ONLY),
         Column("artifact", ColumnKind.NAME, rank=TEXT_ONLY + 1),
-        Column("dominated by", rank=PAGE_ONLY),
     ]
     caption = f"{len(comparison.rows)} measurements, {len(comparison.frontier)} on the frontier; brackets are confidence intervals"
     rows = [_list_comparison_cells(row, comparison) for row in comparison.rows]
@@ -399,6 +399,7 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
     return (
         row.configuration,
         Cell(state, tone),
+        f"by {comparison.row(row.dominated_by.split(': ', 1)[0]).label}" if row.dominated_by else "",
         str(row.load.batch_size),
         ", ".join([*row.load.list_lengths(), row.scenario, row.load.mode]),
         cell_from_latency(row.latency_ns.get("p50")),
@@ -414,5 +415,4 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
         "" if row.build_s is None else format_duration(row.build_s * 1e9),
         str(row.processes),
         row.artifact[:12],
-        comparison.row(row.dominated_by.split(": ", 1)[0]).label if row.dominated_by else "",
     )

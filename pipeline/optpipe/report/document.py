@@ -59,6 +59,8 @@ class Column:
     """Where a terminal is too narrow, columns of the highest rank move below their row first; those of rank 0 never do."""
     shared: bool = False
     """Whether a value that all rows have may stand above the table instead."""
+    below: bool = False
+    """Whether a page shows it in small print below the cell on its left."""
 
     @property
     def heading(self) -> str:

@@ -46,7 +46,7 @@ def _make_environment() -> "Environment":
     )
     made.filters |= {"code": _mark_code, "kind": lambda part: type(part).__name__.lower(), "runs": _group_parts}
     made.globals |= {
-        "cell_html": _render_cell,
+        "cell_html": _render_cells,
         "sort_key": _choose_sort_key,
         "group": _find_group,
         "shown": _choose_columns,
@@ -80,8 +80,15 @@ def _group_parts(parts: tuple[Part, ...]) -> list[tuple[str, list[Part]]]:
     return [(kind.__name__.lower(), list(each)) for kind, each in groupby(parts, type)]
 
 
-def _choose_columns(table: Table) -> list[int]:
-    return [at for at in table.used if table.columns[at].rank not in range(TEXT_ONLY, PAGE_ONLY)]
+def _choose_columns(table: Table) -> list[list[int]]:
+    """The columns that a page shows, each followed by those below it, by position."""
+    shown: list[list[int]] = []
+    for at in table.used:
+        if table.columns[at].below:
+            shown[-1].append(at)
+        elif table.columns[at].rank not in range(TEXT_ONLY, PAGE_ONLY):
+            shown.append([at])
+    return shown
 
 
 def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
@@ -92,6 +99,15 @@ def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
 
 def _choose_sort_key(cell: Cell) -> str:
     return f"{cell.value:.9g}" if cell.value is not None else cell.text or cell.note
+
+
+def _render_cells(cells: tuple[Cell, ...], columns: tuple[Column, ...], shown: list[int]) -> "Markup":
+    """A cell with those below it in small print."""
+    from markupsafe import Markup
+
+    below = [cells[at].text for at in shown[1:] if cells[at].text]
+    small = Markup("").join(Markup("<small>{}</small>").format(_mark_code(text)) for text in below)
+    return _render_cell(cells[shown[0]], columns[shown[0]]) + small
 
 
 def _render_cell(cell: Cell, column: Column) -> "Markup":

@@ -76,6 +76,7 @@ class Gauge:
     high: float
     limit: float
     at_least: bool
+    tone: Tone
 
 
 @dataclass(frozen=True, slots=True)

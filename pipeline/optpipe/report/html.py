@@ -124,10 +124,10 @@ def _render_cell(cell: Cell, column: Column) -> "Markup":
         return Markup("–")
     if note:
         text += Markup("<small>{}</small>").format(note)
-    return text if cell.gauge is None else text + _draw_gauge(cell.gauge, cell.tone)
+    return text if cell.gauge is None else text + _draw_gauge(cell.gauge)
 
 
-def _draw_gauge(gauge: Gauge, tone: str) -> "Markup":
+def _draw_gauge(gauge: Gauge) -> "Markup":
     """The limit as a line, the observed interval as a bar, the forbidden side shaded; hidden from screen readers: it repeats the text."""
     from markupsafe import Markup
 
@@ -142,4 +142,4 @@ def _draw_gauge(gauge: Gauge, tone: str) -> "Markup":
         '<rect x="{x:.1f}" y="5" width="{s:.1f}" height="4" rx="2" fill="var(--fail)" opacity=".35"/>'
         '<rect x="{l:.1f}" y="3" width="{b:.1f}" height="8" rx="2" fill="var(--{t})"/>'
         '<rect x="{m:.1f}" width="2" height="14" fill="var(--ink)"/></svg>'
-    ).format(w=GAUGE_WIDTH, h=GAUGE_HEIGHT, x=shaded[0], s=shaded[1], l=left, b=right - left, m=line - 1, t=tone)
+    ).format(w=GAUGE_WIDTH, h=GAUGE_HEIGHT, x=shaded[0], s=shaded[1], l=left, b=right - left, m=line - 1, t=gauge.tone)

@@ -140,7 +140,7 @@ def _make_gauge(one: CriterionResult) -> Gauge | None:
     if not isinstance(value, int | float) or not isinstance(limit, int | float):
         return None
     low, high = one.ci or (value, value)
-    return Gauge(value, low, high, limit, one.limit.startswith("at least"))
+    return Gauge(value, low, high, limit, one.limit.startswith("at least"), TONES[one.verdict])
 
 
 def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:

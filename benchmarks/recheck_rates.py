@@ -8,14 +8,21 @@ of JSON for each, several calls add up. Prints the rates over all lines.
 
 import argparse
 import json
+import os
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
+from unittest.mock import patch
 
 from optpipe.core.events import SilentListener
 from optpipe.core.records import line_from_record
-from optpipe.deploy.recheck import RecheckPlan, recheck
+from optpipe.deploy import recheck
+from optpipe.deploy.interpreter import open_interpreter
+from optpipe.deploy.recheck import RecheckPlan
 from optpipe.deploy.signed_build import open_signed_build
+from optpipe.measure.pair import compare_environments
 from optpipe.stats.paired import compute_share_interval
 from optpipe.workspace.store import Store
 
@@ -32,20 +39,36 @@ def main():
     given = parser.parse_args()
     store = Store(given.workspace)
     build = open_signed_build(given.dossier, store, because="a trial")
-    equal = RecheckPlan(given.python, given.rounds, modules=Path(__file__).parent.resolve())
-    slower = RecheckPlan(
-        given.python, given.rounds, loader=("slowed:slowed", {"factor": given.slower}), modules=equal.modules
-    )
+    plan = RecheckPlan(given.python, given.rounds)
     for _ in range(given.comparisons):
-        for name, plan in (("slower", slower), ("equal", equal)):
-            compare(build, plan, store, name, given.output / f"{name}.jsonl")
+        for name, factor in (("slower", given.slower), ("equal", 1.0)):
+            with (
+                patch.object(recheck, "open_interpreter", open_with_faults),
+                patch.object(recheck, "compare_environments", partial(compare_slowed, factor)),
+            ):
+                compare(build, plan, store, name, given.output / f"{name}.jsonl")
     for name in ("slower", "equal"):
         print_rates(name, given.output / f"{name}.jsonl")
 
 
+def open_with_faults(*arguments):
+    """The interpreter of an environment, which can import `slowed` too."""
+    found = open_interpreter(*arguments)
+    paths = os.pathsep.join([found.environment["PYTHONPATH"], str(Path(__file__).parent.resolve())])
+    return replace(found, environment={**found.environment, "PYTHONPATH": paths})
+
+
+def compare_slowed(factor, old, new, *more):
+    """Compares two environments, the new one with every call `factor` times as slow."""
+    if factor != 1:
+        planted = {"factor": factor, "of": new.session.loader, "arguments": new.session.arguments}
+        new = replace(new, session=replace(new.session, loader="slowed:slowed", arguments=planted))
+    return compare_environments(old, new, *more)
+
+
 def compare(build, plan, store, name, path):
     begun = monotonic()
-    found = recheck(build, plan, store, SilentListener())
+    found = recheck.recheck(build, plan, store, SilentListener())
     with path.open("a") as file:
         file.write(line_from_record(found).decode())
     one = found.latency

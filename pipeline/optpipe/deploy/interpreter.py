@@ -50,10 +50,8 @@ print(json.dumps({"missing": [each for each in needed if importlib.util.find_spe
 """
 
 
-def open_interpreter(
-    path: Path | None, packages: Sequence[str], scratch: Path, modules: Path | None = None
-) -> Interpreter:
-    """The interpreter of an environment, or this one; `packages` are those whose versions matter, `modules` a folder to import from.
+def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) -> Interpreter:
+    """The interpreter of an environment, or this one; `packages` are those whose versions matter.
 
     Raises BadInputError where `path` is not an environment, MissingError with the command where the worker lacks a package.
     """
@@ -66,7 +64,7 @@ def open_interpreter(
     inherited = [kept["PYTHONPATH"]] if path is None and "PYTHONPATH" in kept else []
     environment = {
         **kept,
-        "PYTHONPATH": os.pathsep.join([str(source), *([str(modules)] if modules else []), *inherited]),
+        "PYTHONPATH": os.pathsep.join([str(source), *inherited]),
     }
     told = subprocess.run(
         [program, "-c", _PROBE, json.dumps(NEEDED), json.dumps(list(packages))],

@@ -20,20 +20,8 @@ from optpipe.models.artifacts.engine import hash_engine
 MANIFEST = "inference-service.yaml"
 CONTAINERFILE = "Containerfile"
 SCHEMES = (
-    "s3",
-    "gs",
-    "https",
-    "http",
-    "hdfs",
-    "webhdfs",
-    "pvc",
-    "file",
-    "hf",
-    "oci",
-    "oci+native",
-    "oci+modelcar",
-    "oci+fetch",
-)
+    "s3", "gs", "https", "http", "hdfs", "webhdfs", "pvc", "file", "hf", "oci", "oci+native", "oci+modelcar", "oci+fetch",
+)  # fmt: skip
 """Of `storageUri`, as KServe's validation has them (pkg/controller/v1beta1/inferenceservice/utils, pkg/utils/storage.go)."""
 SERVER_BYTES = 2 << 30
 """Memory that KServe's runtime gives Triton without a model (config/runtimes/kserve-tritonserver.yaml)."""

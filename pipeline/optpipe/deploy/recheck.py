@@ -63,10 +63,6 @@ class RecheckPlan:
     """Of each process, over all its trials."""
     max_slowdown: float = 0.05
     """Of the latency's ratio: the whole interval must stay below for a PASS."""
-    loader: tuple[str, Mapping[str, object]] | None = None
-    """Another loader for the new side's session, called with these arguments and `of` and `arguments`: a planted fault."""
-    modules: Path | None = None
-    """Folder with the module of `loader`."""
 
 
 def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Listener) -> RecheckRecord:
@@ -90,8 +86,8 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
     with store.scratch("recheck") as scratch:
         old_place = group.newest.environment
         names = sorted({*old_place.packages, *RUNTIMES})
-        here = open_interpreter(None, names, scratch, plan.modules)
-        new = open_interpreter(plan.python, names, scratch, plan.modules) if plan.python else here
+        here = open_interpreter(None, names, scratch)
+        new = open_interpreter(plan.python, names, scratch) if plan.python else here
         old_versions = dict(old_place.packages) | {"python": old_place.python}
         if plan.python:
             for each in _list_version_changes(old_versions, here.versions, BACKENDS[info.backend].package):
@@ -139,17 +135,14 @@ def judge_recheck(
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
     elif high > 1 + max_slowdown:
-        open_points.append(f"{text}: a slow-down of {max_slowdown:.0%} is not excluded; {_advise(latency)}")
+        advice = "pass --python with the old environment, to measure the two in turn"
+        if latency.rounds_to_settle is not None:
+            advice = f"at this scatter about {latency.rounds_to_settle:,} rounds settle it (--rounds)"
+        open_points.append(f"{text}: a slow-down of {max_slowdown:.0%} is not excluded; {advice}")
     else:
         seen.append(text)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
     return verdict, (*failed, *open_points, *seen)
-
-
-def _advise(latency: LatencyChange) -> str:
-    if latency.rounds_to_settle is None:
-        return "pass --python with the old environment, to measure the two in turn"
-    return f"at this scatter about {latency.rounds_to_settle:,} rounds settle it (--rounds)"
 
 
 def _choose_group(build: SignedBuild) -> ProcessGroup:
@@ -224,34 +217,24 @@ def _compare_latency(
         group.load, min_seconds=plan.seconds, max_seconds=max(10.0, plan.seconds), percentile=50.0, cache_probes=0
     )
     session, context = _prepare(build, load, store, scratch)
-    changed = session
-    if plan.loader is not None:
-        loader, arguments = plan.loader
-        planted = {**arguments, "of": session.loader, "arguments": session.arguments}
-        changed = replace(session, loader=loader, arguments=planted)
     with _open_pool(sides[0], scratch / "old") as old_pool, _open_pool(sides[1], scratch / "new") as new_pool:
         subject = group.newest.measurement.subject
-        old, new = TrialSubject(session, old_pool, context, subject), TrialSubject(changed, new_pool, context, subject)
-        if plan.python is None and plan.loader is None:
+        old, new = (TrialSubject(session, pool, context, subject) for pool in (old_pool, new_pool))
+        if plan.python is None:
             new_pool.expect(subject.artifact, PROCESSES)
             return _compare_with_dossier(new, group, load, listener)
         for pool in (old_pool, new_pool):
             pool.expect(subject.artifact, plan.rounds)
-        return _compare_in_turn(old, new, load, plan, listener)
+        said = f"{load}, {plan.rounds} rounds or up to {MAX_ROUND_FACTOR} times as many"
+        with listener.step(said, plan.rounds) as step:
+            ratio = compare_environments(old, new, load, plan.rounds, randbits(32), step.advance)
+    how = f"{ratio.rounds} rounds of two processes in turn"
+    needed = count_rounds_to_settle(ratio, plan.max_slowdown)
+    return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how, needed)
 
 
 def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:
     return WorkerPool(folder, python=interpreter.program, environment=interpreter.environment)
-
-
-def _compare_in_turn(
-    old: TrialSubject, new: TrialSubject, load: LoadSpec, plan: RecheckPlan, listener: Listener
-) -> LatencyChange:
-    with listener.step(f"{load}, {plan.rounds} rounds or up to {MAX_ROUND_FACTOR} times as many", plan.rounds) as step:
-        ratio = compare_environments(old, new, load, plan.rounds, randbits(32), step.advance)
-    how = f"{ratio.rounds} rounds of two processes in turn"
-    needed = count_rounds_to_settle(ratio, plan.max_slowdown)
-    return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how, needed)
 
 
 def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) -> tuple[SessionPlan, RunContext]:

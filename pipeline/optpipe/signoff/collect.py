@@ -149,7 +149,8 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
     newest = {one.info.label: one for one in fitting}
     if not newest:
         have = ", ".join(sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built}))
-        raise BadInputError(f"no build of {wanted.model} matches {_describe_request(named)}; available: {have}")
+        asked = ", ".join(f"{key} {value}" for key, value in named.items())
+        raise BadInputError(f"no build of {wanted.model} matches {asked}; available: {have}")
     if len(newest) > 1:
         have = ", ".join(f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values())
         decided = find_decision(store.workspace, {one.id for one in newest.values()})
@@ -166,10 +167,6 @@ def _matches(entry: Entry[ArtifactInfo], key: str, value: str) -> bool:
     if key == "artifact":
         return entry.matches_id(value)
     return str(getattr(entry.info, key)) == value
-
-
-def _describe_request(named: Mapping[str, str]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in named.items())
 
 
 def _find_verification(store: Store, artifact: Entry[ArtifactInfo]) -> Entry[VerificationInfo] | None:

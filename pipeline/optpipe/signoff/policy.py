@@ -257,7 +257,10 @@ def read_policy_template() -> str:
     return resources.files("optpipe.signoff").joinpath(TEMPLATE).read_text(encoding="utf-8")
 
 
-def make_policy_schema() -> dict[str, Any]:
+JsonSchema = dict[str, Any]
+
+
+def make_policy_schema() -> JsonSchema:
     """The JSON Schema (draft 2020-12) of a policy's TOML document."""
     schema = _drop_nulls(msgspec.json.schema(PolicyDocument, schema_hook=_describe_type))
     whole = schema["$defs"]["PolicyDocument"]
@@ -271,7 +274,7 @@ def make_policy_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optpipe release policy", **schema}
 
 
-def _describe_type(kind: type) -> dict[str, Any]:
+def _describe_type(kind: type) -> JsonSchema:
     if issubclass(kind, Limit):
         pattern, example = make_quantity_pattern(kind.dimension), EXAMPLES[kind.dimension]
         return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}
@@ -290,12 +293,12 @@ def _drop_nulls(schema: Any) -> Any:
     return {**{key: value for key, value in kept.items() if key != "anyOf"}, **only[0]} if len(only) == 1 else kept
 
 
-def _only_with(key: str, scenarios: list[str]) -> dict[str, Any]:
+def _only_with(key: str, scenarios: list[str]) -> JsonSchema:
     there = {"required": ["scenario"], "properties": {"scenario": {"enum": scenarios}}}
     return {"if": {"required": [key]}, "then": there}
 
 
-def _needs(scenario: str, key: str) -> dict[str, Any]:
+def _needs(scenario: str, key: str) -> JsonSchema:
     asked = {"required": ["scenario"], "properties": {"scenario": {"const": scenario}}}
     return {"if": asked, "then": {"required": [key]}}
 

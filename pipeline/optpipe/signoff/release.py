@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
@@ -33,7 +32,7 @@ class SignedDossier:
     """The text of each report, by file name."""
 
 
-def document_from_signed(signed: SignedDossier, warnings: list[str]) -> dict[str, Any]:
+def document_from_signed(signed: SignedDossier, warnings: list[str]) -> Mapping[str, object]:
     """The JSON document of `optpipe signoff`: the verdict with the dossier's place."""
     return {**plain_from_record(signed.verdict), "dossier": str(signed.folder), "warnings": warnings}
 

@@ -6,12 +6,11 @@ notes, so that the next one measures again: a timing is never answered from a ca
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from optpipe import __version__
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
@@ -191,6 +190,6 @@ class _Checkpoint:
         self.path.unlink(missing_ok=True)
 
 
-def document_from_pipeline(walked: PipelineResult, warnings: list[str]) -> dict[str, Any]:
+def document_from_pipeline(walked: PipelineResult, warnings: list[str]) -> Mapping[str, object]:
     """The JSON document of `optpipe run`: that of `signoff`, with the steps."""
     return {**document_from_signed(walked.signed, warnings), "steps": plain_from_record(walked.steps)}

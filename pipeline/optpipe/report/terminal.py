@@ -29,7 +29,8 @@ STYLES = {
     Tone.FAINT: "dim",
     Tone.STRONG: "bold",
 }
-GAP = "   "
+GAPS = "   ", "  "
+"""Between columns, and where those would not fit."""
 NARROW, WORD = 12, 24
 """A column of text becomes no narrower than NARROW characters, nor than its longest word up to WORD."""
 
@@ -101,8 +102,9 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
     heads = [Text(_clean(column.heading), style="bold") for column in columns]
     rows = [[_text_from_cell(cell, column) for cell, column in zip(row, columns, strict=True)] for row in table.rows]
     least = [_find_least_width(heads[at], [row[at] for row in rows], columns[at]) for at in range(len(columns))]
+    gap = next((gap for gap in GAPS if sum(least[at] + len(gap) for at in shown) <= width + len(gap)), GAPS[-1])
     folded: list[int] = []
-    while sum(least[at] for at in shown) + len(GAP) * (len(shown) - 1) > width:
+    while sum(least[at] + len(gap) for at in shown) > width + len(gap):
         movable = [at for at in shown[1:] if columns[at].rank]
         if not movable:
             break
@@ -110,12 +112,12 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
         shown.remove(moved)
         folded.append(moved)
     natural = [max(_measure(each) for each in (heads[at], *(row[at] for row in rows))) for at in shown]
-    widths = _shrink(natural, [least[at] for at in shown], width - len(GAP) * (len(shown) - 1))
+    widths = _shrink(natural, [least[at] for at in shown], width - len(gap) * (len(shown) - 1))
     right = [columns[at].kind is ColumnKind.FIGURE for at in shown]
-    yield from _join_cells([heads[at] for at in shown], widths, right, console)
-    yield Text("─" * (sum(widths) + len(GAP) * (len(widths) - 1)), style="dim")
+    yield from _join_cells([heads[at] for at in shown], widths, right, gap, console)
+    yield Text("─" * (sum(widths) + len(gap) * (len(widths) - 1)), style="dim")
     for row, cells in zip(rows, table.rows, strict=True):
-        yield from _join_cells([row[at] for at in shown], widths, right, console)
+        yield from _join_cells([row[at] for at in shown], widths, right, gap, console)
         rest = [f"{columns[at].heading} {' '.join(row[at].plain.split())}" for at in sorted(folded) if cells[at].text]
         if rest:
             yield from _indent(Text(", ".join(rest), style="dim"), console, width)
@@ -150,7 +152,7 @@ def _shrink(widths: list[int], least: Sequence[int], width: int) -> list[int]:
 
 
 def _join_cells(
-    cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool], console: Console
+    cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool], gap: str, console: Console
 ) -> Iterator[Text]:
     """One row: as many lines as its highest cell has."""
     wrapped = [cell.wrap(console, width, overflow="fold") for cell, width in zip(cells, widths, strict=True)]
@@ -160,7 +162,7 @@ def _join_cells(
             part = lines[number] if number < len(lines) else Text()
             part.rstrip()
             space = " " * (widths[at] - part.cell_len)
-            line.append(GAP if at else "").append(space if right[at] else "")
+            line.append(gap if at else "").append(space if right[at] else "")
             line.append_text(part).append("" if right[at] else space)
         line.rstrip()
         yield line

@@ -154,7 +154,7 @@ def test_what_a_recording_that_exists_cannot_take_is_refused() -> None:
     trace = Path(__file__).parents[1] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
     refused = optpipe("profile", "--trace", str(trace), "--record", "os-calls", "--batch-size", "1")
     assert refused.status == ExitStatus.BAD_INPUT
-    assert "--record, --batch-size: valid only with MODEL" in refused.stderr
+    assert "--record os-calls: valid only with MODEL" in refused.stderr
 
 
 @needs_nsys

@@ -60,8 +60,9 @@ class Field:
 
     @property
     def repeats(self) -> bool:
-        """Whether each value has its own flag."""
-        return self.param.parse is None and get_origin(self.kind) in (list, tuple)
+        """Whether each value has its own flag; those of a tuple of fixed length share one."""
+        is_tuple = get_origin(self.kind) is tuple and get_args(self.kind)[-1] is Ellipsis
+        return self.param.parse is None and (is_tuple or get_origin(self.kind) is list)
 
     def show(self, value: Any) -> str:
         """`value` as it is typed."""

@@ -99,7 +99,10 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
         root = context.find_root().params
         use_workspace(root["workspace"])
         shared = {name: root[name] for name in SHARED if name in signature(command).parameters}
-        return command(**read_arguments(command, given), **shared)
+        try:
+            return command(**read_arguments(command, given), **shared)
+        finally:
+            use_workspace(None)
 
     run.__signature__ = Signature(list(flat.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in flat.values()}

@@ -48,7 +48,7 @@ def test_the_statement_is_valid_for_the_library_of_its_format(attested):
     Statement.copy_from_pb(json_format.ParseDict(payload(path), statement_pb2.Statement())).validate()
     result = json_format.ParseDict(payload(path)["predicate"], test_result_pb2.TestResult())
     assert result.result == "PASSED"
-    assert "accuracy.maximum_drop" in list(result.passedTests)
+    assert "accuracy.maximum_drop" in list(result.passed_tests)
 
 
 def test_verify_checks_signature_and_digests(attested, inside, tmp_path):

@@ -160,13 +160,17 @@ _CURRENT: list[str] = []
 
 def use_workspace(path: Path | None) -> None:
     """Makes `for_workspace` name this workspace, where it is not the usual one."""
-    _CURRENT.clear()
-    if path is not None and path != Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE):
-        _CURRENT.extend(("--workspace", str(path)))
+    _CURRENT[:] = _name_workspace(path)
 
 
-def for_workspace(command: str) -> str:
-    """`command`, as it was given for any workspace, for the one at hand: what an error tells a user to run."""
+def _name_workspace(path: Path | None) -> list[str]:
+    usual = Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE)
+    return [] if path is None or path == usual else ["--workspace", str(path)]
+
+
+def for_workspace(command: str, workspace: Path | None = None) -> str:
+    """`command`, as it was given for any workspace, for `workspace`, by default the command line's: what an error tells a user to run."""
+    named = _CURRENT if workspace is None else _name_workspace(workspace)
     try:
         words = shlex.split(command)
     except ValueError:  # a recorded command whose quotes were cut
@@ -178,7 +182,7 @@ def for_workspace(command: str) -> str:
         else:
             rest += [] if words[at].startswith("--workspace=") else [words[at]]
             at += 1
-    return command if rest == words and not _CURRENT else shlex.join([*rest, *_CURRENT])
+    return command if rest == words and not named else shlex.join([*rest, *named])
 
 
 def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:

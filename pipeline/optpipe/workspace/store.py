@@ -210,7 +210,8 @@ class Store:
         """
         if (problem := entry.find_damage(only)) is not None:
             raise StageError(
-                f"store entry {entry.path.name} is damaged: {problem}\nrebuild it with `{for_workspace(entry.manifest.command)}`"
+                f"store entry {entry.path.name} is damaged: {problem}\n"
+                f"rebuild it with `{for_workspace(entry.manifest.command, self.workspace)}`"  # a worker has no command line
             )
         return entry
 

@@ -342,7 +342,7 @@ def test_an_image_model_without_evidence_of_its_preprocessing_is_refused(deploye
     assert inside(*signoff, "--workspace", alone, cwd=tmp_path).status == 0
     ran = inside("deploy", target, "--output", tmp_path / "new", "--workspace", alone, cwd=tmp_path)
     assert ran.status == 2
-    assert "has no evidence of the preprocessing; run optpipe preprocess digits" in ran.stderr
+    assert "has no evidence of the preprocessing; run `optpipe preprocess digits" in ran.stderr
     assert not (tmp_path / "new").exists()
 
 

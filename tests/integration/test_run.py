@@ -84,7 +84,7 @@ def _an_approved_baseline_is_used(folder, verdicts):
     [
         (["signoff", "digits"], 2, "signoff requires MODEL and --policy FILE"),
         (["signoff", "digits", "--policy", "none.toml"], 2, "cannot read policy none.toml"),
-        (["signoff", "digits", "--policy", "PASS.toml", "--workspace", "empty"], 2, "first run optpipe build digits"),
+        (["signoff", "digits", "--policy", "PASS.toml", "--workspace", "empty"], 2, "first run `optpipe build digits"),
         (
             ["signoff", "digits", "--policy", "PASS.toml", "--waive", "size.maximum"],
             2,

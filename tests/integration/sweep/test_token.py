@@ -74,7 +74,7 @@ def sweep(addresses, tmp_path_factory):
 
 
 def test_the_right_token_runs_jobs(sweep):
-    quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--percentile", "90", "--max-cv", "500%")
+    quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--set", "percentile=90", "--max-cv", "500%")
     ran = sweep(*quick, "--json", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
     assert ran.status in (0, 5), ran.stderr
     assert ran.document["rows"][0]["run"]

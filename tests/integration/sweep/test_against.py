@@ -77,4 +77,4 @@ def test_a_network_that_became_ten_times_deeper_fails(folder, baseline):
     assert (cell["verdict"], cell["ratio"]["low"] > 1.5) == ("FAIL", True)
     said = " ".join(shown.stdout.split())
     assert "exceeds the tolerance of 50.0%" in said
-    assert f"FAIL  against {baseline}: 1 FAIL; tolerance 50.0%, at most 2.5% false FAIL over all cells (Holm)" in said
+    assert f"FAIL against {baseline}: 1 FAIL; tolerance 50.0%, at most 2.5% false FAIL over all cells (Holm)" in said

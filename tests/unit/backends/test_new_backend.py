@@ -184,7 +184,7 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
 
 
 def test_its_layers_are_profiled(tmp_path, toy, monkeypatch) -> None:
-    monkeypatch.setattr(profiled_worker, "_measure_peaks", lambda _: None)
+    monkeypatch.setattr(profiled_worker, "measure_cpu_peaks", lambda _: None)
     result, store = build(tmp_path, toy)
     (built,) = result.artifacts
     work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)

@@ -64,8 +64,8 @@ class Reader:
 def prepare(folder: Path, count: int) -> None:
     """The exported model, and `count` photographs through its own transform."""
     from optpipe.core.card import card_from_file
+    from optpipe.core.entries import weights_from_text
     from optpipe.core.events import SilentListener
-    from optpipe.core.weights import weights_from_text
     from optpipe.models.export.exported import export_model
     from optpipe.models.export.model import Model
     from optpipe.models.inputs.images import preprocess_batches

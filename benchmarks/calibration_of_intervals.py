@@ -19,8 +19,6 @@ import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
 
-from optpipe.core.bench_record import Change, PairMetric, TuningRecord
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LatencySummary,
     LoadSpec,
@@ -32,12 +30,13 @@ from optpipe.core.measurement import (
     Validity,
     format_percentile_name,
 )
-from optpipe.core.observation import Missing
-from optpipe.core.quantity import Dimension
+from optpipe.core.quantity import Dimension, Estimate
+from optpipe.core.verdict import Missing
 from optpipe.measure.figures import estimate_throughput
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.race import tune_options
+from optpipe.measure.records import PairMetric, TuningRecord
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
@@ -71,6 +70,7 @@ from optpipe.stats.percentiles import (
     plan_sample_count,
     summary_from_ns,
 )
+from optpipe.stats.ratio import Change
 from optpipe.stats.stability import compute_variation_interval
 
 SUBJECT = Subject("a", "simulated", "fp32", "cpu")

@@ -5,12 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRecord
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.core.process_group import end_with_parent
+from optpipe.core.process import end_with_parent
 from optpipe.core.records import json_from_record, plain_from_record, read_record
-from optpipe.core.weights import WeightsRecord
 from optpipe.sweep.job import JobState
 from optpipe.sweep.task import CellOutcome, Task, TaskOutcome
 from optpipe.workspace.files import write_bytes

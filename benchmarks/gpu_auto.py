@@ -35,7 +35,7 @@ from typing import Any, cast
 from gpu_alone import free_stopped, kill_all, make_environment
 from gpu_turns import compile_source, draw_arrays, list_longest_kernels, load_artifact, time_in_turns
 
-from optpipe.core.process_group import end_with_parent
+from optpipe.core.process import end_with_parent
 from optpipe.stats.ratio import ratio_from_rounds
 from optpipe.workspace.store import Store
 
@@ -305,7 +305,7 @@ def measure_one(given: Any) -> None:
     """
     from optpipe.build.choose import ChoicePlan, choose_build
     from optpipe.cli.terminal import Terminal
-    from optpipe.core.mixed_precision import Budget
+    from optpipe.core.precision import Budget
 
     network = plan_network(given)
     winners: Mapping[int, str] = {}
@@ -327,8 +327,8 @@ def plan_network(given: Any) -> Network:
     from optpipe.backends.registry import BACKENDS
     from optpipe.build.build import BuildPlan
     from optpipe.cli.parsing import options_from_text
+    from optpipe.core.entries import weights_from_text
     from optpipe.core.precision import Precision
-    from optpipe.core.weights import weights_from_text
     from optpipe.models.export.model import Model
     from optpipe.models.sources.resolve import source_from_text
 

@@ -45,7 +45,7 @@ def compile_source(source: str, device: str, mode: str, weights: str) -> Callabl
     import torch
 
     from optpipe.backends.torch_program import set_assembler
-    from optpipe.core.weights import weights_from_text
+    from optpipe.core.entries import weights_from_text
     from optpipe.models.sources.resolve import source_from_text
 
     set_assembler()

@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx
 
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import weights_from_text
 from optpipe.core.events import SilentListener
-from optpipe.core.weights import weights_from_text
 from optpipe.models.export.exported import export_model
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.image_set import image_set_from_path

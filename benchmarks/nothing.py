@@ -1,6 +1,6 @@
 """A session that does nothing, to see what the harness costs."""
 
-from optpipe.core.tensors import TensorSpec
+from optpipe.core.card import TensorSpec
 
 
 class Nothing:

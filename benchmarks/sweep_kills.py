@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.fakes.ray_nodes import add_node, list_tasks, start_cluster
 
 from optpipe.core.events import SilentListener
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.sweep.job import Matrix
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs

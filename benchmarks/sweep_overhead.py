@@ -18,10 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.fakes.ray_nodes import start_cluster
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import LoadSpec, Subject
-from optpipe.core.measurement_group import MeasurementGroup
+from optpipe.core.measurement import LoadSpec, MeasurementGroup, Subject
 from optpipe.sweep.job import JobRecord, JobState, Matrix, Place
 from optpipe.sweep.launch import Limits
 from optpipe.sweep.ledger import read_jobs, write_job

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.precision import Precision, PrecisionProof, PrecisionShare
-from optpipe.core.weights import WeightsRecord
 
 
 @dataclass(frozen=True)

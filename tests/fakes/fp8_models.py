@@ -8,9 +8,8 @@ import onnx
 import torch
 
 from optpipe.backends.base import BuildRequest, Device
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import InputSpec
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.collect import open_model_session
 from optpipe.quantize.placement import place_qdq

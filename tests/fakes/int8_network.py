@@ -8,7 +8,7 @@ from onnx import helper, numpy_helper
 from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.lowering import lower_graph
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
 

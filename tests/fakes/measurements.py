@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LatencySummary,
     LoadSpec,
@@ -11,6 +10,7 @@ from optpipe.core.measurement import (
     Validity,
     format_percentile_name,
 )
+from optpipe.core.quantity import Estimate
 
 
 def planted(

@@ -4,7 +4,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from optpipe.core.tensors import TensorSpec
+from optpipe.core.card import TensorSpec
 
 FAULTS = ("none", "drift", "bimodal", "cached", "wrong", "stale", "out-of-memory", "dies", "noisy")
 

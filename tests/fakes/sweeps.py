@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from optpipe.core.environment import Environment, Gpu
-from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import LoadSpec, Subject
-from optpipe.core.measurement_group import GroupFigure, MeasurementGroup
+from optpipe.core.entries import Environment, Gpu
+from optpipe.core.measurement import GroupFigure, LoadSpec, MeasurementGroup, Subject
+from optpipe.core.quantity import Estimate
 from optpipe.sweep.job import Cell, JobRecord, JobState, Place, Recipe, compute_job_key
 from optpipe.sweep.slots import Slot
 

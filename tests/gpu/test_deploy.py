@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.fakes.entries import artifact_info
 
+from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import TensorSpec
 from optpipe.deploy.session_process import CapturedSession, can_capture
 from optpipe.workspace.environment import list_gpus
 

@@ -8,9 +8,8 @@ from tests.fakes.fp8_models import VIT, draw, make_request
 
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.core.weights import WeightsRecord
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [

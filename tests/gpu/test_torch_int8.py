@@ -28,9 +28,8 @@ from optpipe.backends.torch_int8.program import Program
 from optpipe.backends.torch_int8.tactics import list_tactics
 from optpipe.backends.torch_int8.tuning import compare_programs, tune_steps
 from optpipe.backends.torch_session import CudaGraphBinding
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import InputSpec
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]

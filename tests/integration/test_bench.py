@@ -18,10 +18,10 @@ import pytest
 
 from optpipe.cli.bench import BenchOptions
 from optpipe.cli.bench import bench as bench_command
-from optpipe.core.bench_record import LimitRecord
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
 from optpipe.measure.bench import choose_exit_status
 from optpipe.measure.process import WorkerProcess
+from optpipe.measure.records import LimitRecord
 from optpipe.measure.worker.spool import count_spooled, frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.workspace.entry import load_run

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.hub import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, build_and_evaluate, needs_server, optpipe, require_three_verdicts, sign_off

@@ -16,12 +16,10 @@ from onnx import numpy_helper
 from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.build.build import build_artifact
 from optpipe.core.card import card_from_file
-from optpipe.core.entries import SkippedLayer
+from optpipe.core.entries import SkippedLayer, weights_from_text
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import Precision
-from optpipe.core.weights import weights_from_text
+from optpipe.core.precision import Budget, Precision
 from optpipe.models.export.exported import export_model
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.image_set import image_set_from_path

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optpipe.backends.inductor_packages import Compilation, Packages, compile_packages
-from optpipe.core.tensors import tensor_from_dict
+from optpipe.core.card import tensor_from_dict
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe

@@ -15,13 +15,13 @@ import polars as pl
 import pytest
 
 from optpipe.backends.onnxruntime_session import read_node_runs
-from optpipe.core.disagreements import find_disagreements
 from optpipe.core.errors import (
     ExitStatus,
     MissingError,
     OptpipeError,
     StageError,
 )
+from optpipe.core.records import find_disagreements
 from optpipe.trace.findings.bottleneck import LimitingFactor
 from optpipe.trace.findings.records import StageFacts
 from optpipe.trace.findings.report import profile_from_trace

@@ -12,7 +12,7 @@ import pytest
 
 from optpipe.cli.parsing import model_from_options
 from optpipe.core.events import SilentListener
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.core.records import read_record
 from optpipe.core.transform import Decode, Resize, Transform
 from optpipe.core.verdict import Verdict

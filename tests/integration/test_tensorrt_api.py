@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.workspace.environment import list_gpus
 from tests.fakes.tensorrt_api.install import HERE, find_missing, install, make_environment
 from tests.integration.conftest import Ran

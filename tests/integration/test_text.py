@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.records import read_record
-from optpipe.core.weights import WeightsRequest
 from optpipe.evaluate.result import Evaluation
 from optpipe.models.inputs.task_data import require_task_data
 from optpipe.models.sources.hub import HuggingFaceSource

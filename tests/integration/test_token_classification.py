@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optpipe.core.weights import WeightsRequest
+from optpipe.core.entries import WeightsRequest
 from optpipe.models.sources.hub import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, build_and_evaluate, optpipe, require_three_verdicts

@@ -14,9 +14,8 @@ import pytest
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.preprocess import preprocess_record
 
-from optpipe.core.bench_record import PairMetric
-from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
+from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo, WeightsRecord
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
@@ -32,12 +31,11 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.records import json_from_record
-from optpipe.core.tensors import InputSpec, TensorSpec
-from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.measure.measure import write_measurements
 from optpipe.measure.pair import comparison_from_measurements, draw_names
 from optpipe.measure.recompute import recompute_measurement
+from optpipe.measure.records import PairMetric
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.facts import hash_model
 from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs

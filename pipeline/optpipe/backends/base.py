@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from optpipe.core.card import ModelCard
+from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import LayerType, Placement, Precision
-from optpipe.core.tensors import InputSpec, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np

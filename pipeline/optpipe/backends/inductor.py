@@ -36,11 +36,10 @@ from optpipe.backends.torch_program import (
     set_float32_products,
     translate_refusals,
 )
-from optpipe.core.card import ModelCard
+from optpipe.core.card import ModelCard, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import tensor_from_dict
 from optpipe.workspace.environment import get_package_version, list_gpus
 
 if TYPE_CHECKING:

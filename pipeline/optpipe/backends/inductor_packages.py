@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Device
 from optpipe.backends.torch_program import set_assembler, set_float32_products
+from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line
-from optpipe.core.process_group import end_with_parent, open_process_group
-from optpipe.core.tensors import TensorSpec
+from optpipe.core.process import end_with_parent, open_process_group
 
 if TYPE_CHECKING:
     from subprocess import Popen

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, Precision
-from optpipe.core.tensors import InputSpec
 
 if TYPE_CHECKING:
     import numpy as np

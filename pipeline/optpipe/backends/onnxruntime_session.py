@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, NodeRun
+from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
-from optpipe.core.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np

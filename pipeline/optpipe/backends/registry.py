@@ -9,9 +9,9 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.backends.torch_tensorrt import TorchTensorRT
-from optpipe.core.choices import choices_from_text
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError
+from optpipe.core.plan import choices_from_text
 from optpipe.core.precision import Precision
 
 BACKENDS: dict[str, Backend] = {

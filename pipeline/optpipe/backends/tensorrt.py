@@ -34,12 +34,11 @@ from optpipe.backends.tensorrt_builder import (
     write_timing_cache,
 )
 from optpipe.backends.tensorrt_session import list_session_options
-from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayer, EngineLayers
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.card import InputSpec
+from optpipe.core.entries import ENGINE_LAYERS, ArtifactInfo, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.records import json_from_record, plain_from_record
-from optpipe.core.tensors import InputSpec
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import BuildRequest, Option, merge_options
+from optpipe.core.card import InputSpec, Shape, batch_ranges_from_text
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape, read_as_user_file
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.core.precision import Precision
 from optpipe.core.records import record_from_plain
-from optpipe.core.tensors import InputSpec, Shape, batch_ranges_from_text
 from optpipe.workspace.environment import list_gpus
 from optpipe.workspace.locks import hold_lock
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Backend, BuildRequest, Capability, Device, prefers_channels_last
-from optpipe.core.card import ModelCard
+from optpipe.core.card import InputSpec, ModelCard
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line
 from optpipe.core.precision import LayerType, Precision
-from optpipe.core.tensors import InputSpec
-from optpipe.core.units import format_duration
+from optpipe.core.quantity import format_duration
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus, read_cpu_model
 
 _DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding
 from optpipe.backends.torch_program import set_float32_products
+from optpipe.core.card import tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError, first_line, is_out_of_memory
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import tensor_from_dict
 
 if TYPE_CHECKING:
     import numpy as np

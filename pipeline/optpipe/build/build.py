@@ -14,10 +14,9 @@ from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, GraphInfo, LintSummary, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_file
-from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import CALIBRATED, Precision, prove_precision
-from optpipe.core.quiet import redirect_output
+from optpipe.core.files import hash_file
+from optpipe.core.precision import CALIBRATED, Budget, Precision, prove_precision
+from optpipe.core.process import redirect_output
 from optpipe.evaluate.tasks.registry import TASKS, require_fitting_task
 from optpipe.models.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.model import Model

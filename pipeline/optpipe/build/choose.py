@@ -11,21 +11,20 @@ from optpipe.build.build import BuildPlan, add_calibration, build_model, require
 from optpipe.build.decide import Judge, Judged, choose_judge, find_flaw, judge_accuracy, list_candidates
 from optpipe.build.records import BuildResult, BuiltArtifact, ModelBuild, Omission, result_from_build
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.decision import DECISION_FILE, Decision, LeftOut
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.measurement import LoadSpec, Measurement
-from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import CALIBRATED, Precision
+from optpipe.core.precision import CALIBRATED, Budget, Precision
+from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
-from optpipe.core.units import format_duration
 from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.measure.measure import measure_load, write_measurements
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.race import FINAL_ROUNDS, RaceResult, count_processes, race_builds
 from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.models.artifacts.decisions import DECISION_FILE, Decision, LeftOut
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts
 from optpipe.models.export.exported import export_model, prepare_model, read_card
 from optpipe.models.export.model import Model

@@ -6,22 +6,22 @@ from math import inf
 from pathlib import Path
 
 from optpipe.build.records import BuiltArtifact
-from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.card import card_from_file
-from optpipe.core.decision import Candidate, CandidateAccuracy, CandidateTimes, Standing
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
-from optpipe.core.mixed_precision import Budget
-from optpipe.core.units import format_snr
+from optpipe.core.precision import Budget
+from optpipe.core.quantity import format_snr
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.measure.int8_notes import BUDGET
 from optpipe.measure.race import RaceResult
+from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, CandidateTimes, Standing
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.task_data import load_sample_set
+from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store

@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.workspace.environment import describe_environment, get_package_version, list_gpus
 
 

@@ -6,9 +6,9 @@ from statistics import median
 from optpipe.build.choose import ChoiceResult
 from optpipe.build.doctor import BackendOption, ToolStatus
 from optpipe.build.records import ArtifactResult, BuildResult
-from optpipe.core.decision import Candidate, CandidateAccuracy, Decision, Standing
 from optpipe.core.entries import VerificationInfo
-from optpipe.core.units import format_bytes, format_duration, format_snr
+from optpipe.core.quantity import format_bytes, format_duration, format_snr
+from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Standing
 from optpipe.report.document import (
     Cell,
     Column,

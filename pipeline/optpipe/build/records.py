@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from optpipe.core.entries import ArtifactInfo, Device, LintSummary, ModelInfo, SkippedLayer, VerificationInfo
+from optpipe.core.entries import (
+    ArtifactInfo,
+    Device,
+    LintSummary,
+    ModelInfo,
+    SkippedLayer,
+    VerificationInfo,
+    WeightsRecord,
+)
 from optpipe.core.errors import ExitStatus
-from optpipe.core.mixed_precision import MixedPrecision
-from optpipe.core.precision import Precision, PrecisionProof
-from optpipe.core.weights import WeightsRecord
+from optpipe.core.precision import MixedPrecision, Precision, PrecisionProof
 from optpipe.models.artifacts.engine import hash_engine, measure_engine
 from optpipe.workspace.entry import Entry
 

@@ -27,8 +27,7 @@ from optpipe.cli import (
 from optpipe.cli.groups import DefaultGroup, Outcome, SectionedGroup, define_options
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
-from optpipe.core.interrupts import handle_interrupts
-from optpipe.core.quiet import discard_output, keep_descriptors, redirect_stdout_to_stderr
+from optpipe.core.process import discard_output, handle_interrupts, keep_descriptors, redirect_stdout_to_stderr
 
 if TYPE_CHECKING:
     from optpipe.report.document import Document

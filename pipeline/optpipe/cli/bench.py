@@ -10,14 +10,13 @@ import typer
 from optpipe.cli.groups import Given, Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE, PRECISION_METAVAR, complete_backend, complete_precision
 from optpipe.core import plan as params
-from optpipe.core.bench_record import BenchSort, PairMetric
-from optpipe.core.defaults import MAX_CV, PROCESSES, ROUNDS
 from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.measurement import LoadSpec, Scenario, format_cpus
+from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, LoadSpec, Scenario, format_cpus
 from optpipe.core.plan import Param, for_workspace
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import share_from_text, share_to_text
+from optpipe.measure.records import BenchSort, PairMetric
 
 if TYPE_CHECKING:
     from optpipe.core.events import Listener
@@ -271,7 +270,7 @@ def find_bench_targets(
     """
     from optpipe.backends.registry import BACKENDS
     from optpipe.cli.parsing import require_device
-    from optpipe.core.choices import choices_from_text
+    from optpipe.core.plan import choices_from_text
     from optpipe.core.precision import precisions_from_text
     from optpipe.models.artifacts.decisions import find_decision
     from optpipe.models.artifacts.lookup import explain_different_weights, find_artifacts, select_runnable

@@ -19,7 +19,7 @@ from optpipe.cli.options import (
     define_backend_option,
     define_precision_option,
 )
-from optpipe.core.choices import complete_choice
+from optpipe.core.plan import complete_choice
 
 if TYPE_CHECKING:
     from optpipe.build.choose import ChoicePlan
@@ -189,7 +189,7 @@ def calibrate(
     from optpipe.cli.parsing import model_from_options
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import require_existing
-    from optpipe.core.mixed_precision import Budget
+    from optpipe.core.precision import Budget
     from optpipe.core.quantity import drop_from_text
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
     from optpipe.quantize.document import document_from_calibration

@@ -7,7 +7,7 @@ import typer
 
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import DEFAULT_WORKSPACE
-from optpipe.core.defaults import ROUNDS
+from optpipe.core.measurement import ROUNDS
 
 if TYPE_CHECKING:
     from optpipe.signoff.verify import VerifiedDossier

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from optpipe.core.choices import complete_choice
 from optpipe.core.entries import Device
 from optpipe.core.plan import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
+from optpipe.core.plan import complete_choice
 from optpipe.core.precision import Precision
 
 PRECISION_METAVAR = f"{'|'.join(Precision)}[,…]"

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan
+from optpipe.core.card import batch_ranges_from_text, join_batch_ranges, shapes_from_text
+from optpipe.core.entries import weights_from_text
 from optpipe.core.errors import BadInputError, require_existing
-from optpipe.core.mixed_precision import budget_from_text
 from optpipe.core.plan import sizes_from_text
-from optpipe.core.precision import precisions_from_text
-from optpipe.core.tensors import batch_ranges_from_text, join_batch_ranges, shapes_from_text
-from optpipe.core.weights import weights_from_text
+from optpipe.core.precision import budget_from_text, precisions_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from optpipe.core.errors import escape
 from optpipe.core.events import ProgressStep
-from optpipe.core.quiet import discard_output
+from optpipe.core.process import discard_output
 
 HEARTBEAT_S = 15.0
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from optpipe.core.environment import Environment
-from optpipe.core.estimate import Estimate
+from optpipe.core.entries import Environment
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.quantity import Estimate
 
 
 class Goal(StrEnum):

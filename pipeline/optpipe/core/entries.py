@@ -1,12 +1,61 @@
 """What the manifest of a store entry says of it, for the kinds of entries that several verbs read."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from optpipe.core.mixed_precision import MixedPrecision
-from optpipe.core.precision import Precision, PrecisionProof
-from optpipe.core.weights import WeightsRecord
+from optpipe.core.errors import BadInputError
+from optpipe.core.files import hash_file
+from optpipe.core.precision import MixedPrecision, Precision, PrecisionProof
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRequest:
+    """`default` (as published), `random` (seeded) or a `file`."""
+
+    kind: Literal["default", "random", "file"] = "default"
+    seed: int = 0
+    path: Path | None = None
+
+    def recipe(self) -> dict[str, str | int]:
+        """What of the request decides the result: a file counts by its content, not by its name."""
+        if self.path is not None:
+            return {"file": hash_file(self.path)}
+        return {"random": self.seed} if self.kind == "random" else {"default": True}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRecord:
+    """The weights a model really has."""
+
+    source: str
+    """`default:NAME` (as published, or as a factory sets them), `random`, `file` or `embedded` (part of an ONNX file)."""
+    sha256: str
+    """Over names, types, shapes and bytes of all tensors; for an ONNX file over its bytes."""
+    seed: int | None = None
+    drawn: str | None = None
+    """Of a factory's random weights: how many of its tensors depend on the seed, and the first of them."""
+    trained: bool = field(init=False, default=True)
+    """Whether accuracy can mean anything."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trained", self.source != "random")
+
+
+def weights_from_text(text: str, seed: int = 0) -> WeightsRequest:
+    """Reads `--weights`: `default`, `random` or `random:SEED`, or the path of a safetensors file or a state dict."""
+    kind, _, number = text.partition(":")
+    if text == "default" or (kind == "random" and number.isdecimal()) or text == "random":
+        return WeightsRequest(kind="random" if kind == "random" else "default", seed=int(number or seed))
+    path = Path(text)
+    if not path.is_file():
+        raise BadInputError(
+            f"--weights {text}: no such file; expected default, random, random:SEED, or a .safetensors, .pt or .pth file"
+        )
+    return WeightsRequest(kind="file", path=path)
+
 
 Device = Literal["cpu", "cuda"]
 
@@ -184,3 +233,66 @@ class ArtifactInfo:
     def label(self) -> str:
         """`onnxruntime fp16 (cuda)`."""
         return f"{self.backend} {self.precision} ({self.device})"
+
+
+ENGINE_LAYERS = "layers.json"
+"""The record in an artifact."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLayer:
+    """One layer."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    """The type, and where known the format, of each input."""
+    outputs: tuple[str, ...]
+    tactic: str | None = None
+    """The kernel that the builder chose; None where only the network is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLayers:
+    """All layers in their order."""
+
+    origin: str
+    """`engine inspector`, or why only the parsed network is known."""
+    layers: tuple[EngineLayer, ...]
+
+    def count_types(self) -> dict[str, int]:
+        """How many layers there are by the type of their first input, the most frequent first."""
+        counted = Counter(layer.inputs[0] for layer in self.layers if layer.inputs)
+        return dict(counted.most_common())
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU."""
+
+    index: int
+    name: str
+    compute_capability: str
+    """Such as `9.0`."""
+    memory_bytes: int
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Versions, devices and driver; names neither the host nor its user."""
+
+    python: str = "none"
+    platform: str = "none"
+    cpu: str = "none"
+    cpu_count: int | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """The version of every installed distribution that a build or a measurement depends on."""
+    gpus: tuple[Gpu, ...] = ()
+
+    def get_fact(self, key: str) -> str:
+        """One fact by its policy name: `gpu`, `driver`, `cpu`, `python`, `packages.NAME`; or "none"."""
+        facts = {"cpu": self.cpu, "python": self.python, "platform": self.platform}
+        if self.gpus:
+            facts |= {"gpu": self.gpus[0].name, "driver": self.gpus[0].driver}
+        return self.packages.get(key.removeprefix("packages."), "none") if "." in key else facts.get(key, "none")

@@ -1,13 +1,15 @@
 """The files of a folder that somebody else may have written: opened inside it or not at all."""
 
 import hashlib
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from optpipe.core.errors import BadInputError
 
@@ -75,3 +77,35 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
     finally:
         if at is not None:
             os.close(at)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_text(text: str) -> str:
+    """The SHA-256 of a text in UTF-8, as of a file that holds it."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_value(value: Any) -> str:
+    """The SHA-256 of a JSON-like value, independent of key order.
+
+    Raises `TypeError` for anything JSON cannot hold: a key that silently fell back to `repr` would not be stable.
+    """
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hash_text(canonical)
+
+
+def hash_arrays(tensors: Mapping[str, Any]) -> str:
+    """The SHA-256 of named arrays (anything NumPy can view): names, types, shapes and bytes, in name order."""
+    import numpy as np
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

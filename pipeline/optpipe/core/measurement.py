@@ -4,7 +4,7 @@ A bench run folder (see `optpipe.workspace.runs` for what every run folder has)
     measurements.json          a `MeasurementsRecord`
     samples/<id>.parquet       one row per query, columns SAMPLE_COLUMNS, warm-up included and marked
     machine/<id>.parquet       one row per look at the machine, columns MACHINE_COLUMNS
-    comparison.json            only after `bench B --against A`: a `core.bench_record.PairedComparison`
+    comparison.json            only after `bench B --against A`: a `measure.records.PairedComparison`
 
 All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter_ns`), so that samples and machine rows
 of one run lie on one axis. Every statistic of a `Measurement` can be recomputed from its Parquet file.
@@ -17,7 +17,6 @@ from math import inf
 from typing import Annotated
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.estimate import Estimate
 from optpipe.core.files import Files
 from optpipe.core.plan import (
     BATCH,
@@ -33,6 +32,7 @@ from optpipe.core.plan import (
     WARM_UP,
     list_words,
 )
+from optpipe.core.quantity import Estimate
 from optpipe.core.records import read_versioned
 
 MEASUREMENTS_FILE = "measurements.json"
@@ -407,3 +407,51 @@ def find_differing_settings(settings: Iterable[Mapping[str, str]]) -> tuple[str,
 def format_settings(settings: Mapping[str, str], names: Iterable[str]) -> str:
     """`spinning=false threads=2`: those of `settings` that are among `names`."""
     return " ".join(f"{name}={settings[name]}" for name in names if name in settings)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigure:
+    """A figure over processes."""
+
+    estimate: Estimate
+    """The mean, with Student's t interval over processes; without one for fewer than three."""
+    processes: tuple[float, ...]
+    """Each process's own figure, by run."""
+    between: float | None
+    """Standard deviation between processes without what the noise inside them explains, as a share of the figure."""
+    inside: float | None
+    """Standard deviation of one process's figure from the noise inside it, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A try that does not count."""
+
+    run: str
+    measurement: str
+    codes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementGroup:
+    """All processes of one artifact, settings and load."""
+
+    subject: Subject
+    load: LoadSpec
+    processes: int
+    """The VALID ones; figures are theirs."""
+    runs: tuple[str, ...]
+    figures: Mapping[str, GroupFigure]
+    """`p50` … in ns, `throughput` in images or samples per s, `tokens` per s without padding, `energy` in J per image or sample, `cv`,
+    `memory` in bytes."""
+    left_out: tuple[LeftOut, ...] = ()
+
+
+MAX_CV = 0.025
+"""Largest coefficient of variation of a VALID measurement; trtexec warns over the same."""
+PROCESSES = 5
+"""Fresh processes of a measurement (Georges et al., OOPSLA 2007; Kalibera & Jones, ISMM 2013)."""
+MAX_PROCESS_FACTOR = 4
+"""Processes are at most this many times those asked for where an interval is to be reached."""
+ROUNDS = 10
+"""Of a paired comparison."""

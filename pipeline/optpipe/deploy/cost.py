@@ -11,9 +11,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from optpipe.core.errors import StageError
-from optpipe.core.estimate import Estimate
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
+from optpipe.core.quantity import Estimate
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.load_client import open_load_clients, prepare_requests, send_in_flight
 from optpipe.deploy.records import ServerCost, ServerThroughput

@@ -9,7 +9,7 @@ from typing import Any
 from optpipe.backends.base import Serving
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import choose_settings
 from optpipe.deploy.passport import passport_from_build, serving_from_build

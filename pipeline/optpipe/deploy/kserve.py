@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.units import format_bytes
+from optpipe.core.quantity import format_bytes
 from optpipe.deploy.choices import Settings
 from optpipe.deploy.records import MODELS, Choice
 from optpipe.deploy.signed_build import SignedBuild

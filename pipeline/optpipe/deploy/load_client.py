@@ -16,7 +16,7 @@ from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.errors import StageError, first_line
-from optpipe.core.process_group import end_with_parent
+from optpipe.core.process import end_with_parent
 from optpipe.deploy.frames import read_frame, write_frame
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.measurement import Options
 from optpipe.deploy.records import Passport
 from optpipe.deploy.signed_build import SignedBuild

@@ -13,13 +13,11 @@ from secrets import randbits
 from typing import TYPE_CHECKING
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.bench_record import Change, PairMetric
 from optpipe.core.card import Task
-from optpipe.core.defaults import PROCESSES
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.measurement import PROCESSES, LoadSpec
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.interpreter import Interpreter, list_output_changes, open_interpreter, outputs_of_interpreter
 from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord, VersionChange
@@ -35,13 +33,14 @@ from optpipe.measure.pair import (
     require_enough_rounds,
 )
 from optpipe.measure.process import WorkerPool
+from optpipe.measure.records import PairMetric
 from optpipe.measure.session_plan import BenchPlan, prepare_session
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.means import MIN_VALUES, mean_from_values, subtract_means
-from optpipe.stats.ratio import count_rounds_to_settle
+from optpipe.stats.ratio import Change, count_rounds_to_settle
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from optpipe.core.bench_record import Change
-from optpipe.core.environment import Gpu
-from optpipe.core.estimate import Estimate
+from optpipe.core.entries import Gpu
 from optpipe.core.measurement import LatencySummary
+from optpipe.core.quantity import Estimate
 from optpipe.core.verdict import Verdict
+from optpipe.stats.ratio import Change
 
 DEPLOYMENT = "deployment.json"
 PASSPORT = "passport.json"

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
-from optpipe.core.process_group import open_process_group
+from optpipe.core.process import open_process_group
 from optpipe.deploy.records import ServerRecord
 
 SERVER_VARIABLE = "OPTPIPE_TRITON"

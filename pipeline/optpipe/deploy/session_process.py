@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from optpipe.core.errors import BadInputError, OptpipeError, first_line
-from optpipe.core.process_group import end_with_parent
+from optpipe.core.process import end_with_parent
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
 
 if TYPE_CHECKING:

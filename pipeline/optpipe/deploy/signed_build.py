@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
 from optpipe.core.verdict import VerdictRecord

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
-from optpipe.core.tensors import InputSpec, TensorSpec
 
 CONFIG = "config.pbtxt"
 LABELS = "labels.txt"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from optpipe.core.card import Task
-from optpipe.core.units import format_snr
+from optpipe.core.quantity import format_snr
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
 from optpipe.report.document import (
     TONES,

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optpipe.core.card import Task
-from optpipe.core.disagreements import Recomputed
 from optpipe.core.errors import BadInputError, escape, first_line
-from optpipe.core.observation import RANDOM_WEIGHTS, Observation
-from optpipe.core.records import record_from_files
+from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
 from optpipe.evaluate.result import Accuracy, Evaluation
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import ExitStatus, escape
 from optpipe.core.verdict import Verdict
-from optpipe.core.weights import WeightsRecord
 
 Bounds = tuple[float, float]
 """The lower and upper bound of a 95 % confidence interval."""

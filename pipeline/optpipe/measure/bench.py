@@ -7,13 +7,19 @@ from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING
 
-from optpipe.core.bench_record import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
-from optpipe.core.defaults import MAX_PROCESS_FACTOR
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.interrupts import acknowledge_interrupt
-from optpipe.core.measurement import MEASUREMENTS_FILE, LoadSpec, Measurement, Options, Scenario, read_measurements
+from optpipe.core.measurement import (
+    MAX_PROCESS_FACTOR,
+    MEASUREMENTS_FILE,
+    LoadSpec,
+    Measurement,
+    Options,
+    Scenario,
+    read_measurements,
+)
+from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import json_from_record
 from optpipe.measure.groups import (
     ProcessGroup,
@@ -32,6 +38,7 @@ from optpipe.measure.race import (
     find_nearest_options,
     tune_options,
 )
+from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
 from optpipe.measure.search import (
     Slo,
     combine_limits,

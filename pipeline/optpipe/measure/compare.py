@@ -13,9 +13,8 @@ from itertools import groupby
 from math import exp
 
 from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, Goal, UnmatchedRow
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
@@ -23,7 +22,7 @@ from optpipe.core.measurement import (
     format_percentile_name,
     format_settings,
 )
-from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
+from optpipe.core.quantity import Dimension, Estimate, choose_dimension, format_quantity
 from optpipe.measure.groups import (
     ProcessGroup,
     RecordedMeasurement,

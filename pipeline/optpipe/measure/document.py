@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from optpipe.core.bench_record import (
+from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.measurement import Measurement, MeasurementGroup, Options, Validity, format_option, name_sample
+from optpipe.core.quantity import format_bytes, format_duration
+from optpipe.measure.records import (
     ArtifactLimit,
     BenchPairRecord,
     BenchRecord,
     BenchSort,
-    Change,
     LimitRecord,
     TuningRecord,
     UnjudgedPoint,
 )
-from optpipe.core.comparison import Comparison, ComparisonRow
-from optpipe.core.measurement import Measurement, Options, Validity, format_option, name_sample
-from optpipe.core.measurement_group import MeasurementGroup
-from optpipe.core.units import format_bytes, format_duration
 from optpipe.report.document import (
     PAGE_ONLY,
     TEXT_ONLY,
@@ -34,6 +32,7 @@ from optpipe.report.document import (
 )
 from optpipe.report.texts import cell_from_estimate, cell_from_latency
 from optpipe.stats.percentiles import count_samples_needed
+from optpipe.stats.ratio import Change
 
 MAX_REASONS_SHOWN = 4
 """Reasons of one kind that are named one by one."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
+from optpipe.core.quantity import Estimate
 from optpipe.measure.validity import LIMITS, WITNESSED, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.stats.means import MIN_VALUES, compute_mean_interval, compute_ratio_of_sums_interval

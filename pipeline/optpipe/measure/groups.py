@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import log, sqrt
 
-from optpipe.core.environment import Environment
-from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import LoadSpec, Measurement, percent_from_name
-from optpipe.core.measurement_group import GroupFigure, LeftOut, MeasurementGroup
+from optpipe.core.entries import Environment
+from optpipe.core.measurement import GroupFigure, LeftOut, LoadSpec, Measurement, MeasurementGroup, percent_from_name
+from optpipe.core.quantity import Estimate
 from optpipe.measure.figures import SENSOR_SHARE
 from optpipe.stats.means import MIN_VALUES, Mean, count_processes_needed, mean_from_runs, split_scatter
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from optpipe.core.comparison import Comparison
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import read_measurements
 from optpipe.core.plan import for_workspace
+from optpipe.core.quantity import Estimate
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements
 from optpipe.measure.groups import RecordedMeasurement

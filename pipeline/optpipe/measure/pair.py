@@ -12,18 +12,17 @@ from pathlib import Path
 from secrets import randbits
 from statistics import median
 
-from optpipe.core.bench_record import BenchPairRecord, Change, PairedComparison, PairMetric, Ratio, count_invalid
-from optpipe.core.disagreements import Recomputed
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
 from optpipe.core.events import Listener
-from optpipe.core.interrupts import acknowledge_interrupt
 from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, Subject, read_measurements
-from optpipe.core.records import json_from_record, record_from_files
+from optpipe.core.process import acknowledge_interrupt
+from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import RunContext, measure_load, recover_unfinished, write_measurements
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.recompute import measurements_from_run, recompute_requested
+from optpipe.measure.records import BenchPairRecord, PairedComparison, PairMetric, count_invalid
 from optpipe.measure.session_plan import (
     BenchPlan,
     offer_recovery,
@@ -34,7 +33,7 @@ from optpipe.measure.session_plan import (
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
-from optpipe.stats.ratio import Order, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
+from optpipe.stats.ratio import Change, Order, Ratio, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
 from optpipe.workspace.entry import Run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import begin_run, finish_run

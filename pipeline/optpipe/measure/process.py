@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Self
 
 from optpipe.core.errors import ExitStatus, StageError
-from optpipe.core.interrupts import acknowledge_interrupt
+from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.machine import INTERVAL_S, MachineRow, MachineSampler, read_gpu_used_bytes
 from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart

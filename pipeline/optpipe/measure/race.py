@@ -15,12 +15,20 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log, log2
 
-from optpipe.core.bench_record import Change, Ratio, TrialRecord, TuningRecord
 from optpipe.core.measurement import Measurement, Options
+from optpipe.measure.records import TrialRecord, TuningRecord
 from optpipe.measure.search import has_figures
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.stats.means import compute_pairwise_confidence
-from optpipe.stats.ratio import Order, Scatter, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
+from optpipe.stats.ratio import (
+    Change,
+    Order,
+    Ratio,
+    Scatter,
+    ratio_from_few_rounds,
+    ratio_from_rounds,
+    scatter_from_rounds,
+)
 
 RACE_ROUNDS = 3
 BUILD_LAG = 0.15

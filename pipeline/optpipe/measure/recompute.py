@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optpipe.core.disagreements import Recomputed
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
@@ -15,6 +14,7 @@ from optpipe.core.measurement import (
     Phase,
     read_measurements,
 )
+from optpipe.core.records import Recomputed
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.workspace.entry import Run, require_unchanged

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.core.comparison import Comparison, ComparisonRow
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import format_settings
+from optpipe.core.quantity import Estimate
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.recompute import read_samples
 from optpipe.report.charts import ChartData, Curve, StageBar, draw_figures

@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from optpipe.core.bench_record import ArtifactLimit, LimitRecord, UnjudgedPoint
 from optpipe.core.errors import BadInputError
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Measurement, format_percentile_name
-from optpipe.core.quantity import Dimension, format_quantity, quantity_from_text
+from optpipe.core.quantity import Dimension, Estimate, format_quantity, quantity_from_text
+from optpipe.measure.records import ArtifactLimit, LimitRecord, UnjudgedPoint
 from optpipe.stats.percentiles import PERCENTS
 
 _FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")

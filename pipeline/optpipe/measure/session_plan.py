@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.defaults import PROCESSES
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, Options, Subject
+from optpipe.core.measurement import PROCESSES, LoadSpec, Options, Subject
 from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.precision import Precision
 from optpipe.measure.measure import RunContext

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.defaults import MAX_CV
-from optpipe.core.measurement import Mode, OutputCheck, Reason, Scenario
+from optpipe.core.measurement import MAX_CV, Mode, OutputCheck, Reason, Scenario
 from optpipe.measure.machine import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds

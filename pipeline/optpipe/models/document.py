@@ -6,11 +6,10 @@ from typing import Any
 
 from optpipe.backends.base import ToolCommand
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.engine_layers import EngineLayers
-from optpipe.core.mixed_precision import MixedPrecision
-from optpipe.core.precision import Placement
+from optpipe.core.entries import EngineLayers
+from optpipe.core.precision import MixedPrecision, Placement
+from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.records import record_from_plain
-from optpipe.core.units import format_bytes, format_count, format_duration
 from optpipe.models.artifacts.housekeeping import EntryDetails, Removal, RunDetails, StoreListing
 from optpipe.report.document import (
     Cell,

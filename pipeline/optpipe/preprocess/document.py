@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from optpipe.core.units import format_duration
+from optpipe.core.quantity import format_duration
 from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
 from optpipe.preprocess.parity.records import EdgeCaseFile, ParityRecord, Proof
 from optpipe.preprocess.records import PreprocessRecord

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from optpipe.core.card import ModelCard, Task, card_from_file, require_matching_input
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
-from optpipe.core.quiet import redirect_output
+from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
 from optpipe.evaluate.tasks.heads import lacks_image_axis

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optpipe.core.disagreements import Recomputed
-from optpipe.core.observation import RANDOM_WEIGHTS, Blocker, Observation
-from optpipe.core.records import record_from_files
+from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.parity.proof import (
     find_stored_task,

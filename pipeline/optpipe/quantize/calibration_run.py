@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.backends.onnx_lint import lint_graph
-from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer
+from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer, WeightsRecord
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_file
-from optpipe.core.mixed_precision import Budget, PrecisionCost
-from optpipe.core.weights import WeightsRecord
+from optpipe.core.files import hash_file
+from optpipe.core.precision import Budget, PrecisionCost
 from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.models.export.exported import export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.model import Model

@@ -2,8 +2,8 @@
 
 from shlex import quote
 
-from optpipe.core.mixed_precision import PrecisionCost
-from optpipe.core.units import format_count
+from optpipe.core.precision import PrecisionCost
+from optpipe.core.quantity import format_count
 from optpipe.quantize.calibration_run import CalibrationResult
 from optpipe.quantize.sensitivity import SelectionInfo, SensitivityInfo
 from optpipe.report.document import (

@@ -9,7 +9,7 @@ import numpy as np
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ModelInfo
 from optpipe.core.events import SilentListener
-from optpipe.core.mixed_precision import EXACT_DB, PrecisionCost
+from optpipe.core.precision import EXACT_DB, PrecisionCost
 from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS

@@ -14,14 +14,12 @@ from optpipe.backends.onnx_graph import (
     iterate_nodes,
     name_nodes,
 )
-from optpipe.core.card import card_from_file
+from optpipe.core.card import InputSpec, card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import GateError, OptpipeError, StageError, escape, first_line
 from optpipe.core.events import Listener
-from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import Precision
-from optpipe.core.quiet import redirect_output
-from optpipe.core.tensors import InputSpec
+from optpipe.core.precision import Budget, Precision
+from optpipe.core.process import redirect_output
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import SampleSet

@@ -14,9 +14,8 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
-from optpipe.core.mixed_precision import Budget, MixedPrecision
-from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE, Precision
-from optpipe.core.quiet import redirect_output
+from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE, Budget, MixedPrecision, Precision
+from optpipe.core.process import redirect_output
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.quantize.calibrate import (
     calibrate_model,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.choices import choices_from_text
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_text
+from optpipe.core.files import hash_text
+from optpipe.core.plan import choices_from_text
 from optpipe.core.records import json_from_record, read_record
 
 

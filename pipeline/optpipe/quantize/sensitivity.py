@@ -13,9 +13,16 @@ from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_value
-from optpipe.core.mixed_precision import EXACT_DB, Budget, KeptLayer, MixedPrecision, PrecisionCost, make_cost_order
-from optpipe.core.precision import Precision
+from optpipe.core.files import hash_value
+from optpipe.core.precision import (
+    EXACT_DB,
+    Budget,
+    KeptLayer,
+    MixedPrecision,
+    Precision,
+    PrecisionCost,
+    make_cost_order,
+)
 from optpipe.core.records import plain_from_record
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.comparison import Comparison
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import name_sample
+from optpipe.core.quantity import Estimate
 from optpipe.report.document import Figure, LegendEntry, RawFile
 
 if TYPE_CHECKING:

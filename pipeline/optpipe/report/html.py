@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from optpipe.core.errors import escape
-from optpipe.core.units import format_bytes
+from optpipe.core.quantity import format_bytes
 from optpipe.report.document import PAGE_ONLY, TEXT_ONLY, Cell, Column, ColumnKind, Gauge, Page, Part, Table
 
 if TYPE_CHECKING:

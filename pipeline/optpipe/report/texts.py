@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from optpipe.core.estimate import Estimate
-from optpipe.core.mixed_precision import MixedPrecision, PrecisionCost
-from optpipe.core.precision import Placement
-from optpipe.core.quantity import format_quantity
+from optpipe.core.entries import WeightsRecord
+from optpipe.core.precision import MixedPrecision, Placement, PrecisionCost
+from optpipe.core.quantity import Estimate, format_quantity
 from optpipe.core.verdict import CriterionResult
-from optpipe.core.weights import WeightsRecord
 from optpipe.report.document import Cell, Sentence, Tone
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from optpipe.core.measurement import find_differing_settings, format_settings
-from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import format_quantity
+from optpipe.core.verdict import Blocker, Missing, Observation
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
 from optpipe.measure.pair import RecordedPair

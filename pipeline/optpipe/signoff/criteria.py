@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
-from optpipe.core.observation import Missing, Observation
-from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
+from optpipe.core.verdict import CriterionResult, Missing, Observation, Verdict, combine_verdicts
 from optpipe.report.texts import format_observed
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense

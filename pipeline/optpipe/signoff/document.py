@@ -6,10 +6,9 @@ from pathlib import Path
 
 from optpipe import __version__
 from optpipe.core.comparison import Comparison
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.measurement import name_sample
-from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
-from optpipe.core.units import format_bytes
+from optpipe.core.quantity import Dimension, choose_dimension, format_bytes, format_quantity
 from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
 from optpipe.measure.document import list_comparison_parts, summarize_comparison
 from optpipe.report.document import (

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, expm1
 
-from optpipe.core.disagreements import Recomputed
-from optpipe.core.observation import Missing, Observation, ScaledTail
 from optpipe.core.quantity import Dimension
+from optpipe.core.records import Recomputed
+from optpipe.core.verdict import Missing, Observation, ScaledTail
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.measure.pair import recompute_pair
 from optpipe.measure.recompute import recompute_bench

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
-from optpipe.core.quantity import Dimension, format_quantity
-from optpipe.core.units import format_snr
+from optpipe.core.quantity import Dimension, format_quantity, format_snr
 from optpipe.core.verdict import CriterionResult, JudgedArtifact, Note, PolicyReference, Verdict, VerdictRecord
 from optpipe.measure.groups import (
     RecordedMeasurement,

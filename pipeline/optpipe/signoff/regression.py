@@ -7,7 +7,7 @@ from math import expm1, log, log1p
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.measurement import Measurement, find_differing_settings, format_settings
-from optpipe.core.observation import Blocker, Missing, Observation
+from optpipe.core.verdict import Blocker, Missing, Observation
 from optpipe.measure.groups import (
     ProcessGroup,
     RecordedMeasurement,

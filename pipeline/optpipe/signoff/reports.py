@@ -8,8 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from optpipe.core.comparison import Comparison, Goal
-from optpipe.core.entries import ArtifactInfo
-from optpipe.core.environment import Environment
+from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import MissingError
 from optpipe.core.measurement import read_measurements
 from optpipe.core.records import json_from_record, record_from_files

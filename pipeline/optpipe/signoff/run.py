@@ -18,7 +18,7 @@ from optpipe.build.records import ModelBuild
 from optpipe.core.card import card_from_file
 from optpipe.core.errors import BadInputError, GateError, MissingError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord
 from optpipe.models.export.model import Model

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.build.records import BuiltArtifact
-from optpipe.core.defaults import MAX_CV, PROCESSES
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
-from optpipe.core.observation import Missing
+from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Mode, Scenario, percent_from_name
+from optpipe.core.verdict import Missing
 from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.recompute import list_artifact_measurements
 from optpipe.models.artifacts.facts import judged_build_from_entry

@@ -7,12 +7,19 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import expm1, log1p
 
-from optpipe.core.bench_record import PairMetric
-from optpipe.core.defaults import MAX_CV, PROCESSES
-from optpipe.core.measurement import LoadSpec, Subject, format_option, list_load_options, percent_from_name
+from optpipe.core.measurement import (
+    MAX_CV,
+    PROCESSES,
+    LoadSpec,
+    Subject,
+    format_option,
+    list_load_options,
+    percent_from_name,
+)
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import share_to_text
 from optpipe.measure.groups import ProcessGroup
+from optpipe.measure.records import PairMetric
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter

@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 
 from optpipe import __version__
-from optpipe.core.disagreements import compare_recomputed, find_disagreements, list_read_errors
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, GateError, first_line
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measurements
-from optpipe.core.records import record_from_files
+from optpipe.core.records import compare_recomputed, find_disagreements, list_read_errors, record_from_files
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.validity import LIMITS

@@ -12,8 +12,8 @@ from functools import cache
 from math import ceil, floor, log
 from typing import TYPE_CHECKING
 
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LatencySummary, format_percentile_name
+from optpipe.core.quantity import Estimate
 from optpipe.stats.stability import compute_effective_count, compute_variation_interval
 
 if TYPE_CHECKING:

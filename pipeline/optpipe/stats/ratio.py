@@ -9,17 +9,44 @@ few trials meets the same subject again and again in A B B A, and not in a drawn
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import ceil, exp, isfinite, log, log1p, sqrt
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-from optpipe.core.bench_record import Change, Ratio
 from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
 
 if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
+
+
+class Change(StrEnum):
+    """What a comparison shows about the contender against the baseline."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Contender over baseline, of a duration: below 1 is faster."""
+
+    value: float
+    ci: tuple[float, float]
+    change: Change
+    rounds: int
+    confidence: float
+    p_value: float
+    smallest_visible: float
+    """The smallest relative difference that this many rounds, this noisy, would show in 90 % of runs."""
+
+    def __str__(self) -> str:
+        """`1.31 (1.29 to 1.32)`."""
+        return f"{self.value:.2f} ({self.ci[0]:.2f} to {self.ci[1]:.2f})"
+
 
 SMALLEST_ROUNDS = 4
 """With fewer rounds the interval of Student's t is so wide that the comparison would be theatre."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from optpipe import __version__
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.core.records import json_from_record, plain_from_record, read_record
 from optpipe.models.sources.resolve import find_model_cards
 from optpipe.sweep.job import Recipe

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Mode, Scenario, name_sample
-from optpipe.core.units import format_duration
+from optpipe.core.quantity import Estimate, format_duration
 from optpipe.report.document import (
     TONES,
     Cell,

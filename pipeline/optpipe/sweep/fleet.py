@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from optpipe.core.errors import BadInputError, read_as_user_file
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import Mode, Scenario, format_percentile_name
 from optpipe.core.plan import for_workspace
+from optpipe.core.quantity import Estimate
 from optpipe.measure.search import Slo
 from optpipe.sweep.capacity import ServiceTimes, count_gpus_needed
 from optpipe.sweep.job import Cell, JobRecord, JobState, command_from_cell

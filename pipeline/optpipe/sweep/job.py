@@ -8,14 +8,10 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from optpipe.core import plan as params
-from optpipe.core.choices import choices_from_text
-from optpipe.core.defaults import MAX_CV, PROCESSES
-from optpipe.core.entries import Device
-from optpipe.core.environment import Environment
-from optpipe.core.hashing import hash_value
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
-from optpipe.core.measurement_group import MeasurementGroup
-from optpipe.core.plan import Param, to_command
+from optpipe.core.entries import Device, Environment
+from optpipe.core.files import hash_value
+from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, MeasurementGroup, Mode, Scenario
+from optpipe.core.plan import Param, choices_from_text, to_command
 from optpipe.core.records import plain_from_record
 
 KEY_LENGTH = 16

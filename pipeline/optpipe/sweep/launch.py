@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.process_group import open_process_group
+from optpipe.core.process import open_process_group
 from optpipe.core.records import json_from_record, read_record
 from optpipe.sweep.job import JobState
 from optpipe.sweep.slots import (

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.locks import POLL_S

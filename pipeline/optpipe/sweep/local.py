@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 from optpipe.core.errors import OptpipeError
-from optpipe.core.interrupts import acknowledge_interrupt
+from optpipe.core.process import acknowledge_interrupt
 from optpipe.sweep.built import find_built, note_built
 from optpipe.sweep.job import Cell, JobRecord, JobState, Place
 from optpipe.sweep.launch import PROGRAM, Limits, run_task

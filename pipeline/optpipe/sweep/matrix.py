@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 
 from optpipe.backends.registry import BACKENDS, backends_from_text
-from optpipe.core.entries import Device, ModelInfo
+from optpipe.core.card import batch_range_from_text
+from optpipe.core.entries import Device, ModelInfo, weights_from_text
 from optpipe.core.errors import BadInputError, read_as_user_file, require_existing
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import Precision, precisions_from_text
-from optpipe.core.tensors import batch_range_from_text
-from optpipe.core.weights import weights_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.models.sources.torchvision import TorchvisionSource

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
-from optpipe.core.files import Files
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import Files, hash_value
 from optpipe.sweep.job import JobRecord
 from optpipe.sweep.ledger import find_conflicts, read_jobs, record_from_entry
 from optpipe.workspace.entry import MANIFEST, NOT_LISTED, entry_from_folder, read_manifest

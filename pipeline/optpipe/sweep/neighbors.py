@@ -15,9 +15,8 @@ from pathlib import Path
 from secrets import randbits
 from typing import ClassVar
 
-from optpipe.core.bench_record import Ratio
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import plain_from_record
 from optpipe.measure.pair import prepare_subject, read_trial_ns
@@ -25,7 +24,7 @@ from optpipe.measure.process import WorkerPool
 from optpipe.measure.session_plan import BenchPlan
 from optpipe.measure.worker.plan import Point
 from optpipe.models.artifacts.lookup import find_artifacts
-from optpipe.stats.ratio import alternate, ratio_from_rounds
+from optpipe.stats.ratio import Ratio, alternate, ratio_from_rounds
 from optpipe.sweep.slots import Slot, name_host
 from optpipe.workspace.entry import ID_LENGTH, get_utc_time
 from optpipe.workspace.runs import list_records, write_record

@@ -6,7 +6,7 @@ from enum import StrEnum
 from statistics import fmean, median
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import Cell, JobRecord, Recipe, compute_job_key
 from optpipe.sweep.matrix import find_obstacle

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, MissingError, first_line
-from optpipe.core.quiet import redirect_output
+from optpipe.core.process import redirect_output
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.slots import Slot, describe_device, list_slots
 

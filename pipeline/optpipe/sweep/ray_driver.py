@@ -16,9 +16,9 @@ from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import OptpipeError, StageError, first_line
-from optpipe.core.interrupts import acknowledge_interrupt
+from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.sweep.job import Cell, JobRecord, JobState, compute_job_key
 from optpipe.sweep.ledger import claim_job, read_job, write_job

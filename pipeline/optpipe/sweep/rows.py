@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import exp, log, log1p
 
 from optpipe.core.errors import ExitStatus
-from optpipe.core.estimate import Estimate
+from optpipe.core.quantity import Estimate
 from optpipe.core.verdict import Verdict
 from optpipe.stats.means import Mean, mean_from_values, reject_by_holm, subtract_means
 from optpipe.sweep.job import Cell, JobRecord, JobState

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.environment import Environment
-from optpipe.core.hashing import hash_text
+from optpipe.core.entries import Environment
+from optpipe.core.files import hash_text
 from optpipe.sweep.job import CPU, compute_fingerprint
 from optpipe.workspace.environment import describe_environment, select_visible_gpus
 

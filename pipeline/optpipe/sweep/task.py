@@ -10,16 +10,14 @@ from pathlib import Path
 
 from optpipe.backends.registry import backends_from_text
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.core.card import batch_range_from_text
+from optpipe.core.entries import weights_from_text
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, first_line, is_out_of_memory
 from optpipe.core.events import SilentListener
-from optpipe.core.interrupts import handle_interrupts
-from optpipe.core.measurement import Reason, read_measurements
-from optpipe.core.measurement_group import MeasurementGroup
+from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
 from optpipe.core.precision import precisions_from_text
-from optpipe.core.process_group import end_with_parent
+from optpipe.core.process import end_with_parent, handle_interrupts
 from optpipe.core.records import json_from_record, read_record
-from optpipe.core.tensors import batch_range_from_text
-from optpipe.core.weights import weights_from_text
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.session_plan import BenchPlan

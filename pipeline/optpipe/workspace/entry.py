@@ -15,10 +15,9 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, overload
 
 from typing_extensions import TypeVar
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.files import Files
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import Files, hash_value
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, plain_from_record, read_versioned, record_from_plain
 from optpipe.workspace.environment import describe_environment

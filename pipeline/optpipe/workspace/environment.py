@@ -8,7 +8,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from optpipe.core.environment import Environment, Gpu
+from optpipe.core.entries import Environment, Gpu
 
 
 @cache

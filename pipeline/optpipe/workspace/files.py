@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.core.files import Files
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import Files, hash_file
 
 if TYPE_CHECKING:
     import polars as pl

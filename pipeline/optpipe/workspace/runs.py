@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from optpipe.backends.onnxruntime import CPU_OPTIONS
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.tensorrt import TensorRT
-from optpipe.core.process_group import end_with_parent
+from optpipe.core.process import end_with_parent
 from optpipe.core.records import json_from_record, read_record
 from optpipe.sweep.task import Task, TaskOutcome, build_recipe
 from optpipe.workspace.file_names import ONNX

@@ -14,10 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import OptpipeError
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.core.tensors import InputSpec
 
 SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16))
 

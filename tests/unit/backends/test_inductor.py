@@ -13,9 +13,8 @@ from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
 from optpipe.backends.torch_int8 import backend as int8
 from optpipe.backends.torch_int8 import tuning
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import InputSpec
 
 CARD = ModelCard("small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0),))
 times = st.integers(1, 5)

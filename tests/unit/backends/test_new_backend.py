@@ -19,14 +19,12 @@ from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.doctor import diagnose_machine
-from optpipe.core.card import card_from_file
-from optpipe.core.entries import ReferenceInfo
+from optpipe.core.card import TensorSpec, card_from_file
+from optpipe.core.entries import ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import TensorSpec
 from optpipe.core.verdict import Verdict
-from optpipe.core.weights import WeightsRequest
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.records import DossierReference
 from optpipe.deploy.repository import write_repository

@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from optpipe.backends.onnx_graph import find_index_bounds, layers_from_onnx
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec
 
 IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
 

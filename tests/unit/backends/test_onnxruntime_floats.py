@@ -11,9 +11,8 @@ from onnx import helper, numpy_helper
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnxruntime import OnnxRuntime, needs_weight_pass, protect_convolutions
 from optpipe.backends.onnxruntime_session import optimize_graph
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import InputSpec
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
 

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.onnxruntime_session import RECORD_ASSIGNMENT, OnnxRuntimeSession, placement_from_session
+from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision
-from optpipe.core.tensors import InputSpec
 from optpipe.report.texts import format_placement
 
 SPEC = InputSpec("x", "float32", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))

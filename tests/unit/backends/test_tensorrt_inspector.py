@@ -8,7 +8,7 @@ from tests.fakes.tensorrt_api.build_case import SPEC, save_graph
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_inspector
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayer, EngineLayers
+from optpipe.core.entries import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
 from optpipe.core.records import read_record

@@ -7,9 +7,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_network
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.core.tensors import InputSpec
 
 SPEC = InputSpec("x", "float32", (5, 1, 6), (5, 2, 6), (5, 4, 6), batch=1)
 

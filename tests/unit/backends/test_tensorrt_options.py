@@ -21,10 +21,10 @@ from optpipe.backends.tensorrt_builder import (
 from optpipe.backends.tensorrt_session import choose_profile
 from optpipe.build.build import warn_of_plugins
 from optpipe.cli.parsing import build_plan_from_options, model_from_options
+from optpipe.core.card import InputSpec, batch_ranges_from_text, join_batch_ranges
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.hashing import hash_file
-from optpipe.core.tensors import InputSpec, batch_ranges_from_text, join_batch_ranges
+from optpipe.core.files import hash_file
 from optpipe.workspace.store import Store
 
 RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)

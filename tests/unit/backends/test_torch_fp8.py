@@ -15,13 +15,11 @@ from optpipe.backends.registry import backends_from_text
 from optpipe.backends.torch_fp8 import Fp8Layer, export_fp8_program, layers_from_graph, make_linear
 from optpipe.backends.torch_program import layers_from_program
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import SampleSetSummary
-from optpipe.core.environment import Gpu
+from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.entries import Gpu, SampleSetSummary
 from optpipe.core.errors import MissingError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.core.tensors import InputSpec
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.placement import place_qdq

@@ -9,10 +9,9 @@ from torch import nn
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.torch_program import export_program
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import InputSpec
 
 SPEC = InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0)
 

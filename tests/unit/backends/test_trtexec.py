@@ -5,14 +5,12 @@ from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info
 
 from optpipe.backends.tensorrt_builder import BuilderOptions, list_builder_flags, list_shape_flags
-from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo
+from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.records import plain_from_record
-from optpipe.core.tensors import InputSpec
-from optpipe.core.weights import WeightsRecord
 from optpipe.models.artifacts.lookup import command_from_artifact
 from optpipe.models.document import document_from_tool_command
 from optpipe.workspace.files import write_json

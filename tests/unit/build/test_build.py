@@ -8,12 +8,10 @@ import pytest
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.core.entries import ModelInfo
+from optpipe.core.entries import ModelInfo, weights_from_text
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import SilentListener
-from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import Precision
-from optpipe.core.weights import weights_from_text
+from optpipe.core.precision import Budget, Precision
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.workspace.shipped import find_shipped_folder

@@ -2,9 +2,8 @@
 
 import pytest
 
-from optpipe.core.card import ModelCard, Task, Tokenization
+from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec
 
 NAMES = ("input_ids", "attention_mask")
 TEXTS = ModelCard(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.choices import choices_from_text, complete_choice
 from optpipe.core.errors import BadInputError
+from optpipe.core.plan import choices_from_text, complete_choice
 
 CHOICES = ("fp32", "fp16", "int8")
 

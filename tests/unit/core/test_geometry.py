@@ -3,8 +3,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from optpipe.core.geometry import compute_geometry
-from optpipe.core.transform import CenterCrop, Decode, Pack, Resize, Transform
+from optpipe.core.transform import CenterCrop, Decode, Pack, Resize, Transform, compute_geometry
 from optpipe.models.inputs.images import apply_transform
 
 LETTERBOX = (Resize((64,), fit="long"), CenterCrop(64, 64, rounding="floor", fill=0))

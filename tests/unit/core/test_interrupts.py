@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from optpipe.core.interrupts import handle_interrupts
+from optpipe.core.process import handle_interrupts
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 

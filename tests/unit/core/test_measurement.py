@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from optpipe.core import measurement as m
 from optpipe.core.errors import BadInputError
-from optpipe.core.estimate import Estimate
 from optpipe.core.files import Files
+from optpipe.core.quantity import Estimate
 from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
 
 SUMMARY = m.LatencySummary(

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.mixed_precision import (
+from optpipe.core.precision import (
     EXACT_DB,
     Budget,
     KeptLayer,

@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from optpipe.core.process_group import open_process_group
+from optpipe.core.process import open_process_group
 
 pytestmark = pytest.mark.slow
 
@@ -48,13 +48,13 @@ def await_end(number):
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from optpipe.core.process_group import open_process_group
+from optpipe.core.process import open_process_group
 log, foreign, *command = sys.argv[1:]
 with open_process_group(command, Path(log), dict(os.environ), foreign=foreign == "foreign") as process:
     print(process.pid, flush=True)
     time.sleep(60)
 """
-OWN = "from optpipe.core.process_group import end_with_parent; end_with_parent(); print(1, flush=True); import time; time.sleep(60)"
+OWN = "from optpipe.core.process import end_with_parent; end_with_parent(); print(1, flush=True); import time; time.sleep(60)"
 
 
 @pytest.mark.parametrize("kind", ["foreign", "own"])
@@ -71,7 +71,7 @@ def test_a_killed_parent_leaves_nothing(tmp_path, kind):
 
 
 def test_a_process_whose_parent_had_ended_before_ends_at_once(tmp_path):
-    program = "from optpipe.core.process_group import end_with_parent; end_with_parent()"
+    program = "from optpipe.core.process import end_with_parent; end_with_parent()"
     for parent, status in ((os.getpid(), 0), (os.getpid() + 1, 1)):
         environment = {**os.environ, "OPTPIPE_PARENT": str(parent)}
         assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == status

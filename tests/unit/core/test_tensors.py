@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import (
+from optpipe.core.card import (
     InputSpec,
     TensorSpec,
     batch_range_from_text,
     input_from_dict,
     shapes_from_text,
 )
+from optpipe.core.errors import BadInputError
 
 sizes = st.lists(st.integers(1, 1024), min_size=3, max_size=3).map(sorted)
 

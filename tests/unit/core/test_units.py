@@ -2,7 +2,7 @@
 
 import pytest
 
-from optpipe.core.units import format_bytes, format_count, format_duration, format_snr
+from optpipe.core.quantity import format_bytes, format_count, format_duration, format_snr
 
 
 @pytest.mark.parametrize(

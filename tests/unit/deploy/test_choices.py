@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.measurement import Scenario, Subject
-from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.deploy.choices import choose_settings
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.signoff.policy import policy_from_toml

@@ -12,7 +12,7 @@ import yaml
 from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Subject
 from optpipe.deploy.choices import Settings

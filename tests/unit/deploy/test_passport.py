@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from optpipe.core.environment import Environment, Gpu
+from optpipe.core.entries import Environment, Gpu
 from optpipe.deploy.passport import find_passport_differences
 from optpipe.deploy.records import Passport
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optpipe.core.card import ModelCard, Task
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.deploy import proof
 from optpipe.models.export.exported import Reference
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
-from optpipe.core.bench_record import Change, Ratio
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import Reason, Subject
@@ -21,7 +20,7 @@ from optpipe.deploy.interpreter import list_output_changes
 from optpipe.deploy.recheck import RecheckPlan, judge_recheck, recheck
 from optpipe.deploy.records import LatencyChange, OutputChange
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.stats.ratio import count_rounds_to_settle
+from optpipe.stats.ratio import Change, Ratio, count_rounds_to_settle
 from optpipe.workspace.store import Store
 
 

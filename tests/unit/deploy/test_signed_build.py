@@ -8,11 +8,10 @@ from tests.fakes.entries import artifact_info
 from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.entries import ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
-from optpipe.core.weights import WeightsRecord
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo

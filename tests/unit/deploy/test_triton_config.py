@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.deploy.triton_config import (
     TYPES,
     Served,

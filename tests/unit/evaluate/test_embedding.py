@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import TensorSpec
 from optpipe.evaluate.tasks.embedding import ALONE, ROUNDING, Embedding
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.text_set import text_set_from_path

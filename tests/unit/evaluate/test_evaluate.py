@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     Predictions,

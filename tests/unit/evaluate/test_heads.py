@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.evaluate.tasks.heads import Head, decode_outputs, find_head
 
 LABELS = ("cat", "dog", "bird")

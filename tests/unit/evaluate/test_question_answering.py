@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from optpipe.core.card import ModelCard, Task, Tokenization
+from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec
 from optpipe.evaluate.tasks.question_answering import (
     QuestionAnswering,
     choose_answers,

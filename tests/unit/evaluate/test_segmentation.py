@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, encode_mask
 from optpipe.models.inputs.image_set import image_set_from_path

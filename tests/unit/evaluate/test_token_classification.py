@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec, TensorSpec
 from optpipe.evaluate.tasks.token_classification import TokenClassification, find_entities
 from optpipe.models.inputs.text_set import find_first_tokens, text_set_from_path, tokenize
 

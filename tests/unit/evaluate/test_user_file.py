@@ -3,9 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import TensorSpec
 from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile

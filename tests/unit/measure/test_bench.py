@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 from tests.fakes.entries import artifact_info, proof
 
-from optpipe.core.disagreements import compare_recomputed
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.precision import Precision
-from optpipe.core.records import json_from_record
+from optpipe.core.records import compare_recomputed, json_from_record
 from optpipe.measure.bench import recover_run
 from optpipe.measure.recompute import recompute_bench
 from optpipe.measure.session_plan import _find_coarsest_precision, offer_recovery

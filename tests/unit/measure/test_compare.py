@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
 from optpipe.core.comparison import Goal
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LatencySummary,
     LoadSpec,
@@ -20,6 +19,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
+from optpipe.core.quantity import Estimate
 from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements, sort_by_goal
 from optpipe.measure.document import document_from_comparison
 from optpipe.measure.groups import RecordedMeasurement

@@ -7,25 +7,24 @@ from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 from tests.fakes.measurements import planted
 
-from optpipe.core.bench_record import (
+from optpipe.core.entries import Environment
+from optpipe.core.measurement import InputPool, LoadSpec, Reason, Subject, Validity
+from optpipe.core.quantity import Estimate
+from optpipe.measure.document import document_from_bench, document_from_pair
+from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
+from optpipe.measure.race import trial_from_measurements
+from optpipe.measure.records import (
     ArtifactLimit,
     BenchPairRecord,
     BenchRecord,
     BenchSort,
-    Change,
     LimitRecord,
     PairedComparison,
     PairMetric,
-    Ratio,
     TuningRecord,
     UnjudgedPoint,
 )
-from optpipe.core.environment import Environment
-from optpipe.core.estimate import Estimate
-from optpipe.core.measurement import InputPool, LoadSpec, Reason, Subject, Validity
-from optpipe.measure.document import document_from_bench, document_from_pair
-from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
-from optpipe.measure.race import trial_from_measurements
+from optpipe.stats.ratio import Change, Ratio
 
 SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)
 DRIFT = Reason("drift", "it became slower", "wait", invalidates=True)

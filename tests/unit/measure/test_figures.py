@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
@@ -14,6 +13,7 @@ from optpipe.core.measurement import (
     Subject,
     Validity,
 )
+from optpipe.core.quantity import Estimate
 from optpipe.measure.figures import (
     GROUPS,
     PARTS,

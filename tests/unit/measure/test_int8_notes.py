@@ -6,7 +6,6 @@ import pytest
 from tests.fakes.console import text_of
 
 from optpipe.core.entries import LintFinding, LintSummary
-from optpipe.core.estimate import Estimate
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
     LoadSpec,
@@ -15,6 +14,7 @@ from optpipe.core.measurement import (
     Validity,
     read_measurements,
 )
+from optpipe.core.quantity import Estimate
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
 from optpipe.evaluate.result import EvaluatedModel

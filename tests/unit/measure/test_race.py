@@ -12,7 +12,6 @@ from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
-from optpipe.core.bench_record import Change, TuningRecord
 from optpipe.core.measurement import Reason, Subject
 from optpipe.measure.race import (
     FINAL_ROUNDS,
@@ -24,6 +23,8 @@ from optpipe.measure.race import (
     race_builds,
     tune_options,
 )
+from optpipe.measure.records import TuningRecord
+from optpipe.stats.ratio import Change
 
 
 class SimulatedMachine:

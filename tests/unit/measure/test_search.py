@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
-from optpipe.core.bench_record import Change, PairedComparison, PairMetric
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.measurement import Reason, Subject, Validity
 from optpipe.core.plan import sizes_from_text
 from optpipe.measure.pair import run_interleaved
+from optpipe.measure.records import PairedComparison, PairMetric
 from optpipe.measure.search import (
     Slo,
     combine_limits,
@@ -28,6 +28,7 @@ from optpipe.measure.search import (
     slo_from_text,
     sweep_batch_sizes,
 )
+from optpipe.stats.ratio import Change
 
 
 def measurement(batch, latency_ms, *, name="m", reasons=(), rate=None):

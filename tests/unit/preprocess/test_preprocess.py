@@ -8,9 +8,8 @@ import onnx
 from onnx import TensorProto, helper
 from PIL import Image
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.events import SilentListener
-from optpipe.core.tensors import InputSpec
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.preprocess import choose_images, open_model_function
 

@@ -6,15 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ModelInfo, SampleSetSummary
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
+from optpipe.core.entries import ModelInfo, SampleSetSummary, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.mixed_precision import Budget
-from optpipe.core.precision import Precision
-from optpipe.core.tensors import InputSpec, TensorSpec
+from optpipe.core.precision import Budget, Precision
 from optpipe.core.transform import Decode, Pack, Transform
-from optpipe.core.weights import WeightsRecord
 from optpipe.quantize.precision_graph import find_tables, graph_from_table, make_calibrated_graph
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.workspace.file_names import CARD, ONNX

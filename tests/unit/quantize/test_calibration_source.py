@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec
 from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.quantize.calibrate import resolve_calibration_source
 from optpipe.workspace.store import Store

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import TensorSpec
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.models.inputs.image_set import image_set_from_path

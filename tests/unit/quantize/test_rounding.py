@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.fakes.int8_network import small_network
 
 from optpipe.backends.onnx_graph import infer_graph_types
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec
 from optpipe.quantize.half import find_half_nodes, round_nodes
 
 INPUTS = (InputSpec("x", "float32", (1, 4), (3, 4), (8, 4)),)

@@ -171,7 +171,7 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
 def test_accuracy_and_energy_are_drawn_against_latency(failed):
     from dataclasses import replace
 
-    from optpipe.core.estimate import Estimate
+    from optpipe.core.quantity import Estimate
     from optpipe.measure.report_data import draw_measurements
 
     overview = overview_from_dossier(read_dossier(Files(failed.folder)))

@@ -5,9 +5,8 @@ from dataclasses import replace
 from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 
-from optpipe.core.bench_record import Change
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LatencySummary
+from optpipe.core.quantity import Estimate
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.document import document_from_deployment, document_from_recheck
 from optpipe.deploy.records import (
@@ -27,6 +26,7 @@ from optpipe.deploy.records import (
     ServerThroughput,
     VersionChange,
 )
+from optpipe.stats.ratio import Change
 
 
 def latency(ms):

@@ -9,15 +9,31 @@ from tests.fakes.golden import assert_golden
 from optpipe.build.doctor import ToolStatus, list_options
 from optpipe.build.document import document_from_build, document_from_diagnosis, document_from_options
 from optpipe.build.records import ArtifactResult, BuildResult, Omission
-from optpipe.core.engine_layers import EngineLayer, EngineLayers
-from optpipe.core.entries import LintFinding, LintSummary, SkippedLayer, VerificationInfo
-from optpipe.core.environment import Environment
+from optpipe.core.entries import (
+    EngineLayer,
+    EngineLayers,
+    Environment,
+    LintFinding,
+    LintSummary,
+    SkippedLayer,
+    VerificationInfo,
+    WeightsRecord,
+)
 from optpipe.core.errors import ExitStatus
-from optpipe.core.mixed_precision import Budget, KeptLayer, MixedPrecision, PrecisionCost
-from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, PrecisionProof, PrecisionShare
+from optpipe.core.precision import (
+    Budget,
+    KeptLayer,
+    LayerType,
+    MixedPrecision,
+    PlacedNode,
+    Placement,
+    Precision,
+    PrecisionCost,
+    PrecisionProof,
+    PrecisionShare,
+)
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.document import document_from_evaluation
 from optpipe.evaluate.result import Accuracy, Agreement, Dataset, EvaluatedModel, Evaluation
 from optpipe.models.artifacts.housekeeping import (

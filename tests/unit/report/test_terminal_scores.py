@@ -3,8 +3,8 @@
 from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 
+from optpipe.core.entries import WeightsRecord
 from optpipe.core.verdict import Verdict
-from optpipe.core.weights import WeightsRecord
 from optpipe.evaluate.document import document_from_evaluation
 from optpipe.evaluate.result import Agreement, ClassScore, Dataset, EvaluatedModel, Evaluation, Score, TaskScores
 

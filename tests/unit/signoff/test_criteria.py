@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import Reason, Subject
-from optpipe.core.observation import Blocker, Missing, Observation
 from optpipe.core.quantity import Dimension
-from optpipe.core.verdict import Verdict
+from optpipe.core.verdict import Blocker, Missing, Observation, Verdict
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence

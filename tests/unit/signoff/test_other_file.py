@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.core.files import Files
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import Files, hash_file
 from optpipe.core.records import json_from_record
 from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.models.artifacts.engine import hash_engine

@@ -3,7 +3,7 @@
 import pytest
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.observation import Missing, Observation
+from optpipe.core.verdict import Missing, Observation
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe

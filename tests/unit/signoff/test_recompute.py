@@ -10,12 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
-from optpipe.core.disagreements import compare_recomputed
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.files import Files
-from optpipe.core.hashing import hash_file
-from optpipe.core.records import json_from_record
+from optpipe.core.files import Files, hash_file
+from optpipe.core.records import compare_recomputed, json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.signoff.collect import SignoffRequest, collect_evidence

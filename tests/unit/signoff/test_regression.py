@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.files import Files
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import Files, hash_file
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.measure.overview import compare_workspace

@@ -7,10 +7,9 @@ import pytest
 from optpipe.build.build import BuildPlan
 from optpipe.build.records import ModelBuild
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ModelInfo
+from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import SilentListener
-from optpipe.core.weights import WeightsRecord
 from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.core.bench_record import BenchRecord
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.events import SilentListener
+from optpipe.measure.records import BenchRecord
 from optpipe.signoff.steps import MeasurementBudget, run_bench_step
 from optpipe.workspace.store import Store
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.bench_record import Change
 from optpipe.stats.ratio import (
+    Change,
     compute_exchange_p_value,
     count_rounds_needed,
     ratio_from_few_rounds,

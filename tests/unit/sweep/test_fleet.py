@@ -15,8 +15,8 @@ from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot
 
 from optpipe.cli.app import app
 from optpipe.core.errors import BadInputError
-from optpipe.core.estimate import Estimate
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.quantity import Estimate
 from optpipe.measure.search import slo_from_text
 from optpipe.sweep.document import document_from_fleet
 from optpipe.sweep.fleet import Price, PriceList, compare_fleet, prices_from_file

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.sweeps import make_cell, make_group, make_slot
 
 import optpipe.sweep.local as local
-from optpipe.core.measurement_group import LeftOut
+from optpipe.core.measurement import LeftOut
 from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting, run_locally

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.entries import ModelInfo
+from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.core.measurement import Scenario
 from optpipe.core.records import plain_from_record
-from optpipe.core.weights import WeightsRecord
 from optpipe.sweep.job import CPU, Matrix
 from optpipe.sweep.matrix import cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
 from optpipe.sweep.plan import select_shard, shard_from_text

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record
 
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import write_job

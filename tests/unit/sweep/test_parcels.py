@@ -9,10 +9,9 @@ import pytest
 from fsspec.registry import _registry
 from tests.fakes.entries import artifact_info
 
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import SilentListener
-from optpipe.core.weights import WeightsRecord
 from optpipe.sweep.transport import (
     get_chunk,
     list_all,

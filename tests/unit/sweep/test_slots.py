@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_slot
 
 import optpipe.sweep.slots as slots_module
-from optpipe.core.environment import Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
 from optpipe.sweep.launch import Limits, run_task
 from optpipe.sweep.locks import QUIET, TakenError, hold_locks, list_locks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from optpipe.backends.base import NodeCost, ProgramCosts
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec
 from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
 from optpipe.trace.layers.roofline import GraphCosts, Peaks, compute_roofline
 

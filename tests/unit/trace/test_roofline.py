@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec
 from optpipe.trace.layers.graph_costs import graph_costs_from_onnx
 from optpipe.trace.layers.ort_nodes import sum_layer_times
 from optpipe.trace.layers.roofline import (

@@ -14,7 +14,7 @@ from tests.fakes.entries import Thing, artifact_info
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import SilentListener
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.models.artifacts.housekeeping import collect_garbage, remove_stored
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.store import Store

@@ -11,9 +11,9 @@ from optpipe.backends.torch_int8 import LOWERING, steps
 from optpipe.backends.torch_int8.lowering import explain_unknown, find_unknown_operators, lower_graph
 from optpipe.backends.torch_int8.movements import MOVEMENTS
 from optpipe.backends.torch_program import name_processor, record_tensors, translate_refusals
+from optpipe.core.card import InputSpec, input_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import LayerType
-from optpipe.core.tensors import InputSpec, input_from_dict
 from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:

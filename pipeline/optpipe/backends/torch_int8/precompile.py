@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from optpipe.core.process_group import end_with_parent, open_process_group
+from optpipe.core.process import end_with_parent, open_process_group
 
 LEAST = 4
 """Kernels, below which starting processes takes longer."""

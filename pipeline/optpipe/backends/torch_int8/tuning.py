@@ -11,10 +11,9 @@ from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.precompile import collect_kernels, compile_side_by_side
 from optpipe.backends.torch_int8.program import Program
 from optpipe.backends.torch_int8.tactics import Kerneled, Tactic, list_tactics
-from optpipe.core.bench_record import Ratio
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
-from optpipe.stats.ratio import alternate, ratio_from_rounds
+from optpipe.stats.ratio import Ratio, alternate, ratio_from_rounds
 
 LAUNCHES = 20
 """In one CUDA graph: a replay then outlasts its own launch."""

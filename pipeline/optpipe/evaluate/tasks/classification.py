@@ -7,7 +7,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.core.observation import Observation, Tail
+from optpipe.core.verdict import Observation, Tail
 from optpipe.evaluate.result import Accuracy, Agreement, MovedPredictions
 from optpipe.evaluate.tasks.contract import DropCost, TaskContract, Values, suggest_task
 from optpipe.models.inputs.rows import Arrays

@@ -11,7 +11,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
-from optpipe.core.observation import Observation
+from optpipe.core.verdict import Observation
 from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, EvaluatedModel, Score, TaskScores
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile

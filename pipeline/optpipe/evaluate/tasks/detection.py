@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.geometry import compute_geometry
+from optpipe.core.transform import compute_geometry
 from optpipe.evaluate.tasks.contract import BootstrapTask, DropCost, Values, require_labels
 from optpipe.evaluate.tasks.heads import Found, count_head_classes, decode_outputs, find_head
 from optpipe.models.inputs.annotations import read_boxes, read_image_size

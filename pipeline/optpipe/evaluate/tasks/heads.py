@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import TensorSpec
 from optpipe.evaluate.tasks.contract import suggest_task
 from optpipe.models.inputs.rows import Arrays
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
-from optpipe.core.geometry import Axis, compute_geometry
+from optpipe.core.transform import Axis, compute_geometry
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels, suggest_task
 from optpipe.models.inputs.annotations import IGNORED, NothingJudgedError, read_image_size, read_mask, require_masks
 from optpipe.models.inputs.image_set import ImageSet

@@ -18,7 +18,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, require_existing
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.evaluate.tasks.contract import BootstrapTask, Values
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
-from optpipe.core.process_group import end_with_parent, open_process_group
+from optpipe.core.process import end_with_parent, open_process_group
 from optpipe.core.records import json_from_record, read_record
 
 Job = TypeVar("Job")

@@ -1,7 +1,7 @@
 """The files that an artifact loads, as one thing that is signed off: its main file, and what lies beside it."""
 
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.workspace.entry import Entry
 
 

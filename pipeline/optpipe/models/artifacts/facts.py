@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo
-from optpipe.core.files import Files
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import Files, hash_value
 from optpipe.models.artifacts.engine import hash_engine, measure_engine
 from optpipe.models.artifacts.lookup import format_model_argument
 from optpipe.workspace.entry import Entry, Manifest, UnreadableManifestError, read_manifest

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.core.engine_layers import ENGINE_LAYERS, EngineLayers
-from optpipe.core.entries import GraphInfo, SkippedLayer
+from optpipe.core.entries import ENGINE_LAYERS, EngineLayers, GraphInfo, SkippedLayer
 from optpipe.core.errors import BadInputError
 from optpipe.core.records import read_record
 from optpipe.models.artifacts.decisions import find_decision, read_decision

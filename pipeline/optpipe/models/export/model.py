@@ -9,11 +9,11 @@ from socket import create_connection
 from typing import Any
 
 from optpipe.backends.onnx_graph import find_own_precision
+from optpipe.core.card import Shape
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.events import Listener
-from optpipe.core.hashing import hash_value
+from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
-from optpipe.core.tensors import Shape
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.base import LoadedModel, NoWeightsError, Source
 from optpipe.workspace.files import write_json
 from optpipe.workspace.store import NOTES

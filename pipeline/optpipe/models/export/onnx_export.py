@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.onnx_graph import find_index_bounds, name_nodes
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, StageError, first_line
-from optpipe.core.tensors import TensorSpec
 from optpipe.models.inputs.synthetic import SMALLEST_VOCABULARY
 from optpipe.models.sources.base import LoadedModel
 from optpipe.models.sources.modules import flatten_tensors

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.core.transform import Transform
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import COCO, IMAGES, LABELS, MASKS, find_read_error

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import UNWATCHED, ProgressStep
-from optpipe.core.hashing import hash_file
+from optpipe.core.files import hash_file
 from optpipe.models.inputs.images import (
     SUFFIXES,
     UnreadableFile,

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.card import ModelCard
+from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import TensorSpec
 
 Arrays = Mapping[str, NDArray[Any]]
 

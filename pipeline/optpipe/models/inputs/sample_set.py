@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_text
+from optpipe.core.files import hash_text
 
 MAX_UNREADABLE_SHARE = 0.05
 FEW_SAMPLES = 500

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.card import ModelCard
+from optpipe.core.card import InputSpec, ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_arrays, hash_file, hash_value
+from optpipe.core.files import hash_arrays, hash_file, hash_value
 from optpipe.core.measurement import InputPool
-from optpipe.core.tensors import InputSpec
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.models.inputs.images import find_images, pick_evenly, preprocess_batches
 from optpipe.models.inputs.rows import compute_padding, count_rows

@@ -38,7 +38,7 @@ import json
 import os
 from collections.abc import Iterable
 
-from optpipe.core.hashing import hash_file, hash_value
+from optpipe.core.files import hash_file, hash_value
 from optpipe.models.inputs.annotations import list_coco_images
 from optpipe.models.inputs.images import ANNOTATIONS, walk_files
 

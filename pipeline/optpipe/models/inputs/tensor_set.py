@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from optpipe.core.card import InputSpec
 from optpipe.core.errors import BadInputError, read_as_user_file
-from optpipe.core.hashing import hash_arrays, hash_text
-from optpipe.core.tensors import InputSpec
+from optpipe.core.files import hash_arrays, hash_text
 from optpipe.models.inputs.rows import Arrays, count_rows, to_rows
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_text
+from optpipe.core.files import hash_text
 from optpipe.models.inputs.images import UnreadableFile, format_unreadable
 from optpipe.models.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from optpipe.core.card import ModelCard
+from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import OptpipeError
-from optpipe.core.weights import WeightsRecord, WeightsRequest
 
 DEFAULT_BATCH_PROFILE = (1, 8, 64)
 """Profile of an open first dimension unless `--batch` says otherwise."""

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from optpipe.core.card import ModelCard, Task, Tokenization
+from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
+from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
-from optpipe.core.hashing import hash_file, hash_text
-from optpipe.core.tensors import InputSpec
-from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.core.files import hash_file, hash_text
 from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
 from optpipe.models.sources.modules import flatten_module, pool_tokens
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
+from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
-from optpipe.core.hashing import hash_file, hash_value
-from optpipe.core.tensors import DTYPES, LARGEST_SIZE, InputSpec, Shape
-from optpipe.core.units import format_bytes
-from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.core.files import hash_file, hash_value
+from optpipe.core.quantity import format_bytes
 from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel
 
 Dims = Sequence[int | str | None]

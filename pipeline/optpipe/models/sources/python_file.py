@@ -18,11 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from optpipe.core.card import ModelCard, Task, name_from_factory
+from optpipe.core.card import InputSpec, ModelCard, Task, input_from_dict, name_from_factory
+from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError
-from optpipe.core.hashing import hash_file, hash_text, hash_value
-from optpipe.core.tensors import InputSpec, input_from_dict
-from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.models.sources.base import LoadedModel
 from optpipe.models.sources.modules import flatten_module
 from optpipe.models.sources.transform import transform_from_torchvision

@@ -10,11 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.card import ModelCard, card_from_dict
+from optpipe.core.card import ModelCard, Shape, card_from_dict
+from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line
-from optpipe.core.hashing import hash_file, hash_value
-from optpipe.core.tensors import Shape
-from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.core.files import hash_file, hash_value
 from optpipe.models.sources.base import LoadedModel, Source
 from optpipe.models.sources.hub import HuggingFaceSource, TimmSource
 from optpipe.models.sources.onnx_file import OnnxFileSource

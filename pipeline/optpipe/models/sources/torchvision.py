@@ -5,11 +5,10 @@ from difflib import get_close_matches
 from typing import Any, ClassVar
 from urllib.parse import urlparse
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec
 from optpipe.core.transform import CenterCrop, Resize, Transform
-from optpipe.core.weights import WeightsRecord, WeightsRequest
 from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
 from optpipe.models.sources.modules import flatten_module, wrap_detector
 from optpipe.models.sources.transform import transform_from_torchvision

@@ -18,8 +18,8 @@ from typing import Any
 
 import optpipe
 from optpipe.core.errors import BadInputError, first_line
-from optpipe.core.hashing import hash_file
-from optpipe.core.quiet import redirect_stdout_to_stderr_at_exit
+from optpipe.core.files import hash_file
+from optpipe.core.process import redirect_stdout_to_stderr_at_exit
 
 _SYSTEM = ("/proc/", "/sys/")
 _BROUGHT_IN: dict[str, ModuleType] = {}

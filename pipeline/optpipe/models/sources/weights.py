@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, read_as_user_file
-from optpipe.core.hashing import hash_arrays
-from optpipe.core.weights import WeightsRecord, WeightsRequest
+from optpipe.core.files import hash_arrays
 
 ZERO_LAYER_STD = 0.02
 """Of the weights drawn for a layer that begins at zero, as transformers draw their other layers."""

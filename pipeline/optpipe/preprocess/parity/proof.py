@@ -14,7 +14,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.observation import Blocker, Observation
+from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.contract import BootstrapTask
 from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.evaluate.tasks.registry import TASKS

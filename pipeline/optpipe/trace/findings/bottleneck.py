@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 import polars as pl
 
-from optpipe.core.units import format_duration
+from optpipe.core.quantity import format_duration
 from optpipe.trace.layers.roofline import LIMITED_SHARE, Roofline
 from optpipe.trace.timeline.analysis import Analysis
 from optpipe.trace.timeline.kernels import KernelKind, shorten_name

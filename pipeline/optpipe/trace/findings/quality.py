@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from optpipe.core.units import format_duration
+from optpipe.core.quantity import format_duration
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.trace.recording.frames import Trace
 from optpipe.trace.timeline.analysis import Analysis

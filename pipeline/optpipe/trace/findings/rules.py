@@ -12,7 +12,7 @@ import polars as pl
 
 from optpipe.backends.base import FUSING
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.units import format_bytes, format_duration
+from optpipe.core.quantity import format_bytes, format_duration
 from optpipe.trace.findings.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
 from optpipe.trace.findings.records import FindingRow, ProfileFinding, StageFacts
 from optpipe.trace.layers.roofline import Roofline

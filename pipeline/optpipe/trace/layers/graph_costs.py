@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import ProgramCosts
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec
 from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
 
 _TYPE_BYTES = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from optpipe.core.units import format_bytes, format_count, format_duration
+from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.verdict import Verdict
 from optpipe.report.document import (
     Cell,

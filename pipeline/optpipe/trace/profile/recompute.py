@@ -4,10 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import nan
 
-from optpipe.core.disagreements import Recomputed
-from optpipe.core.observation import Blocker, Observation
-from optpipe.core.records import record_from_files
-from optpipe.core.verdict import Verdict
+from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
 from optpipe.trace.findings.records import ProfileRecord, StageProfile, TraceProfile

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optpipe.backends.base import Device, NodeRun, ProgramCosts
-from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
+from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
-from optpipe.core.tensors import InputSpec, Shape
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.artifacts.lookup import find_reference
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences

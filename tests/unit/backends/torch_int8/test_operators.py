@@ -12,8 +12,8 @@ from tests.fakes.int8_emulation import emulate
 from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
 from optpipe.backends.torch_int8.lowering import lower_graph
 from optpipe.backends.torch_int8.program import Program
+from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
-from optpipe.core.tensors import InputSpec
 
 BATCH = 3
 

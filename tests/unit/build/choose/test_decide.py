@@ -12,12 +12,12 @@ from optpipe.build.choose import ChoiceResult, judge_status
 from optpipe.build.decide import Judged, list_candidates
 from optpipe.build.document import document_from_choice
 from optpipe.build.records import BuildResult, BuiltArtifact
-from optpipe.core.decision import CandidateAccuracy, Decision, LeftOut, Standing
+from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import ExitStatus
-from optpipe.core.mixed_precision import Budget
+from optpipe.core.precision import Budget
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.core.weights import WeightsRecord
 from optpipe.measure.race import race_builds
+from optpipe.models.artifacts.decisions import CandidateAccuracy, Decision, LeftOut, Standing
 
 POINTS = Budget(0.5, "points")
 KEPT = CandidateAccuracy(True, 0.0, (-0.004, 0.004), 134.0)

@@ -10,12 +10,10 @@ from onnx import TensorProto, helper
 from tests.fakes.entries import artifact_info
 
 from optpipe.cli.bench import TargetOptions, find_pair
-from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.tensors import InputSpec
-from optpipe.core.weights import WeightsRecord
 from optpipe.models.artifacts.lookup import (
     explain_different_weights,
     find_artifacts,

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, card_from_file
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, StageError
 from optpipe.core.events import SilentListener
-from optpipe.core.tensors import InputSpec, TensorSpec
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.export.exported import compute_reference, export_model, run_torch_model
 from optpipe.models.export.model import Model
 from optpipe.models.export.onnx_export import onnx_from_torch

@@ -10,10 +10,10 @@ from onnx import TensorProto, helper, numpy_helper
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.export.exported import compute_reference, export_model, reference_from_file
 from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource

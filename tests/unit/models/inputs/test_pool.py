@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tests.fakes.small_disk import fill_disk, mount_small_disk
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec
 from optpipe.models.inputs.samples import load_image_pool, save_pool
 
 

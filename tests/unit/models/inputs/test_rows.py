@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from optpipe.core.card import ModelCard, Task
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.models.inputs.rows import batch_from_rows, lay_out, split_batches, to_rows
 
 CARD = ModelCard(

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.card import ModelCard, Task, Tokenization
-from optpipe.core.tensors import InputSpec
+from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.models.inputs.rows import compute_padding, fill_sequences, read_length
 
 IDS = InputSpec("input_ids", "int64", (1, 8), (8, 128), (64, 512))

@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from optpipe.core.card import ModelCard, Task, Tokenization
+from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec
 from optpipe.models.inputs.task_data import fit_texts, resolve_texts
 from optpipe.models.inputs.text_set import text_set_from_path
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from polygraphy.json import save_json
 
+from optpipe.core.card import InputSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.tensors import InputSpec
 from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))

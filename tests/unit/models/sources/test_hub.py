@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import MissingError
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.base import NoWeightsError
 from optpipe.models.sources.hub import HuggingFaceSource, TimmSource, explain_unreachable, use_hub
 

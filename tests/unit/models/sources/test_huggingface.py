@@ -6,7 +6,7 @@ import pytest
 from tests.fakes.text_models import make_tokenizer
 
 from optpipe.core.card import Task
-from optpipe.core.weights import WeightsRequest
+from optpipe.core.entries import WeightsRequest
 from optpipe.models.sources.hub import HuggingFaceSource
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.onnx_file import OnnxFileSource, find_batch_axes, name_dimensions
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from optpipe.core.entries import weights_from_text
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize
-from optpipe.core.weights import weights_from_text
 from optpipe.models.sources.python_file import PythonFileSource, read_calibration
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.preprocess.preprocess import require_image_transform

@@ -6,9 +6,9 @@ import onnx
 import pytest
 
 from optpipe.core.card import card_from_file
+from optpipe.core.entries import WeightsRequest, weights_from_text
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.weights import WeightsRequest, weights_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.export.exported import export_model
 from optpipe.models.export.model import Model

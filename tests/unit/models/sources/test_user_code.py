@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.export.model import Model
 from optpipe.models.sources.python_file import PythonFileSource
 
@@ -158,8 +158,8 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
     loud = "import atexit\nprint('imported')\natexit.register(print, 'at exit')\n" + NET
     (folder / "net.py").write_text(loud.replace("layer = ", "import os; os.system('echo called'); layer = "))
     code = (
-        "import sys; from optpipe.core.quiet import redirect_stdout_to_stderr\n"
-        "from optpipe.models.sources.python_file import PythonFileSource\nfrom optpipe.core.weights import WeightsRequest\n"
+        "import sys; from optpipe.core.process import redirect_stdout_to_stderr\n"
+        "from optpipe.models.sources.python_file import PythonFileSource\nfrom optpipe.core.entries import WeightsRequest\n"
         "from pathlib import Path\n"
         "with redirect_stdout_to_stderr():\n    PythonFileSource(Path('net.py'), 'make').load(WeightsRequest())\n"
         "print('{}')\n"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
-from optpipe.core.weights import WeightsRequest
 from optpipe.models.sources.weights import (
     draw_neutral_layers,
     hash_module_weights,

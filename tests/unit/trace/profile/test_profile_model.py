@@ -6,10 +6,9 @@ from functools import partial
 import numpy as np
 
 from optpipe.build.records import BuiltArtifact
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import ReferenceInfo, VerificationInfo
 from optpipe.core.events import SilentListener
-from optpipe.core.tensors import InputSpec
 from optpipe.trace.profile import profile_model
 from optpipe.trace.profile.record import ProfilePlan, make_worker_job, read_profiled_rows
 from optpipe.trace.ranges import Stage

@@ -5,35 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from optpipe.core.environment import Environment
-from optpipe.core.measurement import Measurement, Options, Validity
-from optpipe.core.measurement_group import MeasurementGroup
-
-
-class Change(StrEnum):
-    """What a comparison shows about the contender against the baseline."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    NO_DIFFERENCE = "no difference shown"
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Contender over baseline, of a duration: below 1 is faster."""
-
-    value: float
-    ci: tuple[float, float]
-    change: Change
-    rounds: int
-    confidence: float
-    p_value: float
-    smallest_visible: float
-    """The smallest relative difference that this many rounds, this noisy, would show in 90 % of runs."""
-
-    def __str__(self) -> str:
-        """`1.31 (1.29 to 1.32)`."""
-        return f"{self.value:.2f} ({self.ci[0]:.2f} to {self.ci[1]:.2f})"
+from optpipe.core.entries import Environment
+from optpipe.core.measurement import Measurement, MeasurementGroup, Options, Validity
+from optpipe.stats.ratio import Ratio
 
 
 class PairMetric(StrEnum):

@@ -1,0 +1,218 @@
+"""A child process and all that it starts, which end together, and with their parent."""
+
+import atexit
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl(2)."""
+_PARENT = "OPTPIPE_PARENT"
+
+
+def end_with_parent() -> None:
+    """Has this process killed when the one that started it ends: nothing goes on using the machine for nobody."""
+    _set_death_signal()
+    parent = os.environ.pop(_PARENT, None)
+    if parent is not None and os.getppid() != int(parent):  # it ended before
+        sys.exit(1)
+
+
+def _set_death_signal() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def open_process_group(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    errors_only: bool = False,
+    ask_s: float | None = None,
+    foreign: bool = False,
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """The process, in a session of its own (Ctrl+C is the parent's to handle); after the block nothing of its group is left.
+
+    What it prints goes to the file `log`; with `errors_only` its standard output is dropped. With `ask_s` it is first asked
+    to end (SIGTERM) and given that many seconds. A `foreign` program is one that does not call `end_with_parent` itself.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if errors_only else output,
+            stderr=output,
+            env=dict(environment) if foreign else {**environment, _PARENT: str(os.getpid())},
+            start_new_session=True,
+            preexec_fn=_set_death_signal if foreign else None,
+        )
+    try:
+        yield process
+    finally:
+        if ask_s is not None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ask_s)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+_AGAIN_S = 0.02
+
+
+class _Interruption(KeyboardInterrupt):
+    """Raised by a signal; one that is destroyed before it came to `handle_interrupts` was lost, and is raised again."""
+
+    def __init__(self, number: int, over: threading.Event) -> None:
+        super().__init__()
+        self.number, self.over = number, over
+        self.taken = False
+
+    def __del__(self) -> None:
+        if not (self.taken or self.over.is_set()):
+            threading.Thread(
+                target=_raise_again, args=(self.number, self.over), daemon=True
+            ).start()  # not from in here
+
+
+def _raise_again(number: int, over: threading.Event) -> None:
+    if not over.wait(_AGAIN_S):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def _initializes_native_code(frame: FrameType | None) -> bool:
+    """Whether an extension module is being initialized: some bindings (nanobind) abort on an exception that arrives then."""
+    while frame is not None:
+        loads = frame.f_code.co_name in ("create_module", "exec_module")
+        if loads and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def acknowledge_interrupt(interruption: KeyboardInterrupt) -> None:
+    """Says that what catches `interruption` ends in order by itself: it is not raised again."""
+    if isinstance(interruption, _Interruption):
+        interruption.taken = True
+
+
+@contextmanager
+def handle_interrupts() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt as SIGINT does while the block runs, and nothing but that comes of either.
+
+    A signal may come while a library is imported, asks for an attribute or destroys an object. Extension modules turn it
+    into an ImportError of their own, which the importing library may take for a missing option; Python only prints what a
+    destructor raises; and there is `except:`. An error that comes of it is an interruption here, and where it came to
+    nothing it is raised again, until the block ends or says `acknowledge_interrupt`. Only on the main thread, where signals can be handled;
+    SIGINT stays ignored where it is (`nohup`).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received, over = False, threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received = True
+        if _initializes_native_code(frame):
+            threading.Thread(target=_raise_again, args=(number, over), daemon=True).start()
+            return
+        raise _Interruption(number, over)
+
+    def unraisable(lost: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(lost.exc_value, _Interruption):
+            hook(lost)
+
+    hook = sys.unraisablehook
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    sys.unraisablehook = unraisable
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Polars is not an Exception
+        if received:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        over.set()
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def keep_descriptors() -> None:
+    """Takes the places of standard streams that were closed, so that no file that is opened later is written to as one.
+
+    From stdin nothing comes; writing to stdout is the error that it would be, and to stderr none.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            _open_null_as(number, os.O_RDONLY if number < 2 else os.O_WRONLY)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+
+
+def discard_output(descriptor: int) -> None:
+    """Drops what is written to `descriptor` from here on: nobody reads it, and Python's end must not fail at it."""
+    _open_null_as(descriptor, os.O_WRONLY)
+
+
+def _open_null_as(descriptor: int, flags: int) -> None:
+    opened = os.open(os.devnull, flags)
+    if opened != descriptor:
+        os.dup2(opened, descriptor)
+        os.close(opened)
+
+
+@contextmanager
+def redirect_output(log: Path) -> Iterator[None]:
+    """Sends file descriptors 1 and 2 to `log` while the block runs: also what C++ code and child processes print."""
+    with log.open("ab") as file, _redirect({1: file.fileno(), 2: file.fileno()}):
+        yield
+
+
+@contextmanager
+def redirect_stdout_to_stderr() -> Iterator[None]:
+    """Sends all that is printed to stdout to stderr while the block runs: libraries print where they like."""
+    with _redirect({1: 2}):
+        yield
+
+
+def redirect_stdout_to_stderr_at_exit() -> None:
+    """Sends to stderr what code that ran before prints when Python ends: after the result, on its stdout."""
+    atexit.unregister(_send_stdout_to_stderr)
+    atexit.register(_send_stdout_to_stderr)  # the last one registered runs first
+
+
+def _send_stdout_to_stderr() -> None:
+    with suppress(OSError, ValueError):  # closed by whom it went to, or by the code itself
+        sys.stdout.flush()
+        os.dup2(2, 1)
+
+
+@contextmanager
+def _redirect(targets: Mapping[int, int]) -> Iterator[None]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {descriptor: os.dup(descriptor) for descriptor in targets}
+    for descriptor, target in targets.items():
+        os.dup2(target, descriptor)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, copy in kept.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)

@@ -189,6 +189,7 @@ def _print_json_failure(message: str, status: int) -> None:
 def _print_text(text: "Document | str") -> None:
     from rich.console import Console
 
+    from optpipe.report.document import clean_text
     from optpipe.report.terminal import print_document
 
     console = Console(highlight=False, markup=False)
@@ -196,7 +197,7 @@ def _print_text(text: "Document | str") -> None:
         console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
     with console.capture() as written:  # a console that writes ends the process where its reader has gone
         if isinstance(text, str):
-            console.print(text)
+            console.print(clean_text(text))
         else:
             print_document(text, console)
     print(written.get(), end="", flush=True)

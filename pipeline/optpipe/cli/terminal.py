@@ -55,6 +55,7 @@ class Terminal:
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """Shows `name` with a bar until the block ends; a step that raises is left without its tick."""
+        name = escape(name)
         task = self._progress.add_task(name, total=total)
         step = _Shown(self._progress, task)
         started = monotonic()

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from optpipe.core.errors import escape
+
 
 class Tone(StrEnum):
     PLAIN = "plain"
@@ -179,6 +181,11 @@ class Page:
     files: tuple[RawFile, ...] = ()
     created_utc: str = ""
     optpipe: str = ""
+
+
+def clean_text(text: str) -> str:
+    """`text` with its lines but no other control characters: none of a file may reach a terminal, a page, or XML."""
+    return text if text.isprintable() else "\n".join(map(escape, text.split("\n")))
 
 
 Row = Sequence[Cell | str | None]

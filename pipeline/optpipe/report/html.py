@@ -5,9 +5,8 @@ from importlib import resources
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from optpipe.core.errors import escape
 from optpipe.core.quantity import format_bytes
-from optpipe.report.document import PAGE_ONLY, TEXT_ONLY, Cell, Column, ColumnKind, Gauge, Page, Part, Table
+from optpipe.report.document import PAGE_ONLY, TEXT_ONLY, Cell, Column, ColumnKind, Gauge, Page, Part, Table, clean_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -19,17 +18,15 @@ GAUGE_WIDTH, GAUGE_HEIGHT = 120, 14
 
 def render_html(page: Page) -> str:
     """The page. The same values give the same bytes."""
-    return (
-        _make_environment()
-        .get_template("page.html.j2")
-        .render(
-            page=page,
-            css=_read_page_file("report.css"),
-            js=_read_page_file("report.js"),
-            mark=MARKS.get(page.verdict, ""),
-            files_size=format_bytes(sum(file.size_bytes for file in page.files)),
-        )
+    template = _make_environment().get_template("page.html.j2")
+    html = template.render(
+        page=page,
+        css=_read_page_file("report.css"),
+        js=_read_page_file("report.js"),
+        mark=MARKS.get(page.verdict, ""),
+        files_size=format_bytes(sum(file.size_bytes for file in page.files)),
     )
+    return clean_text(html)
 
 
 @cache
@@ -42,7 +39,6 @@ def _make_environment() -> "Environment":
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: _clean(value) if type(value) is str else value,
     )
     made.filters |= {"code": _mark_code, "kind": lambda part: type(part).__name__.lower(), "runs": _group_parts}
     made.globals |= {
@@ -52,11 +48,6 @@ def _make_environment() -> "Environment":
         "shown": _choose_columns,
     }
     return made
-
-
-def _clean(text: str) -> str:
-    """`text` without control characters: whatever a file named."""
-    return "\n".join(map(escape, text.split("\n")))
 
 
 def _read_page_file(name: str) -> "Markup":
@@ -69,7 +60,7 @@ def _mark_code(text: str) -> "Markup":
     """The text, with what stands between backticks as code."""
     from markupsafe import Markup
 
-    parts = _clean(text).split("`")
+    parts = text.split("`")
     if len(parts) % 2 == 0:
         return Markup("{}").format(text)
     return Markup("").join(Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts))
@@ -115,7 +106,7 @@ def _render_cell(cell: Cell, column: Column) -> "Markup":
 
     text, note = _mark_code(cell.text), _mark_code(cell.note)
     if column.kind is ColumnKind.NAME:
-        text = Markup("<code>{}</code>").format(Markup(".<wbr>").join(_clean(cell.text).split(".")))
+        text = Markup("<code>{}</code>").format(Markup(".<wbr>").join(cell.text.split(".")))
     elif column.kind is ColumnKind.STATE:
         chip = Markup('<span class="chip {}">{}</span>')
         text = chip.format(cell.text.lower(), f"{MARKS.get(cell.text, '')} {cell.text}".strip())

@@ -3,6 +3,7 @@
 from xml.etree import ElementTree as Xml
 
 from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
+from optpipe.report.document import clean_text
 from optpipe.report.texts import format_observed
 
 
@@ -27,7 +28,7 @@ def render_junit(record: VerdictRecord) -> str:
     root = Xml.Element("testsuites")
     root.append(suite)
     Xml.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode") + "\n"
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + clean_text(Xml.tostring(root, encoding="unicode")) + "\n"
 
 
 def _add_case(suite: Xml.Element, build: str, one: CriterionResult) -> None:

@@ -6,7 +6,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from optpipe.core.errors import escape
 from optpipe.report.document import (
     PAGE_ONLY,
     Cell,
@@ -19,6 +18,7 @@ from optpipe.report.document import (
     Sentence,
     Table,
     Tone,
+    clean_text,
 )
 
 STYLES = {
@@ -51,16 +51,11 @@ def _render_parts(parts: Iterable[Part], console: Console, width: int) -> Iterat
             case Table():
                 yield from _render_table(part, console, width)
             case Figure():
-                yield Text(f"{part.title}: {part.caption}")
+                yield Text(clean_text(f"{part.title}: {part.caption}"))
             case Section():
                 yield Text()
-                yield Text(_clean(part.title), style="bold")
+                yield Text(clean_text(part.title), style="bold")
                 yield from _render_parts(part.parts, console, width)
-
-
-def _clean(text: str) -> str:
-    """`text` without control characters: whatever a file named."""
-    return "\n".join(map(escape, text.split("\n")))
 
 
 def _render_sentence(sentence: Sentence, console: Console, width: int) -> Iterator[Text]:
@@ -68,12 +63,12 @@ def _render_sentence(sentence: Sentence, console: Console, width: int) -> Iterat
     faint = sentence.tone is Tone.FAINT
     text = Text(style=style if faint or not sentence.label else "")
     if sentence.label:
-        text.append(_clean(sentence.label), style=style if faint else f"bold {style}").append("  ")
-    yield text.append(_clean(sentence.text))
+        text.append(clean_text(sentence.label), style=style if faint else f"bold {style}").append("  ")
+    yield text.append(clean_text(sentence.text))
     for detail in sentence.details:
-        yield from _indent(Text(_clean(detail), style="dim" if faint else ""), console, width)
+        yield from _indent(Text(clean_text(detail), style="dim" if faint else ""), console, width)
     if sentence.remedy:
-        remedy = Text(f"→ {_clean(sentence.remedy)}", style="dim")
+        remedy = Text(f"→ {clean_text(sentence.remedy)}", style="dim")
         yield from _indent(remedy, console, width) if sentence.details else [remedy]
 
 
@@ -89,17 +84,17 @@ def _render_table(table: Table, console: Console, width: int) -> Iterator[Text]:
     title = ": ".join(each for each in (table.title, ", ".join(table.rows[0][at].text for at in shared)) if each)
     yield Text()
     if title:
-        yield Text(_clean(title), style="bold")
+        yield Text(clean_text(title), style="bold")
     if shown:
         yield from _render_rows(table, shown, console, width)
     if table.caption:
-        yield Text(_clean(table.caption), style="dim")
+        yield Text(clean_text(table.caption), style="dim")
     yield Text()
 
 
 def _render_rows(table: Table, shown: list[int], console: Console, width: int) -> Iterator[Text]:
     columns = table.columns
-    heads = [Text(_clean(column.heading), style="bold") for column in columns]
+    heads = [Text(clean_text(column.heading), style="bold") for column in columns]
     rows = [[_text_from_cell(cell, column) for cell, column in zip(row, columns, strict=True)] for row in table.rows]
     least = [_find_least_width(heads[at], [row[at] for row in rows], columns[at]) for at in range(len(columns))]
     gap = next((gap for gap in GAPS if sum(least[at] + len(gap) for at in shown) <= width + len(gap)), GAPS[-1])
@@ -124,10 +119,10 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
 
 
 def _text_from_cell(cell: Cell, column: Column) -> Text:
-    text = Text(_clean(cell.text), style=STYLES[cell.tone])
+    text = Text(clean_text(cell.text), style=STYLES[cell.tone])
     if column.kind is ColumnKind.FIGURE:
-        return text.append(f" {cell.note}" if cell.note else "") if cell.text else Text("–", style="dim")
-    return text.append(f"\n{_clean(cell.note)}" if cell.text else _clean(cell.note)) if cell.note else text
+        return text.append(f" {clean_text(cell.note)}" if cell.note else "") if cell.text else Text("–", style="dim")
+    return text.append(f"\n{clean_text(cell.note)}" if cell.text else clean_text(cell.note)) if cell.note else text
 
 
 def _measure(text: Text) -> int:

@@ -24,7 +24,7 @@ from optpipe.core.transform import (
     Transform,
 )
 from optpipe.models.inputs.images import decode_image, iterate_steps
-from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, make_steps_pipeline
+from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, make_steps_pipeline
 from optpipe.preprocess.throughput import (
     LoaderPlan,
     Throughput,

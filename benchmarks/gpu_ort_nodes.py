@@ -92,7 +92,7 @@ def shrunk(source: Path, target: Path) -> None:
 
 def kept_export(source: Path, target: Path) -> None:
     """The export without anything but the tables of events, the strings that they use, and the GPU."""
-    from optpipe.trace.recording.export import write_redacted_export
+    from optpipe.trace.read import write_redacted_export
 
     write_redacted_export(source, target)
     shrunk(target, target.with_name(target.name + ".gz"))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, from the project's root: what limits ResNet-50 there, by runtime, batch size and CUDA
-# graph, its layers and their Tensor Cores, ncu's counters, and the DALI stage; five and a half minutes. Writes redacted results
+# graph, its layers and their Tensor Cores, and the DALI stage; five and a half minutes. Writes redacted results
 # only: JSON documents (whole, and cut to what is worth keeping in `compact/`), one profile's tables, a table as text.
 # usage: bash benchmarks/gpu_profile.sh OUTPUT_DIRECTORY
 set -u
@@ -25,7 +25,6 @@ step ort-launches $resnet $ort --option onnxruntime.cuda_graph=false --batch-siz
 step ort-graph $resnet $ort --option onnxruntime.cuda_graph=true --batch-size 1,64
 timeout 60 python3 benchmarks/photographs.py "$work/photographs" 1024 >/dev/null 2>&1
 step dali $resnet --stage preprocess --backend onnxruntime --images "$work/photographs" --batch-size 64
-step ort-ncu $resnet $ort --option onnxruntime.cuda_graph=false --batch-size 64 --iterations 5 --ncu
 step ort-recorded $resnet $ort --option onnxruntime.cuda_graph=false --batch-size 64 --record memory --record gpu-metrics
 step torch-graph $resnet --stage inference --backend torch --option torch.cuda_graph=true --batch-size 1,64
 step torch-eager $resnet --stage inference --backend torch --option torch.cuda_graph=false --batch-size 1

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity.parity import check_edge_cases
-from optpipe.preprocess.parity.pixels import PixelDifferences, compare_images, measure_steps_alone
-from optpipe.preprocess.parity.records import EdgeCaseFile
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.parity import PixelDifferences, check_edge_cases, compare_images, measure_steps_alone
+from optpipe.preprocess.records import EdgeCaseFile
 
 if TYPE_CHECKING:
-    from optpipe.preprocess.dali.graph import Arithmetic
+    from optpipe.preprocess.dali_graph import Arithmetic
 
 SAMPLES = Path(__file__).resolve().parent.parent / "calibration" / "samples"
 HEAD = "| preset | resize | decoder | decode | resized | final | levels off | adds most | edge-case files that match |"

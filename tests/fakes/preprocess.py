@@ -2,21 +2,22 @@
 
 from optpipe.core.entries import OutputError
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity.judge import agreement_from_counts
-from optpipe.preprocess.parity.records import (
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.proof import agreement_from_counts
+from optpipe.preprocess.records import (
     Accuracy,
     Difference,
     EdgeCaseFile,
+    ImagesRecord,
     ParityRecord,
+    PipelineRecord,
+    PreprocessRecord,
     Proof,
     RefusedImage,
     StepDifference,
     WorstImage,
 )
-from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
-from optpipe.preprocess.throughput import BatchTimes, LoaderPlan, Throughput, ThroughputJob
-from optpipe.preprocess.tuning import record_from_throughputs
+from optpipe.preprocess.throughput import BatchTimes, LoaderPlan, Throughput, ThroughputJob, record_from_throughputs
 
 CPU = DaliPlan()
 

@@ -22,14 +22,14 @@ from optpipe.core.errors import (
     StageError,
 )
 from optpipe.core.records import find_disagreements
-from optpipe.trace.findings.bottleneck import LimitingFactor
-from optpipe.trace.findings.records import StageFacts
-from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.ort_nodes import ClockAnchor, add_node_ranges
-from optpipe.trace.profile.record import WorkerJob, read_result, write_job
-from optpipe.trace.recording.files import trace_from_path
-from optpipe.trace.recording.nsys import Extra, export_recording, find_nsys, record_program
-from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.bottleneck import LimitingFactor
+from optpipe.trace.files import trace_from_path
+from optpipe.trace.graph import ClockAnchor, add_node_ranges
+from optpipe.trace.nsys import Extra, export_recording, find_nsys, record_program
+from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.record import WorkerJob, read_result, write_job
+from optpipe.trace.records import StageFacts
+from optpipe.trace.report import profile_from_trace
 from tests.integration.conftest import optpipe
 
 try:
@@ -227,7 +227,7 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
 def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
     job = write_job(WorkerJob(tmp_path))
     broken = (
-        "from optpipe.trace.profile import profiled_worker\n"
+        "from optpipe.trace import profiled_worker\n"
         f"profiled_worker.run_job = lambda job: exec({program!r})\n"
         f"profiled_worker.main({str(job.file)!r})\n"
     )
@@ -303,7 +303,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "import json, numpy as np, dataclasses\n"
         "from pathlib import Path\n"
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
-        "from optpipe.trace.profile.profiled_worker import run_anchored\n"
+        "from optpipe.trace.profiled_worker import run_anchored\n"
         "from optpipe.trace.ranges import CAPTURE_RANGE, LAYERS_RANGE\n"
         "from optpipe.trace.ranges import mark_range\n"
         f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"

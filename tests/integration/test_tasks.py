@@ -17,8 +17,8 @@ from optpipe.core.records import read_record
 from optpipe.core.transform import Decode, Resize, Transform
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.result import Evaluation
-from optpipe.preprocess.dali.pipeline import DaliPlan, make_steps_pipeline
-from optpipe.preprocess.parity import parity, pixels
+from optpipe.preprocess import parity
+from optpipe.preprocess.dali_pipeline import DaliPlan, make_steps_pipeline
 from optpipe.preprocess.preprocess import PreprocessRequest, derive_preprocessing
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.workspace.seal import seal_folder
@@ -171,7 +171,7 @@ def test_wrong_preprocessing_fails_on_predictions(
         steps = tuple(replace(step, **fault.get(type(step), {})) for step in transform.steps)
         return make_steps_pipeline(replace(transform, steps=steps), plan)
 
-    monkeypatch.setattr(pixels, "make_steps_pipeline", make_wrong)
+    monkeypatch.setattr(parity, "make_steps_pipeline", make_wrong)
     monkeypatch.setattr(parity, "check_edge_cases", lambda *_: ())
     request = PreprocessRequest(throughput=False, plan=DaliPlan(threads=2, batch_size=32))
     store = Store(folder / ".optpipe")

@@ -38,10 +38,10 @@ from optpipe.measure.recompute import recompute_measurement
 from optpipe.measure.records import PairMetric
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.facts import hash_model
-from optpipe.preprocess.parity.proof import proof_from_rows, rows_from_outputs
-from optpipe.trace.findings.records import ProfileRecord, StageFacts, StageProfile, StageSubject
-from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.recording.files import trace_from_folder, write_trace
+from optpipe.preprocess.proof import proof_from_rows, rows_from_outputs
+from optpipe.trace.files import trace_from_folder, write_trace
+from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
+from optpipe.trace.report import profile_from_trace
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store

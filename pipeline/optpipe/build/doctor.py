@@ -109,7 +109,6 @@ def _check_tools() -> tuple[ToolStatus, ...]:
             "profiling of every stage",
             "on Debian, enable the non-free component, then `apt-get install nsight-systems`",
         ),
-        _check_program("ncu", "DRAM bytes and cycles per kernel", "part of the CUDA Toolkit (Nsight Compute)"),
     )
 
 

@@ -19,10 +19,14 @@ from optpipe.report.document import (
     Table,
     Tone,
     figure_column,
+    format_drop,
+    format_mixed,
+    format_placement,
     make_document,
     make_table,
+    name_score,
+    warn_of_random_weights,
 )
-from optpipe.report.texts import format_drop, format_mixed, format_placement, name_score, warn_of_random_weights
 
 
 def document_from_build(result: BuildResult) -> Document:

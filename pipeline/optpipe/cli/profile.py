@@ -11,8 +11,8 @@ from optpipe.cli.options import DEFAULT_WORKSPACE, PRECISION_METAVAR, complete_b
 from optpipe.core import plan as params
 from optpipe.core.entries import Device
 from optpipe.core.plan import Param
+from optpipe.trace.nsys import Extra
 from optpipe.trace.ranges import Stage
-from optpipe.trace.recording.nsys import Extra
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -90,7 +90,6 @@ class CaptureOptions:
         tuple[Extra, ...],
         Param("Also record GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."),
     ] = ()
-    ncu: Annotated[bool, Param("Count DRAM bytes and cycles of the top kernels with ncu.")] = False
     keep_raw: Annotated[
         bool,
         Param("Keep the raw recording, which contains the process environment in plain text.", setting=True),
@@ -112,9 +111,9 @@ def profile(
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
-    from optpipe.trace.profile.document import document_from_diff, document_from_profile
-    from optpipe.trace.profile.profile_model import diff_recordings, profile_recording
-    from optpipe.trace.recording.files import redact
+    from optpipe.trace.document import document_from_diff, document_from_profile
+    from optpipe.trace.files import redact
+    from optpipe.trace.profile_model import diff_recordings, profile_recording
     from optpipe.workspace.places import require_writable_file
     from optpipe.workspace.store import Store
 
@@ -153,14 +152,14 @@ def _profile_model(
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.images import find_images
-    from optpipe.trace.profile.document import document_from_stages
-    from optpipe.trace.profile.profile_model import (
+    from optpipe.trace.document import document_from_stages
+    from optpipe.trace.profile_model import (
         build_or_find,
         choose_preprocess_images,
         profile_model,
         require_profilable,
     )
-    from optpipe.trace.profile.record import BuildJob, ProfilePlan
+    from optpipe.trace.record import BuildJob, ProfilePlan
     from optpipe.workspace.file_names import CARD
 
     model = model_from_options(text, options.weights, options.batch, options.shape, store)
@@ -208,7 +207,6 @@ def _profile_model(
         warm_up=capture.warm_up,
         tracer=capture.tracer,
         extras=frozenset(capture.record),
-        ncu=capture.ncu,
         keep_raw=capture.keep_raw,
         images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(batch_sizes)),
     )

@@ -25,7 +25,7 @@ from optpipe.deploy.triton_config import (
     read_config,
 )
 from optpipe.models.artifacts.engine import hash_engine
-from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
+from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.entry import Entry, entry_from_folder
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.files import read_json

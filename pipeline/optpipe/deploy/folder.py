@@ -17,7 +17,7 @@ from optpipe.deploy.records import DEPLOYMENT, PASSPORT, REQUESTS, TENSORS, Choi
 from optpipe.deploy.repository import WrittenDeployment, describe_deployment, list_labels, write_card, write_requests
 from optpipe.deploy.signed_build import SignedBuild, list_signed_images
 from optpipe.preprocess.artifact import PIPELINE
-from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.workspace.file_names import CARD, POLICY
 from optpipe.workspace.files import write_bytes

@@ -51,7 +51,7 @@ from optpipe.deploy.triton_config import (
 )
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
-from optpipe.preprocess.dali.pipeline import INPUT as DALI_INPUT
+from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import MANIFEST, drop_folder, strip_folders

@@ -112,7 +112,7 @@ def open_preprocessing(folder: Path) -> Answer:
 
     from optpipe.core.records import read_record
     from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
-    from optpipe.preprocess.dali.pipeline import INPUT
+    from optpipe.preprocess.dali_pipeline import INPUT
 
     plan = read_record(folder / "preprocessing.json", PreprocessingInfo).plan
     pipeline = Pipeline.deserialize(

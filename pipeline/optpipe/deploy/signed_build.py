@@ -22,7 +22,7 @@ from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.preprocess.artifact import PreprocessingInfo
-from optpipe.preprocess.recompute import is_proof_for
+from optpipe.preprocess.proof import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.policy import Policy

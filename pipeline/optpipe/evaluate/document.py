@@ -16,10 +16,11 @@ from optpipe.report.document import (
     Table,
     Tone,
     figure_columns,
+    format_drop,
     make_document,
     make_table,
+    warn_of_random_weights,
 )
-from optpipe.report.texts import format_drop, warn_of_random_weights
 
 MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 

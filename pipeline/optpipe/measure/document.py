@@ -26,11 +26,12 @@ from optpipe.report.document import (
     Sentence,
     Table,
     Tone,
+    cell_from_estimate,
+    cell_from_latency,
     figure_column,
     make_document,
     make_table,
 )
-from optpipe.report.texts import cell_from_estimate, cell_from_latency
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Change
 

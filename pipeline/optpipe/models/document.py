@@ -20,10 +20,11 @@ from optpipe.report.document import (
     Table,
     Tone,
     figure_column,
+    format_mixed,
+    format_placement,
     make_document,
     make_table,
 )
-from optpipe.report.texts import format_mixed, format_placement
 from optpipe.workspace.files import FileHash
 
 SHOWN_LAYERS = 20

@@ -11,7 +11,7 @@ from optpipe.core.events import Listener
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
 from optpipe.models.inputs.synthetic import make_edge_case_files
-from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform, require_dali
+from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform, require_dali
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.store import Store

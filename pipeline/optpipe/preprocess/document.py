@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from optpipe.core.quantity import format_duration
 from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
-from optpipe.preprocess.parity.records import EdgeCaseFile, ParityRecord, Proof
-from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.records import EdgeCaseFile, ParityRecord, PreprocessRecord, Proof
 from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning
 from optpipe.report.document import (
     TONES,
@@ -16,10 +15,11 @@ from optpipe.report.document import (
     Table,
     Tone,
     figure_columns,
+    format_drop,
+    format_rate_interval,
     make_document,
     make_table,
 )
-from optpipe.report.texts import format_drop, format_rate_interval
 
 
 def document_from_preprocess(record: PreprocessRecord) -> Document:

@@ -22,8 +22,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.transform import Transform
 from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_batches
-from optpipe.preprocess.dali.pipeline import DaliPlan, make_bytes_pipeline, make_reading_pipeline
-from optpipe.preprocess.dali.processes import HARDWARE_QUEUES
+from optpipe.preprocess.dali_pipeline import HARDWARE_QUEUES, DaliPlan, make_bytes_pipeline, make_reading_pipeline
 from optpipe.preprocess.end_to_end import (
     EndToEndJob,
     EndToEndMeasurement,

@@ -21,15 +21,19 @@ from optpipe.models.export.model import Model
 from optpipe.models.inputs.images import ImageFolder, find_readable_images, format_unreadable
 from optpipe.models.inputs.samples import read_labeled_files
 from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
-from optpipe.preprocess.dali.graph import Arithmetic, require_translatable
-from optpipe.preprocess.dali.pipeline import DaliPlan, require_dali
-from optpipe.preprocess.parity.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, prove_parity
-from optpipe.preprocess.parity.pixels import save_side_by_side
-from optpipe.preprocess.parity.proof import PredictionDecoder, open_prediction_decoder
-from optpipe.preprocess.parity.records import RefusedImage
-from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord
-from optpipe.preprocess.throughput import Throughput, ThroughputTuning, warm_page_cache, warn_about_other_load
-from optpipe.preprocess.tuning import TuningSearch, tune_preprocessing
+from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
+from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali
+from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, prove_parity, save_side_by_side
+from optpipe.preprocess.proof import PredictionDecoder, open_prediction_decoder
+from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord, RefusedImage
+from optpipe.preprocess.throughput import (
+    Throughput,
+    ThroughputTuning,
+    TuningSearch,
+    tune_preprocessing,
+    warm_page_cache,
+    warn_about_other_load,
+)
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS

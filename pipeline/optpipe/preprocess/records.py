@@ -1,14 +1,148 @@
-"""`preprocess.json`: what one `optpipe preprocess` found, as it is stored, shown, and read by those who judge it."""
+"""A parity proof as records: what of it is stored and shown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from optpipe.core.entries import OutputError
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity.records import ParityRecord, RefusedImage
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.throughput import ThroughputTuning
+
+Outcome = Literal[
+    "equal", "near", "different", "refused by both", "refused by DALI", "refused by Pillow, decoded by DALI"
+]
+"""Of an edge-case file; `equal` is to a level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Absolute differences in 8-bit levels, over images."""
+
+    mean_levels: float = 0.0
+    """Of the images' means: every image counts the same, whatever its size."""
+    max_levels: float = 0.0
+    off_share: float = 0.0
+    """Share of levels that are off by more than half a level."""
+    images: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepDifference:
+    """What a step of the transform does to the pixels."""
+
+    step: str
+    cumulative: Difference
+    """After the step, everything before it included."""
+    alone: Difference
+    """By the step itself, on the reference's own pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedImage:
+    """An image that cannot be decoded, and why."""
+
+    image: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorstImage:
+    """One of the images that differ most, stored beside the reference and the difference."""
+
+    image: str
+    mean_levels: float
+    max_levels: float
+    file: str
+    """The image of both side by side, in the run's folder."""
+    difference_times: float
+    """The factor by which that shows the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCaseFile:
+    """What became of one of the edge-case files."""
+
+    name: str
+    outcome: Outcome
+    mean_levels: float | None = None
+    max_levels: float | None = None
+
+    @property
+    def matches(self) -> bool:
+        """Whether both pipelines give the same image, or none."""
+        return self.outcome in ("equal", "refused by both")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Equal top-1 predictions of both pipelines, with the exact 95 % interval of their share."""
+
+    equal: int
+    images: int
+    share: float
+    ci: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Top-1 accuracy, where labels are known."""
+
+    reference: float
+    dali: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """The first score of a detector or segmenter (AP, mIoU) with both pipelines; fractions, with annotations only."""
+
+    name: str
+    reference: float
+    dali: float
+    drop: float
+    drop_ci: tuple[float, float]
+    """95 %, by the paired bootstrap over images."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionAgreement:
+    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95 % interval by the bootstrap."""
+
+    share: float
+    ci: tuple[float, float]
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The verdict, and what the model's outputs say."""
+
+    verdict: Verdict
+    reason: str
+    remedy: str | None
+    output: OutputError
+    top1_agreement: Agreement | None
+    """Of a classifier whose predictions vary."""
+    accuracy: Accuracy | None
+    task_score: TaskScore | None = None
+    prediction_agreement: PredictionAgreement | None = None
+    """Of a detector or segmenter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParityRecord:
+    """The whole proof."""
+
+    proof: Proof
+    images: int
+    steps: tuple[StepDifference, ...]
+    largest_step: str
+    far: int
+    refused: tuple[RefusedImage, ...]
+    """Images that Pillow decodes and DALI does not."""
+    edge_cases: tuple[EdgeCaseFile, ...]
+    worst: tuple[WorstImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from optpipe.measure.machine import read_busy_ticks, read_process_ticks
 from optpipe.measure.trials import time_calls
 from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_file
-from optpipe.preprocess.dali.pipeline import make_reading_pipeline
+from optpipe.preprocess.dali_pipeline import make_reading_pipeline
 from optpipe.preprocess.throughput import PATIENCE, WINDOWS, BatchTimes, ThroughputJob, compute_rate_interval
 
 WARM_UP_S = 0.5

@@ -15,10 +15,12 @@ from optpipe.report.document import (
     Tone,
     figure_column,
     figure_columns,
+    format_cost_snr,
+    format_drop,
     make_document,
     make_table,
+    warn_of_random_weights,
 )
-from optpipe.report.texts import format_cost_snr, format_drop, warn_of_random_weights
 
 MAX_LAYERS_LISTED = 12
 

@@ -3,8 +3,7 @@
 from xml.etree import ElementTree as Xml
 
 from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
-from optpipe.report.document import clean_text
-from optpipe.report.texts import format_observed
+from optpipe.report.document import clean_text, format_observed
 
 
 def render_junit(record: VerdictRecord) -> str:

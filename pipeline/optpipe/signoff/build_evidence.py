@@ -12,12 +12,12 @@ from optpipe.measure.pair import RecordedPair
 from optpipe.measure.recompute import has_measured_other_file
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.preprocess.recompute import observe_preprocessing
+from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_more_processes, suggest_runs
 from optpipe.stats.means import predict_next_upper_bound
-from optpipe.trace.profile.recompute import has_profiled_other_file, observe_tensor_cores
+from optpipe.trace.report import has_profiled_other_file, observe_tensor_cores
 from optpipe.workspace.entry import Run
 
 UNKNOWN = float("nan")

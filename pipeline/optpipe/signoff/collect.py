@@ -25,7 +25,7 @@ from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
-from optpipe.preprocess.recompute import is_proof_for
+from optpipe.preprocess.proof import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.build_evidence import is_of_other_file
 from optpipe.signoff.dossier import DossierRequest, split_runs

@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import NormalDist
 
 from optpipe.core.verdict import CriterionResult, Missing, Observation, Verdict, combine_verdicts
-from optpipe.report.texts import format_observed
+from optpipe.report.document import format_observed
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.means import SPEED_GAP, compute_unseen_p_value, reject_by_holm

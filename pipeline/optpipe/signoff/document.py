@@ -27,11 +27,11 @@ from optpipe.report.document import (
     Sentence,
     Table,
     Tone,
+    format_observed,
     make_document,
     make_table,
 )
-from optpipe.report.texts import format_observed
-from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.records import TraceProfile
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
 UNSIGNED = "This dossier is not signed: it proves that the folder agrees with itself, not who made it or where it was measured."

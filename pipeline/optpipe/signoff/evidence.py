@@ -11,14 +11,14 @@ from optpipe.core.verdict import Missing, Observation, ScaledTail
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.measure.pair import recompute_pair
 from optpipe.measure.recompute import recompute_bench
-from optpipe.preprocess.recompute import recompute_preprocessing
+from optpipe.preprocess.proof import recompute_preprocessing
 from optpipe.signoff.build_evidence import BuildEvidence, observe_groups, select_groups
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
 from optpipe.stats.means import SPEED_GAP, compute_unseen_reach
-from optpipe.trace.profile.recompute import recompute_profile, suggest_profile
+from optpipe.trace.report import recompute_profile, suggest_profile
 from optpipe.workspace.entry import Run
 
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]

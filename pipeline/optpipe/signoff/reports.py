@@ -24,9 +24,9 @@ from optpipe.report.charts import StageBar
 from optpipe.report.document import Figure, Page, RawFile
 from optpipe.signoff.document import page_from_comparison, page_from_verdict
 from optpipe.signoff.dossier import Dossier
-from optpipe.trace.findings.records import TraceProfile
-from optpipe.trace.profile.charts import draw_profile
-from optpipe.trace.profile.recompute import read_profile
+from optpipe.trace.charts import draw_profile
+from optpipe.trace.records import TraceProfile
+from optpipe.trace.report import read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes

@@ -181,9 +181,9 @@ def run_profile_step(
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Path]:
     """Inference under nsys at the largest batch size and length that `criteria` name; returns the run."""
-    from optpipe.trace.profile.profile_model import profile_model, require_profilable
-    from optpipe.trace.profile.record import ProfilePlan
+    from optpipe.trace.profile_model import profile_model, require_profilable
     from optpipe.trace.ranges import Stage
+    from optpipe.trace.record import ProfilePlan
 
     sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
     lengths = {one.where.length for one in criteria if one.where.length}

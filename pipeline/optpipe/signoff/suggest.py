@@ -24,7 +24,7 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.stats.means import MAX_RUNS, MIN_VALUES, SPEED_GAP, count_processes_for_reach, count_runs_needed
-from optpipe.trace.profile.recompute import MORE_ITERATIONS, suggest_profile
+from optpipe.trace.report import MORE_ITERATIONS, suggest_profile
 
 LONGEST_S = 600
 """Seconds of a process that a rare percentile is given."""

@@ -14,12 +14,13 @@ from optpipe.report.document import (
     Sentence,
     Table,
     Tone,
+    cell_from_estimate,
+    cell_from_latency,
     figure_column,
     figure_columns,
     make_document,
     make_table,
 )
-from optpipe.report.texts import cell_from_estimate, cell_from_latency
 from optpipe.sweep.fleet import FleetRecord
 from optpipe.sweep.merge import MergeRecord
 from optpipe.sweep.neighbors import NeighborEffect

@@ -34,8 +34,8 @@ from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.trace.profile import profiled_worker
-from optpipe.trace.profile.record import InferenceJob, WorkerJob
+from optpipe.trace import profiled_worker
+from optpipe.trace.record import InferenceJob, WorkerJob
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 

@@ -12,7 +12,7 @@ from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.onnxruntime_session import RECORD_ASSIGNMENT, OnnxRuntimeSession, placement_from_session
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision
-from optpipe.report.texts import format_placement
+from optpipe.report.document import format_placement
 
 SPEC = InputSpec("x", "float32", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))
 

@@ -15,7 +15,7 @@ from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
-from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off

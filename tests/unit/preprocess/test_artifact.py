@@ -33,7 +33,7 @@ from optpipe.preprocess.artifact import (
     build_preprocessing_artifact,
     make_triton_config,
 )
-from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.workspace.store import Store
 
 HALF = Normalize((0.5,) * 3, (0.25,) * 3)

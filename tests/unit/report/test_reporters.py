@@ -146,10 +146,10 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from dataclasses import replace
     from pathlib import Path
 
-    from optpipe.trace.findings.report import profile_from_trace
-    from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
-    from optpipe.trace.profile.charts import draw_profile
-    from optpipe.trace.recording.read import trace_from_sqlite
+    from optpipe.trace.charts import draw_profile
+    from optpipe.trace.read import trace_from_sqlite
+    from optpipe.trace.report import profile_from_trace
+    from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
 
     sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
     costs = tuple(LayerCost(f"conv{at}", "Conv", "fp16", 1_000_000 * at, 50_000) for at in range(1, 21))

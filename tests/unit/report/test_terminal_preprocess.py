@@ -7,7 +7,7 @@ from tests.fakes.golden import assert_golden
 from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.document import document_from_end_to_end, document_from_preprocess
 from optpipe.preprocess.end_to_end import (
     EndToEndMeasurement,
@@ -18,7 +18,7 @@ from optpipe.preprocess.end_to_end import (
     PredictionCheck,
     compute_figures,
 )
-from optpipe.preprocess.parity.records import PredictionAgreement, RefusedImage, TaskScore
+from optpipe.preprocess.records import PredictionAgreement, RefusedImage, TaskScore
 
 GPU = DaliPlan(decode="mixed", device="gpu", batch_size=64, hw_decoder_load=0.9, cpu_share=0.125)
 

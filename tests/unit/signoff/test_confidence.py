@@ -13,7 +13,7 @@ from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.read import trace_from_sqlite
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.seal import seal_folder
 

@@ -10,7 +10,7 @@ from optpipe.core.card import card_from_dict
 from optpipe.core.entries import ModelInfo
 from optpipe.core.transform import Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.models.artifacts.facts import hash_model, judged_build_from_entry
-from optpipe.preprocess.recompute import observe_preprocessing
+from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, is_run_about
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.steps import _group_by_kind, _list_needed

@@ -16,7 +16,7 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.steps import _group_by_kind, _list_needed, _list_present
 from optpipe.signoff.verify import find_contradictions
-from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.read import trace_from_sqlite
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.entry import MANIFEST
 

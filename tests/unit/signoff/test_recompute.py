@@ -22,7 +22,7 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
 from optpipe.signoff.verify import check_dossier, verify_dossier
-from optpipe.trace.recording.read import trace_from_sqlite
+from optpipe.trace.read import trace_from_sqlite
 from optpipe.workspace.seal import seal_folder
 
 TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"

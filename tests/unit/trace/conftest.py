@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from tests.golden.nsys_export import Recording
 
-from optpipe.trace.findings.records import StageFacts, TraceProfile
-from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.roofline import GraphCosts
-from optpipe.trace.recording.frames import Trace
-from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace, select_measured_part
+from optpipe.trace.analysis import Analysis, analysis_from_trace, select_measured_part
+from optpipe.trace.read import Trace, trace_from_sqlite
+from optpipe.trace.records import StageFacts, TraceProfile
+from optpipe.trace.report import profile_from_trace
+from optpipe.trace.roofline import GraphCosts
 
 SAMPLE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
 NO_FACTS = StageFacts()

@@ -20,10 +20,10 @@ from optpipe.cli.profile import RecordingOptions, profile
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
-from optpipe.trace.findings.records import TraceProfile
-from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.profile.document import document_from_profile
-from optpipe.trace.recording.files import trace_from_path
+from optpipe.trace.document import document_from_profile
+from optpipe.trace.files import trace_from_path
+from optpipe.trace.records import TraceProfile
+from optpipe.trace.report import profile_from_trace
 
 NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
 

@@ -6,10 +6,10 @@ import pytest
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
-from optpipe.trace.findings.bottleneck import LimitingFactor
-from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
-from optpipe.trace.recording.frames import Trace
+from optpipe.trace.bottleneck import LimitingFactor
+from optpipe.trace.read import Trace
+from optpipe.trace.report import profile_from_trace
+from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
 RELU = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)

@@ -9,15 +9,15 @@ from tests.golden.nsys_export import THREAD, Recording
 from tests.unit.trace.conftest import Judged, judge
 
 from optpipe.core.verdict import Verdict
-from optpipe.trace.findings.bottleneck import LimitingFactor, find_range_bottleneck
-from optpipe.trace.findings.records import StageFacts
-from optpipe.trace.findings.report import DiffSide, diff_profiles
-from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks
-from optpipe.trace.layers.tensor_cores import select_layered_part
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.bottleneck import LimitingFactor, find_range_bottleneck
 from optpipe.trace.ranges import Stage
-from optpipe.trace.recording.frames import Trace
-from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
-from optpipe.trace.timeline.timeline import IdleCause
+from optpipe.trace.read import Trace
+from optpipe.trace.records import StageFacts
+from optpipe.trace.report import DiffSide, diff_profiles
+from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
+from optpipe.trace.tensor_cores import select_layered_part
+from optpipe.trace.timeline import IdleCause
 
 US = 1_000
 Judge = Callable[[Recording], Judged]

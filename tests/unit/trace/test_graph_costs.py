@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.core.card import InputSpec
-from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
-from optpipe.trace.layers.roofline import GraphCosts, Peaks, compute_roofline
+from optpipe.trace.graph import graph_costs_from_onnx, graph_costs_from_program
+from optpipe.trace.roofline import GraphCosts, Peaks, compute_roofline
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "int8": 4e11}, 1e10)
 SIZE = 4 * 2 * 8 * 4 * 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optpipe.trace.timeline.kernels import (
+from optpipe.trace.kernels import (
     KernelKind,
     classify_kernel,
     shorten_name,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.trace.findings.records import TraceProfile
-from optpipe.trace.findings.report import DiffSide, TraceChange, diff_profiles, profile_from_trace
-from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.timeline.analysis import Analysis, analysis_from_trace
-from optpipe.trace.timeline.timeline import (
+from optpipe.trace.analysis import Analysis, analysis_from_trace
+from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.records import TraceProfile
+from optpipe.trace.report import DiffSide, TraceChange, diff_profiles, profile_from_trace
+from optpipe.trace.timeline import (
     complement_intervals,
     intersect_intervals,
     split_timeline,

@@ -13,18 +13,17 @@ from tests.golden.nsys_export import US, Recording
 from optpipe.backends.base import NodeRun
 from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.errors import StageError
-from optpipe.trace.findings.records import TraceProfile
-from optpipe.trace.findings.report import profile_from_trace
-from optpipe.trace.layers.ort_nodes import (
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.graph import (
     ClockAnchor,
     add_node_ranges,
 )
-from optpipe.trace.layers.roofline import GraphCosts, LayerCost, Peaks, Quadrant
-from optpipe.trace.layers.tensor_cores import attribute_kernels
 from optpipe.trace.ranges import LAYERS_RANGE
-from optpipe.trace.recording.frames import Trace
-from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.read import Trace, trace_from_sqlite
+from optpipe.trace.records import TraceProfile
+from optpipe.trace.report import profile_from_trace
+from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks, Quadrant
+from optpipe.trace.tensor_cores import attribute_kernels
 
 Read = Callable[[Recording], Trace]
 GOLDEN = Path(__file__).parents[2] / "golden" / "traces"

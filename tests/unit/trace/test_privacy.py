@@ -4,10 +4,9 @@ from pathlib import Path
 
 from tests.golden import phenomena
 
-from optpipe.trace.recording.export import write_redacted_export
-from optpipe.trace.recording.files import trace_from_folder, write_trace
-from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.timeline.analysis import analysis_from_trace
+from optpipe.trace.analysis import analysis_from_trace
+from optpipe.trace.files import trace_from_folder, write_trace
+from optpipe.trace.read import trace_from_sqlite, write_redacted_export
 
 SECRET = "correct-horse-battery-staple"
 

@@ -8,9 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from optpipe.core.card import InputSpec
-from optpipe.trace.layers.graph_costs import graph_costs_from_onnx
-from optpipe.trace.layers.ort_nodes import sum_layer_times
-from optpipe.trace.layers.roofline import (
+from optpipe.trace.graph import graph_costs_from_onnx, sum_layer_times
+from optpipe.trace.roofline import (
     GraphCosts,
     LayerCost,
     Peaks,

@@ -10,8 +10,8 @@ from tests.unit.trace.conftest import SAMPLE, Judged
 
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
-from optpipe.trace.findings.bottleneck import LimitingFactor, find_range_bottleneck
-from optpipe.trace.findings.records import TraceProfile
+from optpipe.trace.bottleneck import LimitingFactor, find_range_bottleneck
+from optpipe.trace.records import TraceProfile
 
 
 def _query(sql: str) -> list[Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from optpipe.core.errors import BadInputError
-from optpipe.trace.recording.files import trace_from_path
-from optpipe.trace.timeline.analysis import analysis_from_trace
+from optpipe.trace.analysis import analysis_from_trace
+from optpipe.trace.files import trace_from_path
 
 EVENTS = [
     {"ph": "X", "cat": "user_annotation", "name": "iter", "ts": 0.0, "dur": 90.0, "tid": 7, "args": {}},

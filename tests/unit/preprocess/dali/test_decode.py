@@ -7,7 +7,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def, types
 
 from optpipe.models.inputs.synthetic import make_edge_case_files
-from optpipe.preprocess.dali.pipeline import SHARE_PARTS, _is_for_gpu, is_edge_case
+from optpipe.preprocess.dali_pipeline import SHARE_PARTS, _is_for_gpu, is_edge_case
 
 FILES = dict(make_edge_case_files())
 

@@ -22,8 +22,8 @@ from optpipe.core.transform import (
 )
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.models.inputs.synthetic import make_synthetic_image
-from optpipe.preprocess.dali.graph import is_border_hidden
-from optpipe.preprocess.dali.pipeline import INPUT, DaliPlan, dali_from_transform
+from optpipe.preprocess.dali_graph import is_border_hidden
+from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform
 
 PLAN = DaliPlan(batch_size=1, threads=1)
 STD = 0.25

@@ -1,7 +1,7 @@
 import pytest
 
 from optpipe.measure.worker.jobs import JobFailure
-from optpipe.preprocess.dali.processes import explain_failure
+from optpipe.preprocess.dali_pipeline import explain_failure
 
 REFUSED = """RuntimeError: Critical error in pipeline:
 Error in CPU operator `nvidia.dali.fn.decoders.image`,

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.end_to_end import (
     EndToEndMeasurement,
     OverlappedBatches,

@@ -7,7 +7,7 @@ from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.end_to_end import find_tuned_plan
 from optpipe.workspace.file_names import PREPROCESSING
 from optpipe.workspace.runs import begin_run, finish_run

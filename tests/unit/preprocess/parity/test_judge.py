@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.parity.judge import (
+from optpipe.preprocess.proof import (
     SNR_FLOOR_DB,
     agreement_from_counts,
     compute_agreement,
     compute_images_needed,
     judge_parity,
 )
-from optpipe.preprocess.parity.records import PredictionAgreement, TaskScore
+from optpipe.preprocess.records import PredictionAgreement, TaskScore
 
 GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "refused": 0}
 

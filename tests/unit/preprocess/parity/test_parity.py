@@ -17,12 +17,10 @@ from optpipe.core.transform import (
 )
 from optpipe.core.verdict import Verdict
 from optpipe.models.inputs.synthetic import make_synthetic_image
-from optpipe.preprocess.dali import graph as dali_graph
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.preprocess.parity import parity as parity_module
-from optpipe.preprocess.parity import pixels as pixels_module
-from optpipe.preprocess.parity.parity import prove_parity
-from optpipe.preprocess.parity.pixels import save_side_by_side
+from optpipe.preprocess import dali_graph
+from optpipe.preprocess import parity as parity_module
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.parity import prove_parity, save_side_by_side
 
 TRANSFORM = Transform(
     (Decode(), Resize((72,)), CenterCrop(64, 63), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
@@ -104,7 +102,7 @@ def test_running_out_of_memory_is_not_blamed_on_the_pictures(paths, monkeypatch)
         msg = "CUDA runtime API error cudaErrorMemoryAllocation (2): out of memory"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(pixels_module, "_run", exhausted)
+    monkeypatch.setattr(parity_module, "_run", exhausted)
     with pytest.raises(StageError, match="--batch-size 2"):
         prove(paths)
 

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
-from optpipe.preprocess.parity.proof import compare_predictions, observe_prediction_agreement
+from optpipe.preprocess.proof import compare_predictions, observe_prediction_agreement
 
 
 def make_rows(images, seed=0, share=0.02):

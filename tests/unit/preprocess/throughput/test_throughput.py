@@ -16,20 +16,22 @@ from optpipe.core.transform import (
     Transform,
 )
 from optpipe.models.inputs.synthetic import make_synthetic_image
-from optpipe.preprocess import tuning
-from optpipe.preprocess.dali.pipeline import DaliPlan
+from optpipe.preprocess import throughput
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.throughput import (
     BatchTimes,
     LoaderPlan,
     Throughput,
     ThroughputJob,
     ThroughputTuning,
+    TuningSearch,
     make_dali_job,
     make_loader_job,
     measure_throughputs,
+    merge_repeats,
+    tune_preprocessing,
     warn_about_other_load,
 )
-from optpipe.preprocess.tuning import TuningSearch, merge_repeats, tune_preprocessing
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 
@@ -107,7 +109,7 @@ def simulated(monkeypatch, rate_of_dali, rate_of_loader):
     def throughputs(jobs):
         yield from map(measured, jobs)
 
-    monkeypatch.setattr(tuning, "measure_throughputs", throughputs)
+    monkeypatch.setattr(throughput, "measure_throughputs", throughputs)
 
 
 def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):

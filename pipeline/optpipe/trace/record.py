@@ -20,16 +20,15 @@ from optpipe.models.artifacts.lookup import find_reference
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.trace.findings.records import StageFacts, StageSubject
-from optpipe.trace.layers.ort_nodes import ClockAnchor, add_node_ranges, match_source_names
-from optpipe.trace.layers.roofline import Peaks
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.files import trace_from_torch
+from optpipe.trace.graph import ClockAnchor, add_node_ranges, match_source_names
+from optpipe.trace.nsys import Extra, Recording, export_recording, record_program, run_recorded
 from optpipe.trace.ranges import Stage
-from optpipe.trace.recording.files import trace_from_torch
-from optpipe.trace.recording.frames import Trace
-from optpipe.trace.recording.nsys import Extra, Recording, export_recording, record_program, run_recorded
-from optpipe.trace.recording.read import trace_from_sqlite
-from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.read import Trace, trace_from_sqlite
+from optpipe.trace.records import StageFacts, StageSubject
+from optpipe.trace.roofline import Peaks
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Store
@@ -79,8 +78,6 @@ class InferenceJob:
     batch_size: int
     length: int | None = None
     """Tokens of every sequence; None for the texts as they are, padded."""
-    in_full: bool = True
-    """Also find the device's peaks, and what the layers launch and cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,6 @@ class WorkerJob:
     """One profiled process; exactly one of the three kinds of work is given."""
 
     scratch: Path
-    name: str = "job"
     warm_up: int = 0
     iterations: int = 0
     records_itself: bool = False
@@ -111,17 +107,17 @@ class WorkerJob:
 
     @property
     def file(self) -> Path:
-        return self.scratch / f"{self.name}.json"
+        return self.scratch / "job.json"
 
     @property
     def result(self) -> Path:
         """Where the process leaves its `WorkerResult`."""
-        return self.scratch / f"{self.name}-result.json"
+        return self.scratch / "job-result.json"
 
     @property
     def log(self) -> Path:
         """Where the process says why it crashed; there as soon as it runs."""
-        return self.scratch / f"{self.name}-worker.log"
+        return self.scratch / "job-worker.log"
 
     @property
     def inputs(self) -> Path:
@@ -169,7 +165,6 @@ class ProfilePlan:
     warm_up: int = 5
     tracer: Tracer = "nsys"
     extras: frozenset[Extra] = frozenset()
-    ncu: bool = False
     keep_raw: bool = False
     images: tuple[Path, ...] = ()
 
@@ -293,7 +288,7 @@ def write_job(job: WorkerJob) -> WorkerJob:
 
 def make_worker_command(job: WorkerJob) -> list[str]:
     """The profiled process for a job."""
-    return [sys.executable, "-m", "optpipe.trace.profile.profiled_worker", str(job.file)]
+    return [sys.executable, "-m", "optpipe.trace.profiled_worker", str(job.file)]
 
 
 def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:

@@ -10,15 +10,13 @@ from typing import Any, Literal, TypeVar
 import polars as pl
 
 from optpipe.core.records import record_from_plain
-from optpipe.trace.findings.bottleneck import Bottleneck, Gaps, LimitingFactor
-from optpipe.trace.findings.quality import Quality
-from optpipe.trace.layers.ncu import KernelCounters
-from optpipe.trace.layers.roofline import Roofline
-from optpipe.trace.layers.tensor_cores import TensorCores
+from optpipe.trace.bottleneck import Bottleneck, Gaps, LimitingFactor, Quality
+from optpipe.trace.kernels import KernelKind
 from optpipe.trace.ranges import Stage
-from optpipe.trace.recording.frames import Gpu
-from optpipe.trace.timeline.kernels import KernelKind
-from optpipe.trace.timeline.timeline import IdleCause
+from optpipe.trace.read import Gpu
+from optpipe.trace.roofline import Roofline
+from optpipe.trace.tensor_cores import TensorCores
+from optpipe.trace.timeline import IdleCause
 
 Row = TypeVar("Row")
 
@@ -249,7 +247,6 @@ class StageProfile:
     """The range of that trace that it is judged by; None for the measured range."""
     facts: StageFacts
     profile: TraceProfile
-    counters: tuple[KernelCounters, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from optpipe.build.records import BuiltArtifact
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import ReferenceInfo, VerificationInfo
 from optpipe.core.events import SilentListener
-from optpipe.trace.profile import profile_model
-from optpipe.trace.profile.record import ProfilePlan, make_worker_job, read_profiled_rows
+from optpipe.trace import profile_model
 from optpipe.trace.ranges import Stage
+from optpipe.trace.record import ProfilePlan, make_worker_job, read_profiled_rows
 from optpipe.workspace.file_names import CARD, REFERENCE
 
 

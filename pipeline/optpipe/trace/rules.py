@@ -13,14 +13,14 @@ import polars as pl
 from optpipe.backends.base import FUSING
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.quantity import format_bytes, format_duration
-from optpipe.trace.findings.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
-from optpipe.trace.findings.records import FindingRow, ProfileFinding, StageFacts
-from optpipe.trace.layers.roofline import Roofline
-from optpipe.trace.layers.tensor_cores import LayerUse, TensorCores
+from optpipe.trace.analysis import Analysis
+from optpipe.trace.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
+from optpipe.trace.kernels import shorten_name
 from optpipe.trace.ranges import Stage
-from optpipe.trace.timeline.analysis import Analysis
-from optpipe.trace.timeline.kernels import shorten_name
-from optpipe.trace.timeline.timeline import WAITING_CALLS, IdleCause, TimeIntervals, subtract_intervals
+from optpipe.trace.records import FindingRow, ProfileFinding, StageFacts
+from optpipe.trace.roofline import Roofline
+from optpipe.trace.tensor_cores import LayerUse, TensorCores
+from optpipe.trace.timeline import WAITING_CALLS, IdleCause, TimeIntervals, subtract_intervals
 
 _WORTH_SHARE = 0.02
 """Findings worth less than 2 % of the measured time are not worth a line."""

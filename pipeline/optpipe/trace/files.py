@@ -13,10 +13,17 @@ import polars as pl
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import Files
 from optpipe.core.records import json_from_record, record_from_files, record_from_json
-from optpipe.trace.recording.export import write_redacted_export
-from optpipe.trace.recording.frames import SCHEMAS, Gpu, Trace, TraceHeader, trace_from_frames
-from optpipe.trace.recording.nsys import sqlite_from_recording
-from optpipe.trace.recording.read import MEMSET, trace_from_sqlite
+from optpipe.trace.nsys import sqlite_from_recording
+from optpipe.trace.read import (
+    MEMSET,
+    SCHEMAS,
+    Gpu,
+    Trace,
+    TraceHeader,
+    trace_from_frames,
+    trace_from_sqlite,
+    write_redacted_export,
+)
 
 TABLES = "tables"
 TRACE_JSON = "trace.json"

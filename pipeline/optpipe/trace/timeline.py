@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from optpipe.trace.recording.frames import Trace
+from optpipe.trace.read import Trace
 
 TimeArray = npt.NDArray[np.int64]
 _DENSE = 8

@@ -19,17 +19,15 @@ from optpipe.report.document import (
     make_document,
     make_table,
 )
-from optpipe.trace.findings.bottleneck import Gaps, LimitingFactor
-from optpipe.trace.findings.quality import Quality
-from optpipe.trace.findings.records import CallRow, CopyRow, KernelRow, ProfileFinding, RangeRow, Totals, TraceProfile
-from optpipe.trace.findings.report import DiffRow, ProfileDiff, TraceChange
-from optpipe.trace.findings.rules import WITHOUT_PROFILER
-from optpipe.trace.layers.ncu import KernelCounters
-from optpipe.trace.layers.roofline import Peaks, Roofline
-from optpipe.trace.layers.tensor_cores import TensorCores
-from optpipe.trace.profile.profile_model import ModelProfileDocument
-from optpipe.trace.timeline.kernels import shorten_name
-from optpipe.trace.timeline.timeline import IdleCause
+from optpipe.trace.bottleneck import Gaps, LimitingFactor, Quality
+from optpipe.trace.kernels import shorten_name
+from optpipe.trace.profile_model import ModelProfileDocument
+from optpipe.trace.records import CallRow, CopyRow, KernelRow, ProfileFinding, RangeRow, Totals, TraceProfile
+from optpipe.trace.report import DiffRow, ProfileDiff, TraceChange
+from optpipe.trace.roofline import Roofline
+from optpipe.trace.rules import WITHOUT_PROFILER
+from optpipe.trace.tensor_cores import TensorCores
+from optpipe.trace.timeline import IdleCause
 
 CAUSES = {
     IdleCause.HOST_WAIT: "host wait",
@@ -40,12 +38,12 @@ CAUSES = {
 _NAME_WIDTH, _ROWS = 60, 20
 
 
-def document_from_profile(profile: TraceProfile, counters: Sequence[KernelCounters] = ()) -> Document:
-    return make_document(list_profile_parts(profile, counters))
+def document_from_profile(profile: TraceProfile) -> Document:
+    return make_document(list_profile_parts(profile))
 
 
-def list_profile_parts(profile: TraceProfile, counters: Sequence[KernelCounters] = ()) -> Iterator[Part]:
-    """One profile; `counters` are what ncu counted beside it. Times on the host are left out where the profiler distorts them."""
+def list_profile_parts(profile: TraceProfile) -> Iterator[Part]:
+    """One profile. Times on the host are left out where the profiler distorts them."""
     distorted, measured = profile.trace_quality.distorts_host, profile.measured
     yield from _answer(profile)
     if profile.findings:
@@ -63,7 +61,6 @@ def list_profile_parts(profile: TraceProfile, counters: Sequence[KernelCounters]
         yield from _describe_tensor_cores(profile.tensor_cores)
     if profile.roofline is not None:
         yield from _describe_roofline(profile.roofline)
-    yield from _tabulate_counters(counters, profile.roofline.peaks if profile.roofline else None)
     yield from _describe_quality(profile.trace_quality)
 
 
@@ -239,27 +236,6 @@ def _tabulate_metrics(profile: TraceProfile) -> Iterator[Part]:
     yield from _list_table(["GPU metric", *figure_columns(*names)], metrics, len(metrics))
 
 
-def _tabulate_counters(rows: Sequence[KernelCounters], peaks: Peaks | None) -> Iterator[Part]:
-    """What ncu counted, the mean of a kernel's launches, and the share of the memory's peak where `peaks` are known."""
-    cells: list[Row] = []
-    for row in rows:
-        rate, percent = row.dram_bytes_per_s, row.compute_peak_percent
-        cells.append(
-            (
-                _shorten(shorten_name(row.name)),
-                str(row.launches),
-                "" if row.duration_ns is None else format_duration(row.duration_ns),
-                "" if row.dram_bytes is None else format_bytes(row.dram_bytes),
-                "" if rate is None else f"{format_bytes(rate)}/s",
-                "" if rate is None or peaks is None else f"{rate / peaks.bytes_per_s:.0%}",
-                "" if row.cycles is None else f"{row.cycles:,.0f}",
-                "" if percent is None else f"{percent:.0f} %",
-            )
-        )
-    names = ("launches", "time", "DRAM", "DRAM rate", "of peak", "cycles", "compute")
-    yield from _list_table(["ncu counters, mean per launch", *figure_columns(*names)], cells, len(cells))
-
-
 def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
     unknown = f", {found.unknown} cannot be determined from the kernel's name" if found.unknown else ""
     used = f"{found.used} of {found.eligible} eligible {found.basis} use them{unknown}"
@@ -352,7 +328,7 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
     distorted = any(stage.profile.trace_quality.distorts_host for stage in record.stages)
     caption = "*: measured without the profiler, which slowed the host too much; not shown: profiled and unprofiled times disagree"
     main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
-    full = () if main is None else tuple(list_profile_parts(main.profile, main.counters))
+    full = () if main is None else tuple(list_profile_parts(main.profile))
     columns: list[Column | str] = [
         "stage",
         *figure_columns("time", "GPU busy", "gain"),

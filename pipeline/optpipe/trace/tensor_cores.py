@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from optpipe.trace.layers.roofline import ALIGNMENT, LayerCost, Peaks
+from optpipe.trace.analysis import Analysis, select_measured_part
+from optpipe.trace.kernels import classify_kernels, shorten_name
 from optpipe.trace.ranges import LAYERS_RANGE, LIBRARY_RANGES
-from optpipe.trace.recording.frames import RANGE_SCHEMA
-from optpipe.trace.timeline.analysis import Analysis, select_measured_part
-from optpipe.trace.timeline.kernels import classify_kernels, shorten_name
-from optpipe.trace.timeline.timeline import TimeArray, array_from_column
+from optpipe.trace.read import RANGE_SCHEMA
+from optpipe.trace.roofline import ALIGNMENT, LayerCost, Peaks
+from optpipe.trace.timeline import TimeArray, array_from_column
 
 _LAYER_SCHEMA = {
     "layer": pl.String,

@@ -16,9 +16,9 @@ from optpipe.report.charts import (
     svg_from_chart,
 )
 from optpipe.report.document import Figure, RawFile
-from optpipe.trace.findings.records import KindRow, TraceProfile
-from optpipe.trace.layers.tensor_cores import LayerUse
-from optpipe.trace.timeline.kernels import shorten_name
+from optpipe.trace.kernels import shorten_name
+from optpipe.trace.records import KindRow, TraceProfile
+from optpipe.trace.tensor_cores import LayerUse
 
 
 def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> list[Figure]:

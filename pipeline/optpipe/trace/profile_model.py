@@ -22,22 +22,14 @@ from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, requ
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.rows import Arrays, read_length
 from optpipe.models.inputs.samples import choose_samples
-from optpipe.preprocess.dali.pipeline import DaliPlan
-from optpipe.trace.findings.records import (
-    FailedStage,
-    ProfileRecord,
-    StageFacts,
-    StageProfile,
-    StageSubject,
-    TraceProfile,
-)
-from optpipe.trace.findings.report import DiffSide, ProfileDiff, diff_profiles, profile_from_trace
-from optpipe.trace.layers.graph_costs import graph_costs_from_onnx, graph_costs_from_program
-from optpipe.trace.layers.ncu import KernelCounters, record_counters
-from optpipe.trace.layers.ort_nodes import sum_layer_times
-from optpipe.trace.layers.roofline import GraphCosts, graph_costs_from_roofline
-from optpipe.trace.layers.tensor_cores import select_layered_part
-from optpipe.trace.profile.record import (
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.files import trace_from_folder, trace_from_path, write_trace
+from optpipe.trace.graph import graph_costs_from_onnx, graph_costs_from_program, sum_layer_times
+from optpipe.trace.nsys import find_nsys
+from optpipe.trace.ranges import BUILD_STAGES, Stage
+from optpipe.trace.read import KEEP_RAW_WARNING
+from optpipe.trace.record import (
     InferenceJob,
     JudgedStage,
     PreprocessJob,
@@ -45,18 +37,21 @@ from optpipe.trace.profile.record import (
     ProfilePlan,
     Tracer,
     WorkerResult,
-    make_worker_command,
-    make_worker_job,
     open_scratch_folder,
     read_profiled_rows,
     record_job,
-    write_job,
 )
-from optpipe.trace.ranges import BUILD_STAGES, Stage
-from optpipe.trace.recording.export import KEEP_RAW_WARNING
-from optpipe.trace.recording.files import trace_from_folder, trace_from_path, write_trace
-from optpipe.trace.recording.nsys import find_nsys
-from optpipe.trace.timeline.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.records import (
+    FailedStage,
+    ProfileRecord,
+    StageFacts,
+    StageProfile,
+    StageSubject,
+    TraceProfile,
+)
+from optpipe.trace.report import DiffSide, ProfileDiff, diff_profiles, profile_from_trace
+from optpipe.trace.roofline import GraphCosts, graph_costs_from_roofline
+from optpipe.trace.tensor_cores import select_layered_part
 from optpipe.workspace.entry import Entry, Status
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
 from optpipe.workspace.files import write_bytes
@@ -273,23 +268,7 @@ def _profile_job(
         for stage in job.stages:
             facts = replace(stage.facts, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
             profile = profile_from_trace(whole, stage.range, facts, graph)
-            counters = _count_with_ncu(job, plan, profile, scratch, listener) if plan.ncu else ()
-            yield StageProfile(stage.subject, folder.name, stage.range, facts, profile, counters)
-
-
-def _count_with_ncu(
-    job: ProfileJob, plan: ProfilePlan, profile: TraceProfile, scratch: Path, listener: Listener
-) -> tuple[KernelCounters, ...]:
-    """ncu's counters for one iteration of an inference on a GPU."""
-    if not isinstance(job.work, InferenceJob):
-        return ()
-    if not job.on_gpu:
-        listener.warn(f"{job.name}: ncu only applies to GPU stages")
-        return ()
-    full = make_worker_job(replace(job, work=replace(job.work, in_full=False)), plan, scratch)
-    once = write_job(replace(full, name="ncu", iterations=1, records_itself=False))
-    kernels = [row.name for row in profile.measured.kernels]
-    return record_counters(make_worker_command(once), scratch, kernels, listener)
+            yield StageProfile(stage.subject, folder.name, stage.range, facts, profile)
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:

@@ -1,4 +1,4 @@
-"""The profiled process: `python -m optpipe.trace.profile.profiled_worker JOB.json` runs one stage with its ranges marked.
+"""The profiled process: `python -m optpipe.trace.profiled_worker JOB.json` runs one stage with its ranges marked.
 
 It warms up outside the measured range, times the same iterations without a recording, opens the measured range, and
 writes what it found out, or its own error, to the job's result file: the parent then never has to guess from nsys.
@@ -21,10 +21,10 @@ from optpipe.core.errors import OptpipeError, StageError
 from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
-from optpipe.trace.layers.ort_nodes import ClockAnchor
-from optpipe.trace.layers.roofline import measure_cpu_peaks, measure_gpu_peaks
-from optpipe.trace.profile.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
+from optpipe.trace.graph import ClockAnchor
 from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
+from optpipe.trace.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
+from optpipe.trace.roofline import measure_cpu_peaks, measure_gpu_peaks
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
@@ -135,8 +135,6 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
             binding.launch()
             synchronize()
 
-        if not work.in_full:
-            return WorkerResult(_measure(iteration, job))
         anchors: list[ClockAnchor] = []
         with BACKENDS[work.backend].layer_times(
             entry.path, entry.info, work.options, binding.inputs, inputs, mark_range, job.scratch
@@ -169,7 +167,7 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
             next(preprocess_batches(first, transform, job.batch_size, threads=_CPU_THREADS))
 
         return decode
-    from optpipe.preprocess.dali.pipeline import make_reading_pipeline
+    from optpipe.preprocess.dali_pipeline import make_reading_pipeline
 
     pipeline = make_reading_pipeline(job.images, transform, job.plan)
     synchronize = _make_synchronizer(on_gpu=torch.cuda.is_available() and job.plan.device == "gpu")

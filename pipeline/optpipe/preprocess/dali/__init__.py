@@ -1,1 +1,0 @@
-"""DALI's pipeline from a transform: decoding, resizing, cropping, arithmetic. The only code that knows DALI's operators."""

@@ -1,0 +1,436 @@
+"""The figures of a parity proof from its rows, one per image: when it is made, and again whenever it is verified.
+
+`images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.agreement.compute_row_errors` (outputs), and
+for a classifier `reference_class`, `dali_class` and, where labels are known, `class`. For a detector or segmenter, decoded and
+scored as `optpipe evaluate` does: `reference_prediction`, `dali_prediction` and, with annotations, `truth`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.events import Listener
+from optpipe.core.files import Files
+from optpipe.core.verdict import Blocker, Observation
+from optpipe.evaluate.tasks.contract import BootstrapTask
+from optpipe.evaluate.tasks.heads import lacks_image_axis
+from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.images import ImageFolder, is_annotated
+from optpipe.models.inputs.sample_set import SetFile
+from optpipe.preprocess.records import Accuracy, PredictionAgreement, Proof, TaskScore
+from optpipe.stats.agreement import compute_row_errors, find_best_classes, pool_errors
+from optpipe.workspace.file_names import ROWS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+from math import floor
+from typing import TYPE_CHECKING
+
+from optpipe.core.verdict import Verdict
+from optpipe.preprocess.records import Agreement
+from optpipe.stats.paired import compute_share_interval
+
+if TYPE_CHECKING:
+    import numpy as np
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.verdict import RANDOM_WEIGHTS
+from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.preprocess.records import PreprocessRecord
+from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval
+from optpipe.stats.paired import Share
+from optpipe.workspace.entry import Run
+from optpipe.workspace.file_names import PREPROCESSING
+from optpipe.workspace.runs import newest_runs
+
+if TYPE_CHECKING:
+    import polars as pl
+
+REQUIRED_AGREEMENT = 0.995
+"""Share of equal top-1 predictions that a replacement of preprocessing must keep."""
+MAXIMUM_SCORE_CHANGE = 0.005
+"""How far a task's score may move, in either direction: as far as accuracy can at REQUIRED_AGREEMENT."""
+FEWEST_IMAGES = 100
+"""With fewer, the bootstrap has seen too little: of images that are all alike it says that all images are."""
+SNR_FLOOR_DB = 50.0
+"""Error of the outputs where predictions prove nothing: 0.3 % of their norm.
+
+ResNet-50 with random weights: 90 dB with exact arithmetic, 67 dB with DALI's own resize, 30 dB without antialiasing.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """The verdict with its reason, and what to do about it."""
+
+    verdict: Verdict
+    reason: str
+    remedy: str | None = None
+
+
+def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
+    """Top-1 agreement of two `(images,)` arrays of classes; None where the reference has one class for every image."""
+    import numpy as np
+
+    if np.unique(reference).size < 2:
+        return None
+    return agreement_from_counts(int(np.count_nonzero(reference == got)), len(reference))
+
+
+def agreement_from_counts(equal: int, images: int) -> Agreement:
+    """`equal` out of `images`, with the interval of the share."""
+    interval = compute_share_interval(equal, images)
+    return Agreement(equal, images, equal / images, (interval.low, interval.high))
+
+
+def compute_images_needed(share: float = 1.0) -> int | None:
+    """How many images with this share of equal predictions lift the interval's lower end to REQUIRED_AGREEMENT; None where none do.
+
+    The few that differ are spread evenly over the images.
+    """
+    if share <= REQUIRED_AGREEMENT:
+        return None
+    low, high = 0, 1
+    while compute_share_interval(floor(share * high), high).low < REQUIRED_AGREEMENT:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = compute_share_interval(floor(share * middle), middle).low >= REQUIRED_AGREEMENT
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def judge_parity(
+    found: Agreement | None,
+    snr_db: float | None,
+    *,
+    finite: bool,
+    trained: bool,
+    classifies: bool,
+    refused: int,
+    blind: bool = False,
+    score: TaskScore | None = None,
+    predicted: PredictionAgreement | None = None,
+) -> Judgment:
+    """The verdict on a derived pipeline; `snr_db` is None where the outputs are equal to the bit.
+
+    `classifies` is true of every model whose predictions are compared; `score` and `predicted` are a detector's or segmenter's.
+    `blind` is a model whose outputs are equal to the bit for different images, as one whose last layer is zero does.
+    """
+    if refused:
+        return Judgment(
+            Verdict.FAIL,
+            f"DALI cannot decode {refused} image(s) that the model's own loader can read",
+            "convert or remove them",
+        )
+    if not finite:
+        return Judgment(Verdict.FAIL, "the model's outputs contain NaN or Inf")
+    snr = "bit-identical" if snr_db is None else f"SNR {snr_db:.1f} dB"
+    if trained and found is not None:
+        return _judge_by_agreement(found)
+    if trained and predicted is not None:
+        return _judge_predictions(score, predicted)
+    if snr_db is not None and snr_db < SNR_FLOOR_DB:
+        return Judgment(Verdict.FAIL, f"outputs differ: {snr}, below the minimum of {SNR_FLOOR_DB:.0f} dB")
+    if blind:
+        return Judgment(
+            Verdict.INCONCLUSIVE,
+            "the model's outputs are the same for every image, so agreement proves nothing",
+            "use trained weights (--weights)",
+        )
+    if not classifies:
+        return Judgment(
+            Verdict.PASS, f"not a classifier, so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
+        )
+    if trained:
+        return Judgment(
+            Verdict.INCONCLUSIVE,
+            f"the model predicts the same class for every image ({snr}), so agreement proves nothing",
+            "use images of several classes (--images)",
+        )
+    return Judgment(
+        Verdict.PASS, f"weights are random, so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
+    )
+
+
+def _judge_by_agreement(found: Agreement) -> Judgment:
+    low, high = found.ci
+    extent = f"95 % interval {low:.2%} to {high:.2%}"
+    share = f"{found.equal} of {found.images} top-1 predictions agree, {extent}"
+    if low >= REQUIRED_AGREEMENT:
+        return Judgment(Verdict.PASS, share)
+    if high < REQUIRED_AGREEMENT:
+        return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
+    needed = compute_images_needed(found.share)
+    if needed is None:
+        remedy = "inspect the worst images; more images will not help"
+    else:
+        remedy = f"use at least {needed} images (--images, --limit)"
+    return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)
+
+
+def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) -> Judgment:
+    """FAIL where the whole interval of the agreement or of the score's drop is outside its limit; PASS where it is inside.
+
+    With annotations the score's interval decides on PASS, without them that of the agreement.
+    """
+    (low, high), required = predicted.ci, f"{REQUIRED_AGREEMENT:.1%}"
+    agreed = f"{predicted.share:.2%} agreement of predictions, 95 % interval {low:.2%} to {high:.2%}"
+    if predicted.images < FEWEST_IMAGES:
+        reason = f"{agreed}; {predicted.images} images are too few to prove it"
+        return Judgment(Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images (--images, --limit)")
+    if high < REQUIRED_AGREEMENT:
+        return Judgment(Verdict.FAIL, f"{agreed}; {required} is required")
+    passed, said, unproven = low >= REQUIRED_AGREEMENT, agreed, f"too few images to prove {required}"
+    if score is not None:
+        low, high = score.drop_ci
+        limit = f"{100 * MAXIMUM_SCORE_CHANGE:g} points"
+        said = f"{score.name} drop {100 * score.drop:.2f} points, 95 % interval {100 * low:.2f} to {100 * high:.2f}"
+        if max(low, -high) > MAXIMUM_SCORE_CHANGE:
+            return Judgment(Verdict.FAIL, f"{said}; a change of at most {limit} is allowed")
+        passed, unproven = max(-low, high) <= MAXIMUM_SCORE_CHANGE, f"too few images to prove a change within {limit}"
+    if passed:
+        return Judgment(Verdict.PASS, f"{said}, {predicted.images} images")
+    return Judgment(Verdict.INCONCLUSIVE, f"{said}; {unproven}", "use more images (--images, --limit)")
+
+
+_TASKS = (Task.DETECTION, Task.SEGMENTATION)
+_COLUMNS = ("reference_prediction", "dali_prediction")
+_CLASSES = ("reference_class", "dali_class", "class")
+
+
+@dataclass(frozen=True)
+class PredictionDecoder:
+    """How outputs become predictions of a task, and what is true of the images."""
+
+    task: BootstrapTask
+    card: ModelCard
+    samples: ImageSet
+    truths: Mapping[Path, Any]
+    """Empty without annotations."""
+
+    def decode(self, outputs: "Mapping[str, np.ndarray]", paths: Sequence[Path]) -> list[Any]:
+        """The predictions for some images from their outputs, (images, ...) each."""
+        return list(self.task.decode(outputs, _name_files(paths, self.samples.root), self.samples, self.card))
+
+    def add_columns(
+        self, rows: "pl.DataFrame", paths: Sequence[Path], reference: list[Any], got: list[Any]
+    ) -> "pl.DataFrame":
+        """The rows of the images `paths` with predictions and truths."""
+        import polars as pl
+
+        columns = dict(zip(_COLUMNS, (reference, got), strict=True))
+        if self.truths:
+            columns["truth"] = [self.truths[path] for path in paths]
+        return rows.hstack(pl.DataFrame(columns))
+
+
+def open_prediction_decoder(card: ModelCard, images: ImageFolder, listener: Listener) -> PredictionDecoder | None:
+    """The decoder of a detector or segmenter; None for other models, and, with a warning, for outputs that do not fit the task.
+
+    Raises BadInputError for annotations that do not fit the images or the model.
+    """
+    task = find_stored_task(card.task)
+    if task is None:
+        return None
+    try:
+        task.require_model(card)
+        lacking = any(each.batch != 0 for each in card.outputs) and not lacks_image_axis(card)
+        problem = "an output has no batch dimension" if lacking else ""
+    except BadInputError as error:
+        problem = str(error)
+    if problem:
+        listener.warn(f"predictions are not compared, only outputs: {problem}")
+        return None
+    root = next((each for each in (images.folder, *images.folder.parents) if is_annotated(each)), images.folder)
+    samples = ImageSet(root.name, root, 0, _name_files(images.paths, root))
+    truths = task.read_truths(samples, card, task.count_classes(card))
+    if truths is None:
+        listener.warn(f"{task.score} not computed: {root} has no annotations")
+    named = {} if truths is None else dict(zip(images.paths, truths, strict=True))
+    return PredictionDecoder(task, card, samples, named)
+
+
+def _name_files(paths: Sequence[Path], root: Path) -> tuple[SetFile, ...]:
+    """The images as files of a set in `root`; their hashes are not asked for."""
+    return tuple(SetFile(path.relative_to(root).as_posix(), "") for path in paths)
+
+
+def find_stored_task(name: str | None) -> BootstrapTask | None:
+    """The task that predictions are compared by; None for all but detection and segmentation."""
+    task = TASKS[Task(name)] if name in _TASKS else None
+    return task if isinstance(task, BootstrapTask) else None
+
+
+def compare_predictions(
+    rows: "pl.DataFrame", task: BootstrapTask | None
+) -> tuple[TaskScore | None, PredictionAgreement | None]:
+    """Score and agreement of the predictions in `rows`; None where there are none, or the reference's prove nothing.
+
+    They prove nothing where they are the same for every image, or score 0.
+    """
+    import numpy as np
+
+    if task is None or not set(_COLUMNS) <= set(rows.columns):
+        return None, None
+    reference, got = (rows[name].to_list() for name in _COLUMNS)
+    shown = task.take_as_truths(reference)
+    if all(each == shown[0] for each in shown):
+        return None, None
+    same = task.compute_parity(reference, got)
+    agreement = None if same is None else PredictionAgreement(same.share, same.ci, rows.height)
+    if "truth" not in rows.columns:
+        return None, agreement
+    first = task.score_predictions(rows["truth"].to_list(), reference, got, (), 0).scores[0]
+    was = first.value + first.drop
+    if not np.isfinite(was):
+        return None, agreement
+    if was == 0:
+        return None, None
+    return TaskScore(first.name, was, first.value, first.drop, first.drop_ci), agreement
+
+
+def observe_prediction_agreement(
+    rows: "pl.DataFrame", task: BootstrapTask, confidence: float, about: str
+) -> Observation:
+    """The agreement of the predictions in `rows` with its interval at `confidence`; blocked where the images are too few for one."""
+    reference, got = (rows[name].to_list() for name in _COLUMNS)
+    found = task.observe(None, reference, got, confidence, about)["agreement"]
+    if rows.height >= FEWEST_IMAGES:
+        return found
+    few = Blocker(f"{rows.height} images are too few to prove agreement", f"verify parity on {FEWEST_IMAGES} or more")
+    return replace(found, blockers=(few,))
+
+
+def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
+    """The rows' columns about the outputs of one batch, `(images, …)` each; classes are null for what is no classifier."""
+    import numpy as np
+    import polars as pl
+
+    reference, got = (each.astype(np.float32) for each in (reference, got))
+    columns: dict[str, Any] = dict(compute_row_errors(reference, got))
+    for name, outputs in (("reference_class", reference), ("dali_class", got)):
+        columns[name] = find_best_classes(outputs) if classifies else [None] * len(outputs)
+    return pl.DataFrame(columns).cast({"reference_class": pl.Int64, "dali_class": pl.Int64})
+
+
+def proof_from_rows(
+    rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int, task: BootstrapTask | None = None
+) -> Proof:
+    """The proof that `rows` amount to; `task` is that of a detector or segmenter."""
+    sums = _list_sums(rows)
+    error = pool_errors("output", row_errors_from_table(rows))
+    top1 = accuracy = None
+    if classifies:
+        top1 = compute_agreement(sums["reference_class"], sums["dali_class"])
+        if "class" in rows.columns and rows["class"].null_count() == 0:
+            truth = sums["class"]
+            shares = (float((sums[name] == truth).mean()) for name in ("reference_class", "dali_class"))
+            accuracy = Accuracy(*shares)
+    score, predicted = compare_predictions(rows, task)
+    judgment = judge_parity(
+        top1,
+        error.snr_db,
+        finite=error.finite,
+        trained=trained,
+        classifies=classifies or "dali_prediction" in rows.columns,
+        refused=refused,
+        blind=error.snr_db is None and rows["reference_square"].n_unique() < 2 and sums["max_levels"].max() > 0,
+        score=score,
+        predicted=predicted,
+    )
+    return Proof(judgment.verdict, judgment.reason, judgment.remedy, error, top1, accuracy, score, predicted)
+
+
+def row_errors_from_table(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
+    """The sums of each image, as `stats.agreement` takes them."""
+    return {name: values for name, values in _list_sums(rows).items() if name not in _CLASSES}
+
+
+def _list_sums(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
+    return {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
+
+
+def read_rows(files: Files) -> "pl.DataFrame":
+    """The rows of a proof. Raises BadInputError where they are not there."""
+    import polars as pl
+
+    try:
+        rows = pl.read_parquet(files.read(ROWS))
+    except pl.exceptions.PolarsError as error:
+        raise BadInputError(f"cannot read the parity results in {files.folder / ROWS}: {first_line(error)}") from error
+    if "difference_square" not in rows.columns:
+        raise BadInputError(f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again")
+    return rows
+
+
+def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
+    """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
+    for run in newest_runs(runs, "preprocess"):
+        record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
+        if is_proof_for(record, build):
+            return _observe_parity(run, record, confidence)
+    return {}
+
+
+def is_proof_for(record: PreprocessRecord, build: JudgedBuild) -> bool:
+    """Whether it was proven on the build's own model; a record of an earlier version has only a name to tell by."""
+    return record.model == build.model and record.model_sha256 in (None, build.model_sha256)
+
+
+def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> dict[str, Observation]:
+    rows = read_rows(run.files)
+    proof, refused = recompute_proof(rows, record), len(record.parity.refused)
+    remedy = "convert or remove them, then verify parity again"
+    blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
+    weights = () if record.trained else (RANDOM_WEIGHTS,)
+    about = f"{rows.height} images"
+    found = {}
+    if proof.top1_agreement is not None:
+        agreement = proof.top1_agreement
+        interval = compute_share_interval(agreement.equal, agreement.images, confidence)
+        tail = Share(agreement.equal, agreement.images)
+        found["agreement"] = Observation(
+            agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.name, tail
+        )
+    elif proof.prediction_agreement is not None and (task := find_stored_task(record.task)) is not None:
+        seen = observe_prediction_agreement(rows, task, confidence, about)
+        found["agreement"] = replace(seen, blockers=(*blockers, *weights, *seen.blockers), source=run.name)
+    if (snr := proof.output.snr_db) is not None:
+        extent = compute_snr_interval(row_errors_from_table(rows), confidence)
+        low, high = extent or (None, None)
+        few = Blocker(
+            f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known",
+            f"verify parity on more images: optpipe preprocess {shlex.quote(record.model)} --images DIR",
+        )
+        found["snr"] = Observation(snr, low, high, blockers if extent else (*blockers, few), about, run.name)
+    return found
+
+
+def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:
+    """The proof of a preprocess run, where the rows of its images are there."""
+    if run.files.has(ROWS):
+        stored = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
+        rows = read_rows(run.files)
+        proof = recompute_proof(rows, stored)
+        parity = replace(stored.parity, proof=proof, images=rows.height)
+        yield PREPROCESSING, stored, replace(stored, parity=parity, verdict=proof.verdict)
+
+
+def recompute_proof(rows: "pl.DataFrame", record: PreprocessRecord) -> Proof:
+    """The parity proof of a preprocess run from its rows."""
+    return proof_from_rows(
+        rows,
+        trained=record.trained,
+        classifies=record.classifies,
+        refused=len(record.parity.refused),
+        task=find_stored_task(record.task),
+    )

@@ -1,1 +1,0 @@
-"""What a profile says: trace quality, bottleneck, gaps, rules with advice, the difference of two profiles. Reads no files."""

@@ -1,1 +1,0 @@
-"""What each layer of the network cost: kernels attributed to ONNX nodes, roofline, Tensor Cores, hardware counters."""

@@ -1,0 +1,483 @@
+"""A trace from nsys' SQLite export: the one place that knows its table and column names.
+
+Schema of the export: Nsight Systems user guide, "SQLite Schema Reference". Tables in which nothing was recorded may be
+absent and columns vary from 2022.4 to 2025.x; every query is put together from the columns that are there.
+"""
+
+import math
+import sqlite3
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from urllib.parse import quote
+
+import polars as pl
+from polars._typing import PolarsDataType
+
+from optpipe.core.errors import BadInputError, StageError, first_line
+
+NAME_DTYPE = pl.Categorical
+"""Names repeat a thousandfold: kept as codes, so that grouping a million rows by name compares integers."""
+FrameSchema = Mapping[str, PolarsDataType]
+_SPAN: FrameSchema = {"start_ns": pl.Int64, "end_ns": pl.Int64}
+_OPERATION: FrameSchema = {**_SPAN, **dict.fromkeys(("device", "stream", "correlation_id", "pid"), pl.Int64)}
+
+KERNEL_SCHEMA: FrameSchema = {**_OPERATION, "name": NAME_DTYPE, "blocks": pl.Int64, "graph_node": pl.Int64}
+API_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "correlation_id": pl.Int64, "name": NAME_DTYPE}
+COPY_SCHEMA: FrameSchema = {
+    **_OPERATION,
+    "bytes": pl.Int64,
+    **dict.fromkeys(("kind", "source_memory", "target_memory"), pl.String),
+    "graph_node": pl.Int64,
+}
+"""Copies and memsets (kind `Memset`)."""
+RANGE_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE}
+METRIC_SCHEMA: FrameSchema = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME_DTYPE, "value": pl.Float64}
+"""GPU metrics at a fixed rate; recorded on request."""
+SCHEMAS: Mapping[str, FrameSchema] = {
+    "kernels": KERNEL_SCHEMA,
+    "api": API_SCHEMA,
+    "copies": COPY_SCHEMA,
+    "ranges": RANGE_SCHEMA,
+    "os_runtime": RANGE_SCHEMA,
+    "metrics": METRIC_SCHEMA,
+}
+
+
+def make_empty_frame(table: str) -> pl.DataFrame:
+    return pl.DataFrame(schema=dict(SCHEMAS[table]))
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the trace describes it; None where the export does not say."""
+
+    name: str
+    compute_capability: str | None = None
+    multiprocessors: int | None = None
+    memory_bytes: int | None = None
+    bandwidth_bytes_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHeader:
+    """What is known of a recording beside its frames."""
+
+    source: str
+    tracer: str
+    """The tool and its version: `nsys 2025.3.2.0`, `torch.profiler 2.14`."""
+    gpus: tuple[Gpu, ...] = ()
+    diagnostics: tuple[str, ...] = ()
+    """What is missing or damaged: events that the profiler says it lost, rows without times or with impossible ones."""
+    graph_launches_untraced: int = 0
+    """CUDA graphs recorded as one opaque row each (`--cuda-graph-trace=graph`)."""
+    overhead_ns: int = 0
+    """Time that the profiler reports to have spent itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace(TraceHeader):
+    """Everything read from one recording; `trace_from_frames` makes it."""
+
+    absent: tuple[str, ...] = ()
+    """Tables the recording does not have; what needs them is withheld."""
+    kernels: pl.DataFrame = field(default_factory=lambda: make_empty_frame("kernels"))
+    api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
+    copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
+    ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
+    os_runtime: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_runtime"))
+    metrics: pl.DataFrame = field(default_factory=lambda: make_empty_frame("metrics"))
+
+    @property
+    def tables(self) -> dict[str, pl.DataFrame]:
+        return {table: getattr(self, table) for table in SCHEMAS}
+
+
+_FARTHEST_NS = 1 << 60
+"""36 years from the clock's origin: a timestamp beyond is damage, and sums of such overflow."""
+
+
+def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -> Trace:
+    """The trace with those rows of `frames` that have their times and end no earlier than they start.
+
+    How many rows of which frame are left out is among the diagnostics: the trace is then not to be trusted as a whole.
+    """
+    kept, lost = {}, list(header.diagnostics)
+    for table, frame in frames.items():
+        times = [column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns]
+        timed = frame.drop_nulls(times).filter(*(pl.col(each).abs() < _FARTHEST_NS for each in times))
+        kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns")) if "end_ns" in times else timed
+        if timed.height < frame.height:
+            lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
+        if kept[table].height < timed.height:
+            lost.append(f"{timed.height - kept[table].height} rows of {table} end before they start")
+    absent = tuple(table for table in SCHEMAS if table not in kept or kept[table].is_empty())
+    known = {each.name: getattr(header, each.name) for each in fields(TraceHeader)}
+    return Trace(**known | {"diagnostics": tuple(lost), "absent": absent} | kept)
+
+
+BATCH_ROWS = 100_000
+_MAGIC = b"SQLite format 3\x00"
+_HEADER_BYTES = 100
+_KEPT_TABLES = (
+    "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "NVTX_EVENTS", "OSRT_API", "PROFILER_OVERHEAD",
+    "GPU_METRICS", "TARGET_INFO_GPU_METRICS",
+)  # fmt: skip
+_LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}}
+"""Payloads of any content."""
+_NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
+_GPU_COLUMNS = ("name", "id", "smCount", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
+_METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
+KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host name, and paths in clear text: never attach or commit it"
+
+
+@dataclass(frozen=True, slots=True)
+class NsysExport:
+    """An export file and what it holds: the columns of each of its tables."""
+
+    path: Path
+    columns: Mapping[str, frozenset[str]]
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether `table` is there with all of `columns`; a table in which nothing happened may be absent."""
+        return table in self.columns and self.columns[table].issuperset(columns)
+
+
+def open_export(path: Path) -> NsysExport:
+    """Checks that `path` is a whole export of Nsight Systems.
+
+    Raises:
+        BadInputError: the file is missing, empty, cut short, no SQLite database, or not an export of nsys.
+    """
+    _check_whole(path)
+    try:
+        with closing(_connect(path)) as connection:
+            tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            columns = {
+                table: frozenset(
+                    row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
+                )
+                for table in tables
+            }
+    except sqlite3.DatabaseError as error:
+        raise BadInputError(_format_damage(path, str(error))) from error
+    if "StringIds" not in columns:
+        message = f"{path}: an SQLite file, but not an export of Nsight Systems (no StringIds table)"
+        raise BadInputError(f"{message}\ncreate one with: nsys export --type sqlite FILE.nsys-rep")
+    return NsysExport(path, columns)
+
+
+def fetch_rows(export: NsysExport, sql: str) -> list[tuple[object, ...]]:
+    """The rows of a small query; for large tables use `frames`."""
+    try:
+        with closing(_connect(export.path)) as connection:
+            return connection.execute(sql).fetchall()
+    except sqlite3.DatabaseError as error:
+        raise BadInputError(_format_damage(export.path, str(error))) from error
+
+
+def fetch_frames(export: NsysExport, queries: Mapping[str, str]) -> dict[str, pl.DataFrame]:
+    """Runs `queries` side by side, each on its own connection; the frames are keyed as the queries are."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        results = pool.map(lambda sql: _fetch_frame(export.path, sql), queries.values())
+        return dict(zip(queries, results, strict=True))
+
+
+def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
+    from adbc_driver_sqlite import dbapi
+
+    try:
+        with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+            cursor.execute(sql)
+            # SQLite keeps any bytes as text, and the driver hands them over unchecked: the casts check them.
+            text = pl.col(pl.String).cast(pl.Binary).cast(pl.String)
+            return pl.DataFrame(cursor.fetch_arrow()).with_columns(text)
+    except (dbapi.Error, OSError, pl.exceptions.PolarsError) as error:
+        raise BadInputError(_format_damage(path, first_line(error))) from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(_uri(path), uri=True)
+
+
+def _uri(path: Path) -> str:
+    return f"file:{quote(str(path.resolve()))}?mode=ro"
+
+
+def _check_whole(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+        size_bytes = path.stat().st_size
+    except FileNotFoundError:
+        raise BadInputError(f"{path}: no such file; pass an .nsys-rep file or its .sqlite export") from None
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
+    if size_bytes == 0:
+        raise BadInputError(f"{path}: the file is empty; export it again: nsys export --type sqlite FILE.nsys-rep")
+    if not header.startswith(_MAGIC):
+        raise BadInputError(
+            f"{path}: not an SQLite export of Nsight Systems; create one with: nsys export --type sqlite"
+        )
+    # https://www.sqlite.org/fileformat.html, 1.3: page size at offset 16 (1 means 65536), page count at offset 28.
+    page_bytes = int.from_bytes(header[16:18], "big")
+    page_bytes = 65536 if page_bytes == 1 else page_bytes
+    expected_bytes = page_bytes * int.from_bytes(header[28:32], "big")
+    if len(header) < _HEADER_BYTES or size_bytes < expected_bytes:
+        raise BadInputError(_format_damage(path, f"truncated: {size_bytes} of {expected_bytes} bytes"))
+
+
+def _format_damage(path: Path, why: str) -> str:
+    return f"{path}: the export is damaged ({why})\nexport it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep"
+
+
+def write_redacted_export(source: Path, target: Path) -> None:
+    """Copies from `source` what the frames are made of into a fresh export at `target`, which must not exist.
+
+    Raises:
+        BadInputError: `source` is not a whole export, or `target` is there already. StageError: it cannot be written.
+    """
+    export = open_export(source)
+    if target.exists():
+        raise BadInputError(f"{target} already exists; remove it or choose another name")
+    try:
+        _copy_allowed_tables(export, source, target)
+    except sqlite3.Error as error:
+        target.unlink(missing_ok=True)
+        raise StageError(f"cannot write {target}: {error}") from error
+
+
+def _copy_allowed_tables(export: NsysExport, source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(target)) as copy:
+        copy.execute("ATTACH DATABASE ? AS raw", (str(source.resolve()),))
+        used = []
+        for table in (name for name in _KEPT_TABLES if name in export.columns):
+            kept = sorted(export.columns[table] - _LEFT_OUT.get(table, set()))
+            columns = ", ".join(f'"{column}"' for column in kept)
+            copy.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM raw.{table}")
+            used += [f"SELECT {column} FROM {table}" for column in _NAME_COLUMNS if export.has(table, column)]
+        wanted = " UNION ".join(used) or "SELECT NULL"
+        copy.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
+        copy.execute(f"INSERT INTO StringIds SELECT id, value FROM raw.StringIds WHERE id IN ({wanted})")
+        if export.has("TARGET_INFO_GPU", "name"):
+            columns = ", ".join(column for column in _GPU_COLUMNS if export.has("TARGET_INFO_GPU", column))
+            copy.execute(f"CREATE TABLE TARGET_INFO_GPU AS SELECT {columns} FROM raw.TARGET_INFO_GPU")
+        for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+            if export.has(table, "name", "value"):
+                marks = ", ".join("?" for _ in _METADATA)
+                copy.execute("CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT)")
+                copy.execute(
+                    f"INSERT INTO META_DATA_EXPORT SELECT name, value FROM raw.{table} WHERE name IN ({marks})",
+                    _METADATA,
+                )
+                break
+        copy.commit()
+        copy.execute("DETACH DATABASE raw")
+        copy.execute("VACUUM")
+
+
+# CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind), with
+# the labels and numbers that nsys gives them in its ENUM_ tables.
+COPY_KINDS = {
+    0: "Unknown", 1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
+    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
+    11: "Unified Host-to-Device", 12: "Unified Device-to-Host", 13: "Unified Device-to-Device",
+}  # fmt: skip
+MEMORY_KINDS = {
+    0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static", 7: "Unknown",
+}  # fmt: skip
+MEMSET = "Memset"
+_MEMSET_KIND = -1  # no number of CUPTI's: memsets are read from a table of their own
+
+_RANGE_EVENTS = "(59, 60, 70, 71)"  # NvtxPushPopRange, NvtxStartEndRange, and the same from text files (NVTXT)
+_DOMAIN_EVENT = 75
+_SEVERITY_WARNING = 2
+_UNKNOWN_VERSION = "of unknown version"
+_LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "incomplete", "exceeded")
+
+_KERNEL, _API = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_MEMCPY, _MEMSET_TABLE = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+
+
+def trace_from_sqlite(path: Path) -> Trace:
+    """Reads the export at `path`.
+
+    Raises:
+        BadInputError: the file is not a whole export of nsys, or nothing at all was recorded in it.
+    """
+    export = open_export(path)
+    raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)})
+    try:
+        names = _Names(raw.pop("strings"))
+        read = {table: _cast_frame(table, frame, names) for table, frame in raw.items() if table != "memsets"}
+        if "memsets" in raw:
+            read["copies"] = pl.concat(
+                [read.get("copies", make_empty_frame("copies")), _cast_frame("copies", raw["memsets"], names)]
+            )
+    except pl.exceptions.PolarsError as error:
+        raise BadInputError(
+            f"{path}: the export is damaged: invalid values in a column ({first_line(error)[:120]})"
+        ) from error
+    header = TraceHeader(
+        source=path.name,
+        tracer=f"nsys {_read_version(export)}",
+        gpus=_read_gpus(export),
+        diagnostics=_read_losses(export),
+        graph_launches_untraced=_read_number(export, _GRAPH, (), "COUNT(*)"),
+        overhead_ns=_read_number(export, "PROFILER_OVERHEAD", ("start", "end"), 'SUM("end" - start)'),
+    )
+    trace = trace_from_frames(header, read)
+    if not any(frame.height for frame in trace.tables.values()):
+        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, NVTX ranges, or OS calls")
+    return trace
+
+
+class _Names:
+    """String ids to names, by position in one shared list of categories instead of a join per table."""
+
+    def __init__(self, strings: pl.DataFrame) -> None:
+        self.strings = strings.select(pl.col("id").cast(pl.Int64), pl.col("value").cast(pl.String))
+
+    def of(self, ids: pl.Series) -> pl.Series:
+        """The names of `ids` as categories; an unknown id reads as its number."""
+        used = ids.unique().drop_nulls().sort().rename("id").to_frame().cast(pl.Int64)
+        known = used.join(self.strings, on="id", how="left", maintain_order="left")
+        names = known.select(pl.coalesce("value", pl.format("[string {}]", "id")).cast(NAME_DTYPE)).to_series()
+        return names.gather(known["id"].search_sorted(ids.cast(pl.Int64)))
+
+
+def _make_queries(export: NsysExport) -> dict[str, str]:
+    queries = {}
+    if export.has(_KERNEL, "start", "end", "demangledName"):
+        queries["kernels"] = (
+            f"SELECT {_operation(export, _KERNEL)}, demangledName AS name, gridX * gridY * gridZ AS blocks, "
+            f"{_column(export, _KERNEL, 'graphNodeId')} AS graph_node FROM {_KERNEL}"
+        )
+    if export.has(_API, "start", "end", "nameId"):
+        queries["api"] = (
+            'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, correlationId AS correlation_id, '
+            f"nameId AS name FROM {_API}"
+        )
+    if export.has(_MEMCPY, "start", "end", "bytes", "copyKind"):
+        queries["copies"] = (
+            f"SELECT {_operation(export, _MEMCPY)}, bytes, copyKind AS kind, "
+            f"{_column(export, _MEMCPY, 'srcKind')} AS source_memory, "
+            f"{_column(export, _MEMCPY, 'dstKind')} AS target_memory, "
+            f"{_column(export, _MEMCPY, 'graphNodeId')} AS graph_node FROM {_MEMCPY}"
+        )
+    if export.has(_MEMSET_TABLE, "start", "end", "bytes"):
+        queries["memsets"] = (
+            f"SELECT {_operation(export, _MEMSET_TABLE)}, bytes, {_MEMSET_KIND} AS kind, NULL AS source_memory, "
+            f"{_column(export, _MEMSET_TABLE, 'memKind')} AS target_memory, "
+            f"{_column(export, _MEMSET_TABLE, 'graphNodeId')} AS graph_node FROM {_MEMSET_TABLE}"
+        )
+    if export.has("NVTX_EVENTS", "start", "end", "text", "globalTid"):
+        queries["ranges"] = _ranges_query(export)
+    if export.has("OSRT_API", "start", "end", "nameId", "globalTid"):
+        queries["os_runtime"] = (
+            'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, nameId AS name FROM OSRT_API'
+        )
+    if export.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value") and export.has(
+        "TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"
+    ):
+        queries["metrics"] = (
+            "SELECT m.timestamp AS time_ns, m.typeId & 255 AS device, i.metricName AS name, m.value AS value FROM GPU_METRICS m JOIN "
+            "(SELECT DISTINCT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS) i "
+            "ON i.typeId = m.typeId AND i.metricId = m.metricId"
+        )
+    return queries
+
+
+def _ranges_query(export: NsysExport) -> str:
+    """Ranges that ended; `text` is never NULL, because a column's type is taken from its first rows."""
+    registered = "textId" if export.has("NVTX_EVENTS", "textId") else "NULL"
+    domain = "domainId" if export.has("NVTX_EVENTS", "domainId") else "0"
+    return (
+        f"SELECT e.start AS start_ns, e.\"end\" AS end_ns, e.globalTid AS thread, COALESCE(d.text || ':', '') || "
+        f"COALESCE(e.text, s.value, '') AS name FROM (SELECT start, \"end\", globalTid, text, {registered} AS textId, {domain} AS "
+        f'domainId FROM NVTX_EVENTS WHERE "end" IS NOT NULL AND eventType IN {_RANGE_EVENTS}) e '
+        f"LEFT JOIN StringIds s ON s.id = e.textId LEFT JOIN (SELECT {domain} AS domainId, MIN(text) AS text FROM NVTX_EVENTS "
+        f"WHERE eventType = {_DOMAIN_EVENT} GROUP BY 1) d ON d.domainId = e.domainId"
+    )
+
+
+def _operation(export: NsysExport, table: str) -> str:
+    """The columns that kernels, copies and memsets have in common."""
+    pid = _column(export, table, "globalPid", "0")
+    return f'start AS start_ns, "end" AS end_ns, deviceId AS device, streamId AS stream, correlationId AS correlation_id, {pid} AS pid'
+
+
+def _column(export: NsysExport, table: str, column: str, otherwise: str = "NULL") -> str:
+    return column if export.has(table, column) else otherwise
+
+
+def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
+    """`frame` with the columns and types of `table`'s schema, ids and numbers turned into names."""
+    named: list[pl.Series | pl.Expr] = []
+    if "name" in frame.columns and frame["name"].dtype.is_integer():
+        named.append(names.of(frame["name"]).alias("name"))
+    if table == "copies":
+        named.append(_label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET}))
+        named += [_label(column, MEMORY_KINDS) for column in ("source_memory", "target_memory")]
+    columns = (pl.col(column).cast(dtype) for column, dtype in SCHEMAS[table].items())
+    return frame.with_columns(named).select(columns)
+
+
+def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
+    return pl.col(column).cast(pl.Int64).replace_strict(labels, default=None, return_dtype=pl.String).alias(column)
+
+
+def _read_number(export: NsysExport, table: str, columns: tuple[str, ...], aggregate: str) -> int:
+    """`aggregate` over a table; 0 where it is absent."""
+    return _integer(fetch_rows(export, f"SELECT {aggregate} FROM {table}")[0][0]) if export.has(table, *columns) else 0
+
+
+def _integer(value: object) -> int:
+    """0 for what is not a number: any cell of an export may hold anything."""
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _read_version(export: NsysExport) -> str:
+    """The version of nsys that made the export; its table of metadata had another name up to 2022."""
+    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+        if export.has(table, "name", "value"):
+            found = fetch_rows(export, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
+            return str(found[-1][0]) if found else _UNKNOWN_VERSION
+    return _UNKNOWN_VERSION
+
+
+def _read_gpus(export: NsysExport) -> tuple[Gpu, ...]:
+    table = "TARGET_INFO_GPU"
+    if not export.has(table, "name"):
+        return ()
+    wanted = ("name", "computeMajor", "computeMinor", "smCount", "totalMemory", "memoryBandwidth")
+    found = fetch_rows(
+        export, f"SELECT {', '.join(_column(export, table, column) for column in wanted)} FROM {table} ORDER BY id"
+    )
+    return tuple(
+        Gpu(
+            name=str(name),
+            compute_capability=None if major is None else f"{major}.{minor}",
+            multiprocessors=_integer(multiprocessors) or None,
+            memory_bytes=_integer(memory) or None,
+            bandwidth_bytes_per_s=_integer(bandwidth) or None,
+        )
+        for name, major, minor, multiprocessors, memory, bandwidth in found
+    )
+
+
+def _read_losses(export: NsysExport) -> tuple[str, ...]:
+    """The profiler's warnings and errors that speak of events it lost."""
+    if not export.has("DIAGNOSTIC_EVENT", "text", "severity"):
+        return ()
+    found = fetch_rows(
+        export, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN ({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
+    )
+    texts = (str(row[0]).strip() for row in found)
+    lost = dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS))
+    return tuple(f"nsys reports: {text}" for text in lost)

@@ -17,9 +17,8 @@ def costs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, NodeCost]:
     return {row.name: row for row in found.nodes}
 
 
-@pytest.mark.parametrize(
-    ("name", "macs"), [("resnet18", 1_814_073_344), pytest.param("vit_b_16", 17_563_828_224, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "macs"), [("resnet18", 1_814_073_344), ("vit_b_16", 17_563_828_224)])
 def test_published_multiply_adds(name: str, macs: int) -> None:
     """torchvision's documentation says 1.81 and 17.56 GFLOPS, which it counts as multiply-adds."""
     import torchvision

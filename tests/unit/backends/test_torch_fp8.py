@@ -29,7 +29,8 @@ from optpipe.workspace.store import Store
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(VIT, id="vit"), pytest.param(BERT, id="bert", marks=pytest.mark.slow)]
+    scope="module",
+    params=[pytest.param(each, id=name, marks=pytest.mark.slow) for name, each in (("vit", VIT), ("bert", BERT))],
 )
 def exported(request, tmp_path_factory):
     wanted = make_request(request.param, tmp_path_factory.mktemp("fp8"))

@@ -1,6 +1,7 @@
 """Fused convolutions compute what the program computed before. cuDNN is played by the CPU: only `tests/gpu` runs it."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -79,6 +80,7 @@ FUSED = {
     "a convolution added in place": (lambda b, y, x: y.add_(b.side(x)).relu_(), 1),
     "two in a row": (lambda b, y, _x: b.bn(b.conv(y.relu())).relu(), 2),
 }
+PLAIN = {"bias": True, "normalized": False}
 LEFT_ALONE = {
     "no relu": lambda _b, y, _x: y,
     "another activation": lambda _b, y, _x: nn.functional.silu(y),
@@ -92,12 +94,12 @@ LEFT_ALONE = {
 }
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("name", FUSED)
-def test_a_relu_after_a_convolution_becomes_one_kernel_with_it(name: str, *, normalized: bool, bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"), [*product(FUSED, [{}]), *product(["relu", "a convolution added"], [{"bias": True}, PLAIN])]
+)
+def test_a_relu_after_a_convolution_becomes_one_kernel_with_it(name: str, how: dict[str, bool]) -> None:
     after, count = FUSED[name]
-    program, module, x = exported(Block(after, bias=bias, normalized=normalized))
+    program, module, x = exported(Block(after, **how))
     assert fuse_convolutions(program) == count
     assert error(program, module, x) < 0.02
     left = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]

@@ -1,0 +1,401 @@
+"""TensorRT without a GPU: its options and their trtexec flags, its timing cache, and what TensorRT-RTX's own parser makes of a graph."""
+
+import ast
+import json
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.console import text_of
+from tests.fakes.entries import artifact_info
+from tests.fakes.graphs import onnx_model
+from tests.fakes.tensorrt_api.build_case import SPEC, save_graph
+
+import optpipe.backends
+from optpipe.backends.base import BuildRequest
+from optpipe.backends.registry import BACKENDS
+from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_inspector, layers_from_network
+from optpipe.backends.tensorrt_builder import (
+    BuilderOptions,
+    capabilities_from_text,
+    describe_in_key,
+    list_builder_flags,
+    list_profile_shapes,
+    list_shape_flags,
+    options_from_given,
+    require_supported,
+    sources_from_text,
+    write_timing_cache,
+)
+from optpipe.backends.tensorrt_session import choose_profile
+from optpipe.build.build import warn_of_plugins
+from optpipe.cli.parsing import build_plan_from_options, model_from_options
+from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text, join_batch_ranges
+from optpipe.core.entries import (
+    ENGINE_LAYERS,
+    EngineLayer,
+    EngineLayers,
+    GraphInfo,
+    ModelInfo,
+    WeightsRecord,
+)
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.core.files import hash_file
+from optpipe.core.precision import Precision, prove_precision
+from optpipe.core.records import plain_from_record, read_record
+from optpipe.models.artifacts.lookup import command_from_artifact
+from optpipe.models.document import document_from_tool_command
+from optpipe.workspace.environment import list_gpus
+from optpipe.workspace.files import write_json
+from optpipe.workspace.store import Store
+
+RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)
+
+
+@pytest.fixture
+def library():
+    return pytest.importorskip("tensorrt_rtx", reason="needs the wheel tensorrt-rtx-cu13")
+
+
+def request_for(folder, spec=SPEC, precision=Precision.FP32, **options):
+    card = ModelCard("net", "net.onnx", Task.OTHER, (spec,))
+    return BuildRequest(card, precision, folder / "model.onnx", None, "cuda", options, folder)
+
+
+# options
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=list(BACKENDS))
+def test_every_option_is_described_and_has_its_own_default(backend) -> None:
+    for device in backend.devices():
+        options = backend.describe_options(device)
+        assert len({each.name for each in options}) == len(options)
+        assert {each.name: each.default for each in options if not each.builds} == backend.runtime_options(device)
+        assert all(each.help and not each.help.endswith(".") for each in options)
+        assert all(each.default in each.choices for each in options if each.choices)
+
+
+def test_options_at_their_defaults_rename_no_artifact_and_a_plugin_counts_by_its_bytes(tmp_path) -> None:
+    assert describe_in_key(BuilderOptions()) == {"workspace_bytes": 0, "optimization_level": -1}
+    assert describe_in_key(options_from_given({"refit": "false", "aux_streams": "-1"}, "tensorrt", "tensorrt")) == (
+        describe_in_key(BuilderOptions())
+    )
+    for folder, content in (("a", b"one"), ("b", b"one"), ("c", b"two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "plugin.so").write_bytes(content)
+    keys = [describe_in_key(BuilderOptions(plugins=str(tmp_path / folder / "plugin.so"))) for folder in "abc"]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_capabilities_and_sources_are_read_as_the_library_names_them() -> None:
+    assert capabilities_from_text("8.6, 12.0,8.6") == ("SM86", "SM120")
+    assert sources_from_text("-A,+B") == (("A", False), ("B", True))
+    for text in ("8", "ada", "8.x"):
+        with pytest.raises(BadInputError, match="compute_capabilities"):
+            capabilities_from_text(text)
+
+
+@given(st.lists(RANGES, min_size=1, max_size=4), st.integers(1, 300))
+def test_the_joined_range_holds_every_profile_and_a_shape_runs_in_one_that_holds_it(ranges, size) -> None:
+    low, usual, high = join_batch_ranges(ranges)
+    assert (low, high) == (min(each[0] for each in ranges), max(each[2] for each in ranges))
+    assert low <= usual <= high
+    text = ",".join(":".join(map(str, each)) for each in ranges)
+    assert batch_ranges_from_text(text) == tuple(ranges)
+    shapes = list_profile_shapes(
+        BuilderOptions(profiles=text), (InputSpec("x", "float32", (low, 3), (usual, 3), (high, 3)),)
+    )
+    assert [(each.min[0], each.opt[0], each.max[0]) for (each,) in shapes] == list(ranges)
+    chosen = choose_profile([{"x": tuple((edge, 3) for edge in each)} for each in ranges], {"x": (size, 3)})
+    holding = [index for index, (low, _, high) in enumerate(ranges) if low <= size <= high]
+    assert (chosen in holding) if holding else chosen is None
+    exact = [index for index in holding if ranges[index][1] == size]
+    assert not exact or ranges[chosen][1] == size, "where one is tuned for just this size, it is taken"
+
+
+def test_what_the_command_line_gives_reaches_the_plan(tmp_path: Path) -> None:
+    several, library = "1:1:1,1:32:64", tmp_path / "mine.so"
+    library.write_bytes(b"code")
+    given = ["fp32", "tensorrt-rtx,onnxruntime", None, [f"tensorrt-rtx.plugins={library}"]]
+    plan = build_plan_from_options(*given, images=None, calibration=None, batch=several)
+    assert plan.options == {"tensorrt-rtx": {"profiles": several, "plugins": str(library)}}
+    assert model_from_options("digits", "default", several, [], Store(tmp_path)).batch == (1, 32, 64)
+    with pytest.raises(BadInputError, match="--batch 1:x"):
+        model_from_options("digits", "default", "1:1:1,1:x", [], Store(tmp_path))
+    heard = SilentListener()
+    warn_of_plugins(plan, heard)
+    (said,) = heard.warnings
+    assert str(library) in said
+    assert hash_file(library) in said
+
+
+def test_what_an_older_library_does_not_know_is_refused_by_name() -> None:
+    level = Enum("Level", ["NONE", "AMPERE_PLUS"])
+    older = SimpleNamespace(
+        __name__="tensorrt", __version__="10.0", HardwareCompatibilityLevel=level, TacticSource=level
+    )
+    require_supported(older, BuilderOptions(hardware_compatibility="ampere+"))
+    with pytest.raises(BadInputError, match=r"sameComputeCapability: tensorrt 10\.0 does not have it"):
+        require_supported(older, BuilderOptions(hardware_compatibility="sameComputeCapability"))
+
+
+# the timing cache: the library's is a set of words here
+
+MARK = b"ptrtd\0\0\0"
+
+
+class Cache:
+    """As TensorRT's ITimingCache: it combines with one of the same GPU, and refuses another's."""
+
+    def __init__(self, content):
+        self.gpu, *words = content.removeprefix(MARK).decode().split()
+        self.words = set(words)
+
+    def serialize(self):
+        return MARK + " ".join([self.gpu, *sorted(self.words)]).encode()
+
+    def combine(self, other, ignore_mismatch):
+        assert not ignore_mismatch
+        if other.gpu != self.gpu:
+            return False
+        self.words |= other.words
+        return True
+
+
+def config(gpu, *words):
+    cache = Cache(MARK + " ".join([gpu, *words]).encode())
+    return SimpleNamespace(
+        create_timing_cache=lambda content: Cache(content or MARK + gpu.encode()), get_timing_cache=lambda: cache
+    )
+
+
+def test_builds_at_once_lose_nothing_that_one_of_them_timed_and_another_gpu_changes_nothing(tmp_path, capsys) -> None:
+    file = tmp_path / "timings"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda index: write_timing_cache(config("h200", f"kernel{index}"), file), range(40)))
+    before = file.read_bytes()
+    assert Cache(before).words == {f"kernel{index}" for index in range(40)}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".timings.lock", "timings"]
+    write_timing_cache(config("l40s", "two"), file)
+    assert file.read_bytes() == before
+    assert "of another GPU" in capsys.readouterr().out
+
+
+# the layers of an engine: out of the inspector's JSON, and of a network that TensorRT-RTX parsed
+
+
+def test_the_inspector_tells_types_and_tactics() -> None:
+    """JSON of the form in NVIDIA's documentation; none was recorded by us."""
+    kind, tactic = "Channel major FP16 format", "sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwckrsc_nhwc"
+    values = {name: [{"Name": name, "Dimensions": [8, 3, 16, 16], "Format/Datatype": kind}] for name in "xb"}
+    first = {
+        "Name": "conv1 + relu1", "LayerType": "CaskConvolution", "Inputs": values["x"], "Outputs": values["b"],
+        "TacticName": tactic, "TacticValue": "0x9b1d0d9dbb1c1ed0",
+    }  # fmt: skip
+    second = {"Name": "reshape", "LayerType": "NoOp", "Inputs": [], "Outputs": []}
+    inspected = {"Layers": [first, second, "a name alone"], "Bindings": ["x", "y"]}
+    assert list(layers_from_inspector(json.dumps(inspected))) == [
+        EngineLayer("conv1 + relu1", "CaskConvolution", (kind,), (kind,), tactic),
+        EngineLayer("reshape", "NoOp", (), ()),
+        EngineLayer("a name alone", "", (), ()),
+    ]
+
+
+@pytest.mark.skipif(bool(list_gpus()), reason="needs a machine without an NVIDIA GPU")
+def test_without_a_gpu_the_parsed_network_is_kept_and_says_so(tmp_path, library) -> None:
+    save_graph(tmp_path)
+    TENSORRT_RTX.build(request_for(tmp_path))
+    found = read_record(tmp_path / ENGINE_LAYERS, EngineLayers)
+    assert found.origin.startswith("parsed network")
+    computing = [each for each in found.layers if each.op in ("CONVOLUTION", "ACTIVATION")]
+    assert [(each.name, each.inputs[:1], each.outputs) for each in computing] == [
+        (name, ("fp32",), ("fp32",)) for name in ("first", "relu", "second")
+    ]
+    assert found.count_types()["fp32"] >= 3
+
+
+def test_sparsity_is_refused_where_no_weight_has_the_pattern(tmp_path, library) -> None:
+    save_graph(tmp_path, sparse=False)
+    with pytest.raises(BadInputError, match="2:4 pattern"):
+        TENSORRT_RTX.build(request_for(tmp_path, sparse_weights="true"))
+
+
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_the_products_of_a_recurrent_node_are_its_own(tmp_path, library, op, gates, directions) -> None:
+    """x (5 steps, batch, 6) through one recurrent node of 4 hidden values, and a product behind it."""
+    shapes = {"w": (directions, gates * 4, 6), "r": (directions, gates * 4, 4), "m": (4, 3)}
+    how = {"hidden_size": 4, "direction": "bidirectional" if directions == 2 else "forward"}
+    onnx_model(
+        [(op, "x w r", "all last", how), ("MatMul", "last m", "y")],
+        {"x": [5, "batch", 6]}, {"y": [directions, "batch", 3]}, path=tmp_path / "model.onnx",
+        **{name: np.ones(shape, np.float32) / 9 for name, shape in shapes.items()},
+    )  # fmt: skip
+    logger = library.Logger(library.Logger.ERROR)
+    network = library.Builder(logger).create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    assert library.OnnxParser(network, logger).parse_from_file(str(tmp_path / "model.onnx"))
+    spec = InputSpec("x", "float32", (5, 1, 6), (5, 2, 6), (5, 4, 6), batch=1)
+    layers = layers_from_network(library, network, request_for(tmp_path, spec))
+    assert prove_precision(Precision.FP32, layers).proven
+    products = directions * 2 * 4 * 3
+    assert sum(each.macs for each in layers) == 5 * 2 * directions * gates * 4 * (6 + 4) + products
+
+
+def test_an_asymmetric_graph_is_refused_with_a_way_out_in_two_lines(tmp_path, library) -> None:
+    onnx_model(
+        [("QuantizeLinear", "x scale zero", "q"), ("DequantizeLinear", "q scale zero", "y")],
+        {"x": [4, 8]}, {"y": [4, 8]}, path=tmp_path / "model.onnx", scale=np.float32(0.1), zero=np.int8(3),
+    )  # fmt: skip
+    request = request_for(tmp_path, InputSpec("x", "float32", (4, 8), (4, 8), (4, 8)), Precision.INT8)
+    (refused,) = TENSORRT_RTX.find_unsupported(request)
+    problem, way_out = refused.splitlines()
+    assert "QuantizeLinear (q): its zero point" in problem
+    assert "--backend onnxruntime" in way_out
+
+
+# the names that a session uses exist in TensorRT 11: without a GPU no test calls them (those of a build are called)
+
+SOURCES = ("tensorrt.py", "tensorrt_builder.py", "tensorrt_session.py")
+OURS = {
+    "name", "library", "package", "install", "ahead_of_time", "first_error", "precision", "card", "inputs", "graph", "directory",
+    "options", "outputs", "device", "dtype", "shape", "macs", "type", "node", "min", "opt", "max", "glob", "parent", "read_bytes",
+}  # fmt: skip
+LIBRARY_OBJECTS = {
+    "trt", "engine", "runtime", "builder", "network", "parser", "config", "profile", "layer", "data", "context",
+    "_engine", "_context", "_runtime",
+}  # fmt: skip
+RTX_ONLY = {
+    "ComputeCapability", "num_compute_capabilities", "set_compute_capability", "create_runtime_cache", "set_runtime_cache",
+}  # fmt: skip
+
+
+def names_used():
+    """Attributes that our code takes of TensorRT's objects, found by the variables that hold them."""
+    found = set()
+    for source in SOURCES:
+        tree = ast.parse((Path(optpipe.backends.__path__[0]) / source).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                names = {getattr(part, "attr", None) or getattr(part, "id", None) for part in ast.walk(node.value)}
+                if names & LIBRARY_OBJECTS:
+                    found.add(node.attr)
+    return {name for name in found - OURS - LIBRARY_OBJECTS if not name.startswith("__") and not hasattr(str, name)}
+
+
+@pytest.fixture
+def bindings():
+    """The library of the wheel tensorrt-cu13-bindings."""
+    try:
+        files = metadata.files("tensorrt-cu13-bindings") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".so" and "tensorrt" in file.name]
+    if not found:
+        pytest.skip("the wheel tensorrt-cu13-bindings is not installed for this Python")
+    return found[0].read_bytes()
+
+
+def test_every_name_that_we_use_exists_in_tensorrt_11_and_none_that_it_removed(bindings) -> None:
+    used = names_used()
+    assert {"create_engine_inspector", "get_engine_information", "deserialize_cuda_engine"} <= used
+    assert {"build_serialized_network", "parse_from_file", "execute_async_v3", "set_shape", "set_input_shape"} <= used
+    # the linker lets "Builder" share the end of "IBuilder", so only the end of a name is certain
+    assert sorted(name for name in used - RTX_ONLY if name.encode() + b"\0" not in bindings) == []
+    removed = (b"int8_calibrator", b"build_engine", b"execute_async_v2")
+    assert [name for name in removed if name + b"\0" in bindings] == []
+
+
+def test_what_only_tensorrt_rtx_has_exists_there(library) -> None:
+    assert names_used() >= RTX_ONLY
+    assert set(dir(library)) | set(dir(library.IBuilderConfig)) | set(dir(library.IRuntimeConfig)) >= RTX_ONLY
+
+
+# the equivalent trtexec command
+
+TRTEXEC_11 = {
+    "--onnx", "--saveEngine", "--minShapes", "--optShapes", "--maxShapes", "--profile", "--noTF32", "--memPoolSize",
+    "--builderOptimizationLevel", "--hardwareCompatibilityLevel", "--maxAuxStreams", "--tacticSources", "--timingCacheFile",
+    "--sparsity", "--versionCompatible", "--refit", "--stripWeights", "--dynamicPlugins", "--profilingVerbosity", "--skipInference",
+}  # fmt: skip
+"""Of `trtexec --help`, samples/common/sampleOptions.cpp in NVIDIA/TensorRT at 11.1; `tensorrt_rtx` adds --computeCapabilities."""
+IMAGE = InputSpec("image", "float32", (1, 3, 8, 8), (8, 3, 8, 8), (64, 3, 8, 8))
+SCALE = InputSpec("scale", "float32", (1,), (1,), (1,), batch=None)
+ALL = BuilderOptions(
+    workspace_bytes=1 << 26, optimization_level=5, hardware_compatibility="ampere+", version_compatible=True, refit=True,
+    strip_weights=True, sparse_weights=True, aux_streams=2, tactic_sources="-JIT_CONVOLUTIONS", timing_cache="/tmp/a cache",
+)  # fmt: skip
+
+
+def test_every_option_has_a_flag_that_trtexec_has() -> None:
+    flags = list(list_builder_flags(ALL, Precision.FP16, "tensorrt"))
+    assert {flag.partition("=")[0] for flag in flags} <= TRTEXEC_11
+    assert flags == [
+        "--noTF32", "--memPoolSize=workspace:67108864B", "--builderOptimizationLevel=5", "--hardwareCompatibilityLevel=ampere+",
+        "--maxAuxStreams=2", "--tacticSources=-JIT_CONVOLUTIONS", "--timingCacheFile=/tmp/a cache", "--sparsity=enable",
+        "--versionCompatible", "--refit", "--stripWeights",
+    ]  # fmt: skip
+    assert list(list_builder_flags(BuilderOptions(), Precision.TF32, "tensorrt")) == []
+    rtx = BuilderOptions(compute_capabilities="8.6,12.0")
+    assert list(list_builder_flags(rtx, Precision.TF32, "tensorrt-rtx")) == ["--computeCapabilities=86,120"]
+
+
+def test_shapes_are_given_for_what_changes_and_once_for_each_profile() -> None:
+    assert list(list_shape_flags(BuilderOptions(), (SCALE,))) == []
+    several = list(list_shape_flags(BuilderOptions(profiles="1:1:1,1:32:64"), (IMAGE, SCALE)))
+    assert several[:2] == ["--profile=0", "--minShapes=image:1x3x8x8"]
+    assert several[3:6] == ["--maxShapes=image:1x3x8x8", "--profile=1", "--minShapes=image:1x3x8x8"]
+
+
+@pytest.fixture
+def produce(tmp_path):
+    store = Store(tmp_path)
+
+    def make(info, write=lambda _: None, *parents):
+        def fill(folder):
+            write(folder)
+            return info
+
+        recipe = {"of": type(info).__name__, "backend": getattr(info, "backend", None)}
+        return store.produce(
+            type(info), recipe, fill, parents=[each.id for each in parents], listener=SilentListener()
+        )[0]
+
+    return store, make
+
+
+def test_the_command_is_ready_to_paste_for_an_engine_alone(produce) -> None:
+    store, make = produce
+    card = ModelCard("digits", "card:digits", Task.OTHER, (IMAGE,))
+    info = ModelInfo("digits", "card:digits", WeightsRecord("file", "0" * 64), simplified=True, own_precision=None)
+    model = make(info, lambda folder: write_json(folder / "card.json", card.to_dict()))
+    graph = make(GraphInfo(Precision.FP16), lambda _: None, model)
+
+    def artifact(backend):
+        def write(folder):
+            for name in ("model.engine", "plugin-0-mine.so"):
+                (folder / name).write_bytes(b"code")
+
+        details = {"gpu": None, "builder": plain_from_record(BuilderOptions(timing_cache="/data/a cache"))}
+        built = artifact_info(backend=backend, precision="fp16", device="cuda", file="model.engine", details=details)
+        return make(built, write, model, graph)
+
+    engine = artifact("tensorrt")
+    text = text_of(document_from_tool_command(command_from_artifact(engine.id, "trtexec", store)), width=400)
+    comment, *lines = text.splitlines()
+    assert comment == "# fp16 is in the graph: networks are strongly typed"
+    assert [line.strip(" \\") for line in lines] == [
+        "trtexec", f"--onnx={graph.path}/model.onnx", "--saveEngine=model.engine",
+        "--minShapes=image:1x3x8x8", "--optShapes=image:8x3x8x8", "--maxShapes=image:64x3x8x8",
+        "--noTF32", "'--timingCacheFile=/data/a cache'", f"--dynamicPlugins={engine.path}/plugin-0-mine.so",
+        "--profilingVerbosity=detailed", "--skipInference",
+    ]  # fmt: skip
+    for entry, said in ((artifact("onnxruntime"), "artifact of onnxruntime"), (graph, "needs an artifact")):
+        with pytest.raises(BadInputError, match=said):
+            command_from_artifact(entry.id, "trtexec", store)

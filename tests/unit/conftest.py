@@ -40,6 +40,10 @@ from optpipe.measure.records import PairMetric
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.facts import hash_model
 from optpipe.preprocess.proof import proof_from_rows, rows_from_outputs
+from optpipe.signoff.collect import SignoffRequest, collect_evidence
+from optpipe.signoff.dossier import finish_dossier, read_dossier
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import policy_from_toml
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
 from optpipe.trace.report import profile_from_trace
@@ -216,6 +220,16 @@ class Workspace:
         record = replace(record, **({"model_sha256": hash_model(exported.manifest)} | changes))
         (run.path / "preprocess.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe preprocess digits", model="digits")
+
+    def sign_off(self, policy, target, **wanted):
+        """The verdict by `policy`, and its dossier without reports, sealed at `target`; `wanted` of the request."""
+        scratch = target.with_name(f".{target.name}")
+        scratch.mkdir()
+        request = SignoffRequest("digits", policy_from_toml(policy.encode()), **wanted)
+        collect_evidence(request, self.store, scratch)
+        found = judge_dossier(read_dossier(Files(scratch))).record
+        (scratch / "verdict.json").write_bytes(json_from_record(found))
+        return found, finish_dossier(scratch, target)
 
 
 def measurement(

@@ -1,5 +1,7 @@
 """Which options are in force for a stored artifact, what servers are told of it, and which they cannot serve."""
 
+from functools import partial
+
 import pytest
 from tests.fakes.entries import artifact_info
 
@@ -21,10 +23,10 @@ def test_text_from_the_command_line_is_read_as_the_type_of_its_option():
     [("nhwc", "maybe"), ("layout", "nhwc"), ("optimization_level", "99"), ("optimization_level", "-2"), ("workspace_bytes", "-1")],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_by_name(name, value):
-    at_run_time = name in ("nhwc", "layout")
-    read, of = (resolve_effective_options, INFO) if at_run_time else (BACKENDS["tensorrt-rtx"].recipe, "cuda")
+    at_run_time = partial(resolve_effective_options, INFO)
+    read = at_run_time if name in ("nhwc", "layout") else partial(BACKENDS["tensorrt-rtx"].recipe, "cuda")
     with pytest.raises(BadInputError, match=name):
-        read(of, {name: value})
+        read({name: value})
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "torch-tensorrt", "inductor"])

@@ -7,6 +7,7 @@ from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,8 +124,8 @@ def test_the_joined_range_holds_every_profile_and_a_shape_runs_in_one_that_holds
 def test_what_the_command_line_gives_reaches_the_plan(tmp_path: Path) -> None:
     several, library = "1:1:1,1:32:64", tmp_path / "mine.so"
     library.write_bytes(b"code")
-    given = ["fp32", "tensorrt-rtx,onnxruntime", None, [f"tensorrt-rtx.plugins={library}"]]
-    plan = build_plan_from_options(*given, images=None, calibration=None, batch=several)
+    given, where = [f"tensorrt-rtx.plugins={library}"], "tensorrt-rtx,onnxruntime"
+    plan = build_plan_from_options("fp32", where, None, given, images=None, calibration=None, batch=several)
     assert plan.options == {"tensorrt-rtx": {"profiles": several, "plugins": str(library)}}
     assert model_from_options("digits", "default", several, [], Store(tmp_path)).batch == (1, 32, 64)
     with pytest.raises(BadInputError, match="--batch 1:x"):
@@ -137,7 +138,7 @@ def test_what_the_command_line_gives_reaches_the_plan(tmp_path: Path) -> None:
 
 
 def test_what_an_older_library_does_not_know_is_refused_by_name() -> None:
-    level = Enum("Level", ["NONE", "AMPERE_PLUS"])
+    level: Any = Enum("level", ["NONE", "AMPERE_PLUS"])
     older = SimpleNamespace(
         __name__="tensorrt", __version__="10.0", HardwareCompatibilityLevel=level, TacticSource=level
     )
@@ -364,7 +365,7 @@ def produce(tmp_path):
 
         recipe = {"of": type(info).__name__, "backend": getattr(info, "backend", None)}
         return store.produce(
-            type(info), recipe, fill, parents=[each.id for each in parents], listener=SilentListener()
+            type(info), recipe, fill, parents=tuple(each.id for each in parents), listener=SilentListener()
         )[0]
 
     return store, make

@@ -6,7 +6,6 @@ import pytest
 from tests.fakes.console import text_of
 
 from optpipe.core.entries import LintFinding, LintSummary
-from optpipe.core.files import Files
 from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
@@ -21,11 +20,7 @@ from optpipe.evaluate.result import EvaluatedModel
 from optpipe.measure.int8_notes import add_int8_notes, add_int8_speed_notes, check_int8_accuracy, find_int8_causes
 from optpipe.measure.overview import compare_workspace
 from optpipe.models.artifacts.facts import judged_build_from_entry
-from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.document import document_from_verdict
-from optpipe.signoff.dossier import finish_dossier, read_dossier
-from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.files import write_bytes
 
@@ -91,20 +86,11 @@ def test_compare_warns_of_both_and_names_the_cause(built) -> None:
     assert "onnxruntime int8: its accuracy drop (+4.00 points" in warnings
 
 
-def signed(workspace, tmp_path):
-    (tmp_path / "scratch").mkdir()
-    wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode(), "policy.toml"))
-    folder = collect_evidence(wanted, workspace.store, tmp_path / "scratch")
-    found = judge_dossier(read_dossier(Files(folder))).record
-    (folder / "verdict.json").write_bytes(json_from_record(found))
-    return found, finish_dossier(folder, tmp_path / "dossier")
-
-
 def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     workspace, slow, fast = built
     workspace.evaluate(slow, 40)
     workspace.bench(slow, fast, mean_ms=10.0)  # drawn so that INT8 is the faster one
-    document, folder = signed(workspace, tmp_path)
+    document, folder = workspace.sign_off(POLICY, tmp_path / "dossier")
     codes = [note.code for note in document.notes]
     assert codes == ["int8-accuracy", "int8-causes"]
     assert check_dossier(folder).problems == ()
@@ -113,7 +99,7 @@ def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
 def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> None:
     workspace, slow, _ = built
     workspace.bench(slow, mean_ms=10.0)
-    document, _ = signed(workspace, tmp_path)
+    document, _ = workspace.sign_off(POLICY, tmp_path / "dossier")
     assert [note.code for note in document.notes] == ["int8-alone", "int8-causes"]
     assert "no higher precision was measured for comparison" in text_of(
         document_from_verdict(document, None), width=200

@@ -8,13 +8,8 @@ import pytest
 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.files import Files, hash_file
-from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.measure.overview import compare_workspace
-from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import finish_dossier, read_dossier
-from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.seal import seal_folder
@@ -57,12 +52,7 @@ def compared(measured, make_workspace, tmp_path_factory):
 
 
 def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
-    folder = tmp_path / f".{name}"
-    folder.mkdir()
-    collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
-    found = judge_dossier(read_dossier(Files(folder))).record
-    (folder / "verdict.json").write_bytes(json_from_record(found))
-    finish_dossier(folder, tmp_path / name)
+    found, _ = workspace.sign_off(POLICY, tmp_path / name)
     return {one.name: one for one in found.criteria}.get(criterion)
 
 

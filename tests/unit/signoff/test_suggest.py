@@ -9,13 +9,8 @@ from optpipe.cli.bench import bench, make_bench_plan
 from optpipe.cli.groups import read_arguments
 from optpipe.core.files import Files
 from optpipe.core.measurement import Mode, Reason, Scenario
-from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.signoff.collect import SignoffRequest, collect_evidence
-from optpipe.signoff.dossier import finish_dossier, read_dossier
-from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
@@ -89,13 +84,7 @@ def load_of(command):
 
 
 def judge(workspace, tmp_path, name, policy):
-    folder = tmp_path / f".{name}"
-    folder.mkdir()
-    collect_evidence(SignoffRequest("digits", policy_from_toml(policy.encode())), workspace.store, folder)
-    found = judge_dossier(read_dossier(Files(folder))).record
-    (folder / "verdict.json").write_bytes(json_from_record(found))
-    finish_dossier(folder, tmp_path / name)
-    return found
+    return workspace.sign_off(policy, tmp_path / name)[0]
 
 
 def require_readable(found):

@@ -3,8 +3,30 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from optpipe.core.entries import ArtifactInfo, WeightsRecord
-from optpipe.core.precision import Precision, PrecisionProof, PrecisionShare
+from optpipe.core.entries import ArtifactInfo, LintFinding, WeightsRecord
+from optpipe.core.precision import (
+    Budget,
+    KeptLayer,
+    LayerType,
+    MixedPrecision,
+    Precision,
+    PrecisionCost,
+    PrecisionProof,
+    PrecisionShare,
+)
+
+HASH = "a1b2c3d4e5f6" + "0" * 52
+FINDING = LintFinding("reformat", "conv7", "floating point between INT8 layers", "quantize its input")
+WRONG = PrecisionProof(
+    PrecisionShare({}, {"fp16": 0.6, "fp32": 0.4}, 1000), False, "60.0% of MACs in fp16, 80% required",
+    (LayerType("fc", "Gemm", "fp32", 400),), 3,
+)  # fmt: skip
+
+MIXED = MixedPrecision(
+    Budget(0.5, "points"), "top1", 500, PrecisionCost(62.61, 0.002, (-0.001, 0.005)),
+    (KeptLayer("norm/Pow", "Pow", 0, "alone turns outputs into NaN or Inf"),
+     KeptLayer("conv5", "Conv", 37_700_000, "its weights come near the end of FP16's range")), 424_000_000,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,7 @@
 
 from dataclasses import replace
 
-from optpipe.core.measurement import (
-    LatencySummary,
-    LoadSpec,
-    Measurement,
-    Subject,
-    Validity,
-    format_percentile_name,
-)
+from optpipe.core.measurement import LatencySummary, LoadSpec, Measurement, Subject, Validity, format_percentile_name
 from optpipe.core.quantity import Estimate
 
 

@@ -15,12 +15,7 @@ import polars as pl
 import pytest
 
 from optpipe.backends.onnxruntime_session import read_node_runs
-from optpipe.core.errors import (
-    ExitStatus,
-    MissingError,
-    OptpipeError,
-    StageError,
-)
+from optpipe.core.errors import ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.records import find_disagreements
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.files import trace_from_path

@@ -5,14 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.core.measurement import (
-    InputPool,
-    LoadSpec,
-    Mode,
-    Scenario,
-    Subject,
-    Validity,
-)
+from optpipe.core.measurement import InputPool, LoadSpec, Mode, Scenario, Subject, Validity
 from optpipe.measure.measure import RunContext, measure_load
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.plan import SessionPlan

@@ -38,14 +38,7 @@ from optpipe.backends.tensorrt_session import choose_profile
 from optpipe.build.build import warn_of_plugins
 from optpipe.cli.parsing import build_plan_from_options, model_from_options
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text, join_batch_ranges
-from optpipe.core.entries import (
-    ENGINE_LAYERS,
-    EngineLayer,
-    EngineLayers,
-    GraphInfo,
-    ModelInfo,
-    WeightsRecord,
-)
+from optpipe.core.entries import ENGINE_LAYERS, EngineLayer, EngineLayers, GraphInfo, ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file

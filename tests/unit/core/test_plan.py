@@ -1,4 +1,4 @@
-"""One schema of parameters: what a record's fields become on a command line, and back."""
+"""Plans as command lines, and lists of choices."""
 
 import shlex
 from dataclasses import dataclass
@@ -6,12 +6,23 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.command_line import parse_command
 
 from optpipe.core import plan
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import LoadSpec, Scenario
-from optpipe.core.plan import Param, for_workspace, list_fields, list_words, settings_from_texts, to_command
+from optpipe.core.plan import (
+    Param,
+    choices_from_text,
+    complete_choice,
+    for_workspace,
+    list_fields,
+    list_words,
+    settings_from_texts,
+    to_command,
+)
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity, share_from_text
 from optpipe.sweep.job import Matrix, command_from_cell
 from optpipe.sweep.matrix import cells_from_matrix
@@ -84,3 +95,30 @@ def test_a_number_without_a_unit_is_refused_with_what_it_may_mean():
         drop_from_text("0.5", "--drop")
     with pytest.raises(BadInputError, match="0 to 100 percentage points"):
         drop_from_text("1 AP", "--drop")
+
+
+CHOICES = ("fp32", "fp16", "int8")
+
+
+@given(st.lists(st.sampled_from(CHOICES), min_size=1))
+def test_a_list_reads_back_in_order_without_repetitions(words):
+    assert choices_from_text(" , ".join(words).upper(), CHOICES, "--precision") == tuple(dict.fromkeys(words))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fp61", r"--precision fp61: did you mean fp16\? choose from fp32, fp16, int8"),
+        ("float", "--precision float: choose from fp32"),
+        (" ,", "--precision is empty; choose from fp32"),
+    ],
+)
+def test_another_word_is_refused_with_the_nearest_and_the_list(text, message):
+    with pytest.raises(BadInputError, match=message):
+        choices_from_text(text, CHOICES, "--precision")
+
+
+def test_the_shell_completes_the_last_word():
+    assert complete_choice("", CHOICES) == list(CHOICES)
+    assert complete_choice("fp16,f", CHOICES) == ["fp16,fp32"]
+    assert complete_choice("fp16,x", CHOICES) == []

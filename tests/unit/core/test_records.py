@@ -1,4 +1,7 @@
+"""Records and files come back as they were written, and nothing outside of a folder is read."""
+
 import math
+import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.core.records import json_from_record, plain_from_record, read_record, record_from_json, record_from_plain
 
 
@@ -71,3 +75,36 @@ def test_what_is_wrong_is_named_with_its_place(text: str, said: str) -> None:
 def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"cannot read .*gone\.json"):
         read_record(tmp_path / "gone.json", Run)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "secret").write_text("outside")
+    inner = tmp_path / "folder" / "runs"
+    inner.mkdir(parents=True)
+    (inner / "a").write_text("inside")
+    (inner / "link").symlink_to(tmp_path / "secret")
+    (inner.parent / "out").symlink_to(tmp_path)
+    os.mkfifo(inner / "pipe")
+    return inner.parent
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "runs/../../secret", "runs/link", "out/secret", "runs/pipe", "runs", "", "/etc/passwd", "runs/none"],
+)
+def test_nothing_outside_the_folder_is_read(folder, name):
+    for files in (Files(folder), Files(folder, kept={})):
+        with pytest.raises(BadInputError):
+            files.read(name)
+    with pytest.raises(BadInputError):
+        Files(folder).hash(name)
+
+
+def test_a_kept_file_is_opened_once(folder):
+    files = Files(folder, kept={})
+    inner = files.below("runs")
+    assert (files.read("runs/a"), inner.has("a"), inner.has("link")) == (b"inside", True, False)
+    (folder / "runs" / "a").write_text("changed")
+    assert inner.read("a") == b"inside"
+    assert inner.hash("a") != Files(folder).hash("runs/a")

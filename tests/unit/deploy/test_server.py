@@ -1,11 +1,23 @@
-"""The reason that a server's log gives, and which servers are taken."""
+"""A server, its clients, and the frames and graphs between them."""
 
+import io
+import os
 import sys
+from itertools import islice
+from threading import Lock, Timer
+from time import perf_counter_ns
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
-from optpipe.core.errors import BadInputError, MissingError
+from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.deploy.frames import SharedMemory, read_frame, write_frame
+from optpipe.deploy.load_client import send_in_flight
 from optpipe.deploy.server import find_server, read_reason
+from optpipe.deploy.session_process import list_captured_sizes
 
 LOG = """I1122 12:44:06.302228 1 model_lifecycle.cc:472] "loading: ens:1"
 E1122 12:44:06.302386 1 ensemble_scheduler.cc:1468] "unable to create stream: CUDA driver version is insufficient"
@@ -39,3 +51,95 @@ def test_no_server_is_a_missing_tool_with_the_way_to_get_one(monkeypatch, tmp_pa
         find_server(sys.executable)
     with pytest.raises(BadInputError, match="neither"):
         find_server(str(tmp_path / "nothing"))
+
+
+MS = 1_000_000
+
+
+class Client:
+    """Answers each request after 5 ms, the one at `fails` with an error."""
+
+    def __init__(self, fails=None):
+        self.sent, self.now, self.most, self.fails, self.lock = 0, 0, 0, fails, Lock()
+
+    def async_infer(self, _model, _inputs, callback):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            error = "no memory" if self.sent == self.fails else None
+            self.sent += 1
+
+        def answer():
+            with self.lock:
+                self.now -= 1
+            callback(None, error)
+
+        Timer(0.005, answer).start()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_more_than_asked_for_are_in_flight_and_all_are_awaited(count):
+    client = Client()
+    found = send_in_flight(client, "net", [], count, islice(iter(perf_counter_ns, None), 10))
+    assert (client.most, client.now, len(found)) == (count, 0, 10)
+    assert min(found) >= 5 * MS
+
+
+def test_an_arrival_is_asked_for_when_there_is_room_and_its_latency_counts_from_when_it_was_due():
+    client, asked = Client(), []
+
+    def arrivals():
+        for _ in range(4):
+            asked.append(client.now)
+            yield perf_counter_ns() - 1000 * MS
+
+    assert min(send_in_flight(client, "net", [], 2, arrivals())) >= 1005 * MS
+    assert max(asked) <= 1  # with two in flight the next is not yet due by its own clock
+
+
+def test_a_server_that_fails_says_why_when_all_have_ended():
+    client = Client(fails=2)
+    with pytest.raises(StageError, match="net: tritonserver failed under load: no memory"):
+        send_in_flight(client, "net", [], 2, iter([perf_counter_ns()] * 6))
+    assert (client.sent, client.now) == (6, 0)
+
+
+TENSORS = st.lists(
+    arrays.arrays(
+        st.sampled_from(["float32", "float16", "int64", "uint8", "bool"]), arrays.array_shapes(min_dims=0, min_side=0)
+    ),
+    max_size=3,
+)
+
+
+@given(st.lists(TENSORS, min_size=1, max_size=4), st.booleans())
+def test_frames_round_trip(batches, shared):
+    """A batch of frames is read after all of it was written; the next one comes to the same memory."""
+    descriptor = os.memfd_create("test")
+    sent, received = (SharedMemory(descriptor) if shared else None for _ in range(2))
+    try:
+        for _ in range(2):
+            pipe = io.BytesIO()
+            if sent is not None:
+                sent.rewind()
+            for number, found in enumerate(batches):
+                write_frame(pipe, {"number": number}, {f"name{at}": each for at, each in enumerate(found)}, sent)
+            pipe.seek(0)
+            back = [read_frame(pipe, received) for _ in batches]
+            assert read_frame(pipe, received) is None
+            for number, (found, (header, arrived)) in enumerate(zip(batches, back, strict=True)):
+                assert header["number"] == number
+                for one, other in zip(found, arrived.values(), strict=True):
+                    assert one.dtype == other.dtype
+                    np.testing.assert_array_equal(one, other)
+    finally:
+        os.close(descriptor)
+
+
+@given(st.integers(1, 300))
+def test_every_batch_has_a_graph_of_less_than_twice_its_size(largest):
+    sizes = list_captured_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    for count in range(1, largest + 1):
+        assert count <= next(each for each in sizes if each >= count) < 2 * count or count == 1

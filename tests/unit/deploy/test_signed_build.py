@@ -1,17 +1,28 @@
-"""What belongs to a dossier in the workspace that built it: its samples, and the DALI pipeline that it proves."""
+"""What a dossier gives a deployment: the signed build and its samples, an attestation, the passport; no file is read twice."""
 
+import ctypes
+import os
 import shutil
+import struct
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.fakes.entries import artifact_info
 from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
+from optpipe.core.entries import Environment, Gpu, ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
+from optpipe.core.verdict import Verdict
+from optpipe.deploy.attest import FILE, find_attestation_problems, make_statement
+from optpipe.deploy.passport import find_passport_differences
+from optpipe.deploy.records import Passport
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
@@ -19,6 +30,8 @@ from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
+from optpipe.signoff.verify import verify_dossier
+from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
@@ -107,3 +120,142 @@ def test_only_a_dossier_that_is_intact_and_passes_is_opened(workspace, tmp_path)
     (folder / SUMS).write_text("changed")
     with pytest.raises(BadInputError, match="failed verification"):
         open_signed_build(folder, workspace.store, "a trial")
+
+
+IN_OPEN, IN_ISDIR = 0x20, 0x40000000
+POLICY = b"schema = 1\n[[latency]]\np50 = '50 ms'\nbatch_size = 1\n[preprocessing]\nminimum_agreement = '50 %'\n"
+
+
+@contextmanager
+def count_opens(folder):
+    """How often the kernel opened each file below `folder`, for whichever library."""
+    library, opened = ctypes.CDLL(None), Counter()
+    descriptor = library.inotify_init1(os.O_NONBLOCK)
+    places = {
+        library.inotify_add_watch(descriptor, os.fsencode(path), IN_OPEN): path
+        for path in (folder, *folder.rglob("*"))
+        if path.is_dir()
+    }
+    try:
+        yield opened
+        content, at = os.read(descriptor, 1 << 20), 0
+        while at < len(content):
+            place, mask, _, length = struct.unpack_from("iIII", content, at)
+            name = content[at + 16 : at + 16 + length].rstrip(b"\0").decode()
+            opened[(places[place] / name).relative_to(folder).as_posix()] += not mask & IN_ISDIR
+            at += 16 + length
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def folder(workspace, tmp_path):
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry)
+    workspace.preprocess()
+    wanted = SignoffRequest("digits", policy_from_toml(POLICY))
+    return sign_off(wanted, workspace.store, tmp_path / "dossier", None, SilentListener(), figures=False).folder
+
+
+def test_no_file_of_a_dossier_is_opened_twice(workspace, folder, monkeypatch):
+    for name in (
+        "card_from_file",
+        "_find_samples",
+        "_find_preprocessing",
+    ):  # of the workspace, which is not looked at here
+        monkeypatch.setattr(f"optpipe.deploy.signed_build.{name}", lambda *_: None)
+    monkeypatch.setattr(type(workspace.store), "verify_entry", lambda _, entry, *__: entry)
+    with count_opens(folder) as opened:
+        assert open_signed_build(folder, workspace.store, None).measured
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert {name: count for name, count in opened.items() if count > 1} == {}
+    assert files <= set(opened)
+
+
+def test_what_is_approved_is_what_was_verified(tmp_path, folder):
+    verified = verify_dossier(folder)
+    with count_opens(folder) as opened:
+        target = store_baseline(verified.files, tmp_path / "w")
+    assert +opened == Counter()
+    assert verify_dossier(target).problems == ()
+
+
+H200 = Gpu(0, "NVIDIA H200", "9.0", 1 << 37, "580.1")
+PLACE = Environment(cpu="a CPU", gpus=(H200,), packages={"onnxruntime-gpu": "1.31.1", "numpy": "2.4"})
+PASSPORT = Passport("a CPU", (H200,), {"onnxruntime-gpu": "1.31.1"}, "13.0", "")
+
+
+def test_the_same_machine_has_no_differences_and_other_packages_do_not_matter():
+    other = replace(PLACE, packages={"onnxruntime-gpu": "1.31.1", "numpy": "2.5"}, cpu="another CPU")
+    assert list(find_passport_differences(PASSPORT, PLACE)) == []
+    assert list(find_passport_differences(PASSPORT, other)) == [], "on a GPU the CPU does not decide"
+
+
+def test_each_difference_is_one_line():
+    a100 = replace(H200, name="NVIDIA A100", compute_capability="8.0", driver="570.2")
+    found = list(find_passport_differences(PASSPORT, replace(PLACE, gpus=(a100,), packages={})))
+    assert found == [
+        "GPU: the evidence is from NVIDIA H200; here: NVIDIA A100",
+        "compute capability: the evidence is from 9.0; here: 8.0",
+        "driver: the evidence is from 580.1; here: 570.2",
+        "onnxruntime-gpu: the evidence is from 1.31.1; here: none",
+    ]
+    assert list(find_passport_differences(PASSPORT, replace(PLACE, gpus=()))) == [
+        "GPU: the evidence is from NVIDIA H200; this machine has none"
+    ]
+    on_cpu = replace(PASSPORT, gpus=(), cpu="another CPU")
+    assert list(find_passport_differences(on_cpu, PLACE)) == [
+        "CPU: the evidence is from another CPU; this machine has a CPU"
+    ]
+
+
+pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")
+POLICY_ATTEST: Any = SimpleNamespace(sha256="0")
+
+
+def a_verdict(verdict=Verdict.PASS, waived=(), artifact="1"):
+    found: Any = SimpleNamespace(
+        verdict=verdict,
+        waived=waived,
+        criteria=(),
+        dossier_name="d",
+        artifact=SimpleNamespace(id="a", sha256=artifact),
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("verdict", "waived", "result"),
+    [
+        (Verdict.PASS, (), "PASSED"),
+        (Verdict.PASS, ("a criterion",), "WARNED"),
+        (Verdict.INCONCLUSIVE, (), "WARNED"),
+        (Verdict.FAIL, (), "FAILED"),
+    ],
+)
+def test_only_an_unqualified_pass_passed(verdict, waived, result):
+    statement: Any = make_statement("2", POLICY_ATTEST, a_verdict(verdict, waived))
+    assert statement["predicate"]["result"] == result
+
+
+def test_an_attestation_is_of_its_dossier_artifact_kind_and_verdict(tmp_path):
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from securesystemslib.signer import CryptoSigner
+
+    from optpipe.deploy.attest import _sign
+
+    private = Ed25519PrivateKey.generate()
+    key = tmp_path / "key.pub.pem"
+    key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    statement = make_statement("2", POLICY_ATTEST, a_verdict())
+
+    def find_problems(digest, verdict, **changes):
+        (tmp_path / FILE).write_bytes(_sign({**statement, **changes}, CryptoSigner(private)))
+        return " ".join(find_attestation_problems(tmp_path, digest, verdict, key))
+
+    assert find_problems("2", a_verdict()) == ""
+    assert "another dossier" in find_problems("3", a_verdict())
+    assert "another artifact" in find_problems("2", a_verdict(artifact="3"))
+    assert "says PASSED" in find_problems("2", a_verdict(Verdict.FAIL))
+    assert "not a test result" in find_problems("2", a_verdict(), predicateType="another")

@@ -11,14 +11,7 @@ from tests.fakes.console import text_of
 from optpipe.core.comparison import Goal
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import (
-    LatencySummary,
-    LoadSpec,
-    Measurement,
-    Scenario,
-    Subject,
-    Validity,
-)
+from optpipe.core.measurement import LatencySummary, LoadSpec, Measurement, Scenario, Subject, Validity
 from optpipe.core.quantity import Estimate
 from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements, sort_by_goal
 from optpipe.measure.document import document_from_comparison

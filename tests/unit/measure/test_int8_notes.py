@@ -6,13 +6,7 @@ import pytest
 from tests.fakes.console import text_of
 
 from optpipe.core.entries import LintFinding, LintSummary
-from optpipe.core.measurement import (
-    LoadSpec,
-    Measurement,
-    Subject,
-    Validity,
-    read_measurements,
-)
+from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity, read_measurements
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation

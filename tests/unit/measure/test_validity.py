@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.measurement import (
-    MACHINE_COLUMNS,
-    SAMPLE_COLUMNS,
-    Mode,
-    OutputCheck,
-    Scenario,
-)
+from optpipe.core.measurement import MACHINE_COLUMNS, SAMPLE_COLUMNS, Mode, OutputCheck, Scenario
 from optpipe.measure.pair import PAIR_LIMITS
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe

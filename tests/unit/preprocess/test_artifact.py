@@ -16,23 +16,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from optpipe.core.card import card_from_dict
 from optpipe.core.events import SilentListener
-from optpipe.core.transform import (
-    CenterCrop,
-    Decode,
-    Normalize,
-    Pack,
-    Rescale,
-    Resize,
-    Transform,
-)
+from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.models.inputs.synthetic import make_edge_case_files
-from optpipe.preprocess.artifact import (
-    CONFIG,
-    PIPELINE,
-    build_preprocessing_artifact,
-    make_triton_config,
-)
+from optpipe.preprocess.artifact import CONFIG, PIPELINE, build_preprocessing_artifact, make_triton_config
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.workspace.store import Store
 

@@ -3,11 +3,7 @@ import onnx
 import pytest
 
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.quantize.collect import (
-    Collector,
-    choose_batch_size,
-    measure_bytes_per_sample,
-)
+from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
 
 X = np.random.default_rng(0).standard_normal((10, 16, 8, 8)).astype(np.float32)
 TENSORS = ("x", "r1", "s")

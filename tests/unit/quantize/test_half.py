@@ -1,13 +1,21 @@
-"""What ModelOpt cannot convert is said with a way out."""
+"""Graphs in FP16: whole ones, and single nodes rounded."""
 
 import numpy as np
 import onnx
 import onnxruntime
+import onnxruntime as ort
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from onnx import TensorProto, helper, numpy_helper
+from tests.fakes.int8_network import small_network
 
+from optpipe.backends.onnx_graph import infer_graph_types
+from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
-from optpipe.quantize.half import _convert_in
+from optpipe.quantize.half import _convert_in, find_half_nodes, round_nodes
 from optpipe.quantize.precision_graph import _convert_to_half
 from optpipe.workspace.file_names import MODELOPT_LOG
 
@@ -46,3 +54,76 @@ def test_sizes_that_cannot_be_inferred_do_not_share_memory(tmp_path) -> None:
     x = np.arange(16, dtype=np.float32).reshape(2, 4, 2)
     (found,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(found, np.concatenate([np.full((2, 1, 2), [5, 6]), x], axis=1))
+
+
+INPUTS = (InputSpec("x", "float32", (1, 4), (3, 4), (8, 4)),)
+
+
+def chain(*nodes, **constants):
+    return helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op, read, [made], name=made) for op, read, made in nodes],
+            "chain",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+            [helper.make_tensor_value_info(nodes[-1][2], TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=9,
+    )
+
+
+def run(model, values):
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: values})[0]
+
+
+def half(value):
+    with np.errstate(over="ignore"):
+        return value.astype(np.float16).astype(np.float32)
+
+
+values = arrays.arrays(np.float32, (3, 4), elements=st.floats(-7e4, 7e4, width=32))
+
+
+@given(values, st.floats(-7e4, 7e4, width=32))
+def test_a_rounded_node_computes_what_numpy_does_in_fp16_with_one_rounding(rows, constant) -> None:
+    model = chain(("Add", ["x", "c"], "y"), c=constant)
+    rounded = round_nodes(model, {"y"}, infer_graph_types(model, INPUTS))
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = half(half(rows) + half(np.float32(constant)))
+    np.testing.assert_array_equal(run(rounded, rows), expected)
+
+
+@given(values)
+def test_what_is_not_named_stays_fp32(rows) -> None:
+    model = chain(("Mul", ["x", "c"], "a"), ("Div", ["a", "c"], "y"), c=1e6)
+    known = infer_graph_types(model, INPUTS)
+    np.testing.assert_array_equal(run(round_nodes(model, (), known), rows), run(model, rows))
+
+
+def test_values_beyond_fp16_overflow_where_they_are_rounded_and_only_there() -> None:
+    model = chain(("Mul", ["x", "c"], "a"), ("Div", ["a", "c"], "y"), c=1e4)
+    known, rows = infer_graph_types(model, INPUTS), np.full((3, 4), 9, np.float32)
+    assert np.isinf(run(round_nodes(model, {"a"}, known), rows)).all()
+    assert np.isinf(run(round_nodes(model, {"y"}, known), rows)).all()  # it reads what does not fit
+    assert (run(model, rows) == 9).all()
+
+
+def test_every_node_of_a_network() -> None:
+    model = small_network()
+    inputs = (InputSpec("image", "float32", (1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32)),)
+    rows = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
+    rounded = round_nodes(model, {node.name for node in model.graph.node}, infer_graph_types(model, inputs))
+    onnx.checker.check_model(rounded, full_check=True)
+    wanted, found = run(model, rows), run(rounded, rows)
+    assert 0 < np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kept", [set(), {"conv1"}])
+def test_a_converted_graph_tells_its_fp16_nodes(kept) -> None:
+    from onnxconverter_common import float16  # type: ignore[import-untyped]
+
+    inputs = (InputSpec("image", "float32", (1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32)),)
+    converted = float16.convert_float_to_float16(small_network(), keep_io_types=True, node_block_list=list(kept))
+    assert find_half_nodes(converted, inputs) == {node.name for node in small_network().graph.node} - kept

@@ -144,7 +144,9 @@ def test_a_regression_against_the_approved_baseline(workspace, sign_off):
     same, _ = sign_off(REGRESSION, "second")
     assert same.verdict is Verdict.PASS, [one.reason for one in same.criteria]
     workspace.counter += 100
-    workspace.bench(workspace.artifact("fp16", macs=0.96), count=2000, mean_ms=12.0, options={"threads": 2, "spinning": True})
+    workspace.bench(
+        workspace.artifact("fp16", macs=0.96), count=2000, mean_ms=12.0, options={"threads": 2, "spinning": True}
+    )
     slower, folder = sign_off(REGRESSION, "third")
     assert slower.verdict is Verdict.FAIL
     about = next(one.about for one in slower.criteria if one.name == "regression.p50.b1")

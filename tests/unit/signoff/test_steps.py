@@ -1,14 +1,261 @@
-"""The steps that `run` and `signoff` take."""
+"""What a sign-off measures by itself, once; what another file of the same id showed does not count; an interrupted run goes on."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.fakes.preprocess import preprocess_record
 
-from optpipe.core.entries import Environment
+from optpipe.build.build import BuildPlan
+from optpipe.build.records import ModelBuild
+from optpipe.core.card import ModelCard, Task, card_from_dict
+from optpipe.core.entries import Environment, ModelInfo, WeightsRecord
+from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import SilentListener
+from optpipe.core.files import Files, hash_file
+from optpipe.core.records import json_from_record
+from optpipe.core.transform import Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.measure.figures import ENERGY_SECONDS
+from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.measure.records import BenchRecord
-from optpipe.signoff.steps import MeasurementBudget, run_bench_step
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import hash_model, judged_build_from_entry
+from optpipe.preprocess.proof import observe_preprocessing
+from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, is_run_about
+from optpipe.signoff.dossier import finish_dossier, read_dossier
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.run import PipelinePlan, _Checkpoint, _run_step
+from optpipe.signoff.steps import (
+    MeasurementBudget,
+    _group_by_kind,
+    _list_needed,
+    _list_present,
+    loads_from_criteria,
+    run_bench_step,
+)
+from optpipe.signoff.verify import find_contradictions
+from optpipe.trace.read import trace_from_sqlite
+from optpipe.workspace.baselines import store_baseline
+from optpipe.workspace.entry import MANIFEST
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
+
+POLICY = """schema = 1
+[build]
+precision = "fp16"
+[[latency]]
+p99 = "50 ms"
+batch_size = 1
+[[latency]]
+p99 = "50 ms"
+batch_size = 1
+scenario = "server"
+rate = "5 queries/s"
+[[regression]]
+p50 = "5 %"
+batch_size = 1
+[accuracy]
+maximum_drop = "1 points"
+[preprocessing]
+minimum_snr = "40 dB"
+[tensor_cores]
+minimum_share = "50 %"
+[size]
+maximum = "1 MiB"
+"""
+
+
+def kinds(workspace):
+    wanted, store = SignoffRequest("digits", policy_from_toml(POLICY.encode())), Store(workspace.path)
+    judged = find_judged_artifact(wanted, store)
+    runs = [run for run in list_runs(workspace.path) if is_run_about(run, judged, store)]
+    needed = list(_list_needed(wanted, judged, runs))
+    return {kind: [one.name for one in criteria] for kind, criteria in _group_by_kind(needed, runs)}
+
+
+def test_everything_is_missing_of_a_build_that_was_never_measured(workspace):
+    workspace.artifact("fp16")
+    assert kinds(workspace) == {
+        "evaluate": ["accuracy.maximum_drop"],
+        "preprocess": ["preprocessing.minimum_snr"],
+        "bench": ["latency.p99.b1", "latency.p99.b1.server.5qps", "regression.p50.b1"],
+        "profile": ["tensor_cores.minimum_share"],
+    }
+
+
+def test_what_was_measured_by_enough_processes_is_not_measured_again(workspace):
+    workspace.bench(workspace.artifact("fp16"), valid=False)
+    workspace.preprocess()
+    found = kinds(workspace)
+    assert found["bench"] == ["latency.p99.b1", "latency.p99.b1.server.5qps"], "no process of it is VALID"
+    workspace.bench(workspace.artifact("fp16"))
+    assert kinds(workspace)["bench"] == ["latency.p99.b1.server.5qps"]
+    assert set(found) == {"bench", "evaluate", "profile"}
+
+
+def test_what_was_measured_for_lower_percentiles_than_the_policys_is_measured_again(workspace, monkeypatch):
+    workspace.bench(workspace.artifact("fp16"))
+    monkeypatch.setitem(
+        globals(), "POLICY", POLICY.replace('p99 = "50 ms"\nbatch_size = 1\n[[', '"p99.9" = "50 ms"\n[[')
+    )
+    assert kinds(workspace)["bench"] == ["latency.p99.9", "latency.p99.b1.server.5qps"]
+
+
+def test_a_parity_proof_of_another_model_of_the_name_is_no_evidence(workspace, tmp_path):
+    workspace.artifact("fp16", trained=False)
+    run = workspace.preprocess()
+    entry = workspace.artifact("fp16")
+    assert "preprocess" in kinds(workspace)
+    assert observe_preprocessing([run], judged_build_from_entry(entry), 0.95) == {}
+    wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode()), artifact=entry.id)
+    collect_evidence(wanted, workspace.store, tmp_path / "dossier")
+    assert not list(tmp_path.glob("dossier/runs/preprocess-*"))
+
+
+SEEN = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack()))
+
+
+@pytest.mark.parametrize(("mean", "counts"), [(0.5, True), (0.9, False)])
+def test_a_parity_proof_that_names_no_model_counts_for_its_preprocessing_alone(workspace, mean, counts):
+    entry = workspace.artifact("fp16")
+    pipeline = replace(preprocess_record().pipeline, steps=tuple(SEEN.to_dict()["steps"]))
+    run = workspace.preprocess(model_sha256=None, pipeline=pipeline)
+    steps = [
+        *SEEN.to_dict()["steps"][:3],
+        {"step": "normalize", "mean": [mean] * 3, "std": [0.25] * 3},
+        {"step": "pack"},
+    ]
+    shape = [1, 3, 32, 32]
+    image = {"name": "x", "dtype": "float32", "min": shape, "opt": shape, "max": shape}
+    card = card_from_dict(
+        {"name": "digits", "source": "d.py", "task": "other", "inputs": [image], "preprocessing": {"steps": steps}}
+    )
+    model = workspace.store.find(entry.manifest.parents[0], ModelInfo)
+    model.file("card.json").write_text(json.dumps(card.to_dict()))
+    assert is_run_about(run, entry, workspace.store) is counts
+
+
+def test_a_parity_proof_counts_whatever_batch_sizes_the_model_was_built_for(workspace):
+    manifest = workspace.store.find(workspace.artifact("fp16").manifest.parents[0], ModelInfo).manifest
+
+    def found(weights, batch):
+        return hash_model(replace(manifest, recipe={"model": {"weights": weights, "batch": batch, "shapes": {}}}))
+
+    assert found("a", None) == found("a", [1, 8, 64]) != found("b", None)
+
+
+def test_what_was_measured_with_other_options_than_the_policy_asks_for_is_missing(workspace, monkeypatch):
+    monkeypatch.setitem(globals(), "POLICY", POLICY + "[build.options]\nthreads = 2\n")
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry, options={"threads": 1})
+    assert "latency.p99.b1" in kinds(workspace)["bench"]
+    workspace.bench(entry, options={"threads": 2})
+    assert "latency.p99.b1" not in kinds(workspace)["bench"]
+
+
+def test_measurements_of_another_build_are_no_evidence(workspace):
+    workspace.artifact("fp16")
+    workspace.bench(workspace.artifact("fp32"))
+    assert "latency.p99.b1" in kinds(workspace)["bench"]
+
+
+TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
+ACCURACY, CORES = "accuracy.maximum_drop", "tensor_cores.minimum_share"
+POLICY_OTHER_FILE = """schema = 1
+[build]
+precision = "fp16"
+[accuracy]
+maximum_drop = "1 points"
+[tensor_cores]
+minimum_share = "1 %"
+"""
+WANTED = SignoffRequest("digits", policy_from_toml(POLICY_OTHER_FILE.encode()))
+OTHER = "f" * 64
+
+
+@pytest.fixture
+def judge(workspace, tmp_path):
+    def signed():
+        collect_evidence(WANTED, workspace.store, tmp_path)
+        return {
+            one.name: (one.verdict, one.reason) for one in judge_dossier(read_dossier(Files(tmp_path))).record.criteria
+        }
+
+    return signed
+
+
+def list_kinds_to_measure(workspace, entry):
+    runs = _list_present(entry, workspace.store)
+    return [kind for kind, _ in _group_by_kind(list(_list_needed(WANTED, entry, runs)), runs)]
+
+
+def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, judge) -> None:
+    entry = workspace.artifact("fp16")
+    workspace.evaluate(entry, sha256=OTHER)
+    workspace.profile(entry, trace_from_sqlite(TRACE), OTHER)
+    found = judge()
+    said = "the {} file differs from the one being judged (sha256 mismatch)"
+    assert found[ACCURACY] == ("INCONCLUSIVE", said.format("evaluated"))
+    assert found[CORES] == ("INCONCLUSIVE", said.format("profiled"))
+    assert list_kinds_to_measure(workspace, entry) == ["evaluate", "profile"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["this-file", "no-hash-stored"])
+def test_an_older_run_of_this_file_counts_before_a_newer_one_of_another(workspace, judge, known) -> None:
+    entry = workspace.artifact("fp16")
+    sha256, trace = hash_engine(entry) if known else None, trace_from_sqlite(TRACE)
+    workspace.evaluate(entry, sha256=sha256)
+    workspace.evaluate(entry, 500, sha256=OTHER)
+    workspace.profile(entry, trace, sha256)
+    workspace.profile(entry, trace, OTHER)
+    found = judge()
+    assert [found[name][0] for name in (ACCURACY, CORES)] == ["PASS", "PASS"]
+    assert list_kinds_to_measure(workspace, entry) == []
+
+
+def test_bench_does_not_warn_of_the_drop_of_another_file(workspace) -> None:
+    entry = workspace.artifact("int8")
+    run = workspace.evaluate(entry, 40, sha256=OTHER)
+    assert check_int8_accuracy([run], judged_build_from_entry(entry)) is None
+
+
+def rebuild(workspace, entry):
+    """The store's record of `entry` with another file under its id, as a compiler that gives other bytes each time leaves it."""
+    manifest = json.loads((entry.path / MANIFEST).read_bytes())
+    (entry.path / "model.onnx").write_bytes(b"other bytes")
+    manifest["files"]["model.onnx"] = {"sha256": hash_file(entry.path / "model.onnx"), "size_bytes": 11}
+    (entry.path / MANIFEST).write_text(json.dumps(manifest))
+    return workspace.store.find(entry.id, type(entry.info))
+
+
+def test_a_bench_run_of_another_file_is_named_and_not_taken(workspace, tmp_path) -> None:
+    entry, other = workspace.artifact("fp16"), workspace.artifact("fp32")
+    old, of_other = workspace.bench(entry), workspace.bench(other)
+    entry, _ = rebuild(workspace, entry), rebuild(workspace, other)
+    assert [run.name for run in _list_present(entry, workspace.store)] == []
+    new = workspace.bench(entry)
+    folder = collect_evidence(WANTED, workspace.store, tmp_path / "dossier")
+    found = judge_dossier(read_dossier(Files(folder))).record
+    assert {path.name for path in (folder / "runs").iterdir()} == {of_other.name, new.name}
+    assert list(find_contradictions(read_dossier(Files(folder)))) == []
+    assert [each.message for each in found.notes if each.code == "other-file"] == [
+        f"1 bench run of another file under this build's ID not judged: {old.name}"
+    ]
+
+
+def test_the_approved_file_may_lie_under_the_id_of_the_judged_one(workspace, tmp_path) -> None:
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry)
+    folder = collect_evidence(WANTED, workspace.store, tmp_path / "approved")
+    (folder / "verdict.json").write_bytes(json_from_record(judge_dossier(read_dossier(Files(folder))).record))
+    store_baseline(Files(finish_dossier(folder, tmp_path / "sealed")), workspace.path)
+    workspace.bench(rebuild(workspace, entry))
+    folder = collect_evidence(WANTED, workspace.store, tmp_path / "next")
+    assert [*(folder / "baseline" / "runs").iterdir()]
+    assert list(find_contradictions(read_dossier(Files(folder)))) == []
 
 
 def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path):
@@ -21,3 +268,156 @@ def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path)
     interrupted = True
     with pytest.raises(KeyboardInterrupt):
         run_bench_step([], (), MeasurementBudget(), Store(tmp_path), SilentListener())
+
+
+@pytest.fixture
+def notes(tmp_path):
+    return _Checkpoint(tmp_path / "walks" / "one.json")
+
+
+def finished_run(notes, name):
+    path = notes.path.parent.parent / "runs" / name
+    path.mkdir(parents=True)
+    (path / MANIFEST).write_text("{}")
+    return path
+
+
+def test_a_finished_step_is_not_done_again_until_the_walk_is_finished(notes):
+    done = []
+
+    def work():
+        done.append(1)
+        return [finished_run(notes, f"bench-{len(done)}")]
+
+    assert _run_step("bench", work, notes, SilentListener()).status == "done"
+    again = _run_step("bench", work, notes, SilentListener())
+    assert (again.status, again.runs, len(done)) == ("resumed", ("bench-1",), 1)
+    notes.clear()
+    assert _run_step("bench", work, notes, SilentListener()).status == "done"
+    assert len(done) == 2
+
+
+def test_a_step_whose_run_is_gone_is_done_again(notes):
+    run = finished_run(notes, "bench-1")
+    notes.finish("bench", [run])
+    assert notes.finished("bench") == [run]
+    (run / MANIFEST).unlink()
+    assert notes.finished("bench") is None
+
+
+@pytest.mark.parametrize(("error", "status"), [(MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")])
+def test_what_cannot_be_done_is_said_and_stops_nothing(notes, error, status):
+    def work():
+        raise error
+
+    listener = SilentListener()
+    found = _run_step("preprocess", work, notes, listener)
+    assert (found.status, found.reason) == (status, str(error))
+    assert str(error) in listener.warnings[0]
+    assert notes.finished("preprocess") is None
+
+
+def test_an_interruption_leaves_the_notes(notes):
+    notes.finish("evaluate", [finished_run(notes, "evaluate-1")])
+
+    def work():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _run_step("bench", work, notes, SilentListener())
+    assert notes.finished("evaluate")
+    assert notes.finished("bench") is None
+
+
+def test_damaged_notes_are_as_none(notes):
+    notes.path.parent.mkdir()
+    notes.path.write_text("{")
+    assert notes.finished("bench") is None
+
+
+def test_notes_are_those_of_data_with_the_same_content(tmp_path):
+    policy = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
+    store, data = Store(tmp_path / "work"), tmp_path / "data.jsonl"
+    info = ModelInfo("reader", "reader.onnx", WeightsRecord("embedded", ""), simplified=True, own_precision=None)
+
+    def make(directory):
+        (directory / CARD).write_text(json.dumps(ModelCard("reader", "reader.onnx", Task.OTHER, ()).to_dict()))
+        return info
+
+    model, _ = store.produce(ModelInfo, {}, make, listener=SilentListener())
+    build = BuildPlan((), (), named=True)
+    plan = PipelinePlan(SignoffRequest("reader", policy), build, data=data)
+    paths = []
+    for content in ("1", "2", "1"):
+        data.write_text(content)
+        paths.append(_Checkpoint.of(plan, ModelBuild(model, None), store).path)
+    assert paths[0] == paths[2] != paths[1]
+
+
+def test_what_is_measured_follows_from_the_policy():
+    text = """schema = 1
+[[latency]]
+p99 = "1 ms"
+batch_size = 1
+[[throughput]]
+minimum = "1 images/s"
+batch_size = 8
+[[throughput]]
+minimum = "1 images/s"
+batch_size = 8
+scenario = "offline"
+mode = "end-to-end"
+[size]
+maximum = "1 MiB"
+"""
+    loads = [
+        (str(load.scenario), str(load.mode), sizes)
+        for load, sizes in loads_from_criteria(policy_from_toml(text.encode()).criteria, 0.6, 30.0)
+    ]
+    assert loads == [("offline", "end-to-end", (8,)), ("single-stream", "compute", (1, 8))]
+    only_size = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
+    assert [sizes for _, sizes in loads_from_criteria(only_size.criteria, 0.6, 30.0)] == [(1,)]
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [("", (1,)), ("[[memory]]\nmaximum = '1 GiB'\nbatch_size = 8", (8,))])
+def test_a_percentile_of_every_load_decides_the_samples_of_each(batch, sizes):
+    policy = policy_from_toml(f"schema = 1\n[[latency]]\n'p99.9' = '20 ms'\n{batch}".encode())
+    ((load, found),) = loads_from_criteria(policy.criteria, 0.6, 30.0)
+    assert (load.percentile, found) == (99.9, sizes)
+
+
+def test_rates_streams_percentiles_and_energy_decide_the_load():
+    text = """schema = 1
+[[latency]]
+p99 = "20 ms"
+batch_size = 1
+scenario = "server"
+rate = "500 queries/s"
+[[latency]]
+"p99.9" = "20 ms"
+batch_size = 4
+scenario = "multi-stream"
+streams = 3
+[[energy]]
+maximum = "1 J/image"
+batch_size = 64
+"""
+    server, several, energy = sorted(
+        (load for load, _ in loads_from_criteria(policy_from_toml(text.encode()).criteria, 0.6, 30.0)),
+        key=lambda load: -(load.rate_per_s or 0),
+    )
+    assert (str(server.scenario), server.rate_per_s, server.percentile) == ("server", 500.0, 99.0)
+    assert (several.streams, several.percentile, several.batch_size) == (3, 99.9, 4)
+    assert (energy.min_seconds, energy.batch_size) == (12.0, 64)
+
+
+def test_energy_takes_no_time_where_it_cannot_be_measured() -> None:
+    policy = policy_from_toml(b'schema = 1\n[[energy]]\nmaximum = "50 mJ/image"\nbatch_size = 4\n')
+    found = {
+        energy: [
+            (load.batch_size, load.min_seconds)
+            for load, _ in loads_from_criteria(policy.criteria, 0.6, 30.0, energy=energy)
+        ]
+        for energy in (True, False)
+    }
+    assert found == {True: [(4, ENERGY_SECONDS)], False: [(4, 0.6)]}

@@ -5,12 +5,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.errors import MissingError, StageError
-from optpipe.trace.nsys import (
-    Extra,
-    Recording,
-    export_recording,
-    make_nsys_command,
-)
+from optpipe.trace.nsys import Extra, Recording, export_recording, make_nsys_command
 
 
 def _command(version: str, *extras: Extra, on_gpu: bool = True, whole: bool = False) -> str:

@@ -2,12 +2,7 @@
 
 import pytest
 
-from optpipe.trace.kernels import (
-    KernelKind,
-    classify_kernel,
-    shorten_name,
-    uses_tensor_cores,
-)
+from optpipe.trace.kernels import KernelKind, classify_kernel, shorten_name, uses_tensor_cores
 
 ON_TENSOR_CORES = [
     "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize64x64x64_warpgroupsize1x1x1_g1_execute_kernel__5x_cudnn",

@@ -1,3 +1,5 @@
+"""Where output may go, the folders that ship, and the GPUs of the environment."""
+
 import os
 import subprocess
 from pathlib import Path
@@ -6,10 +8,13 @@ import pytest
 from tests.fakes.entries import Thing
 from tests.fakes.small_disk import fill_disk, mount_small_disk
 
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import SilentListener
+from optpipe.workspace import shipped as module
+from optpipe.workspace.environment import select_visible_gpus
 from optpipe.workspace.places import move_folder, require_unused_path, require_writable_file, require_writable_folder
 from optpipe.workspace.runs import begin_run
+from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 
 CHECKS = [require_writable_folder, require_writable_file, require_unused_path]
@@ -106,3 +111,49 @@ def test_a_workspace_that_cannot_be_made_or_written_is_refused(there):
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         write(disk / "ws")
         write(disk / "other")
+
+
+def test_finds_the_folders_of_this_checkout() -> None:
+    assert (find_shipped_folder("models") / "digits.toml").is_file()
+    assert (find_shipped_folder("calibration") / "digits" / "train.json").is_file()
+
+
+def test_prefers_what_lies_in_the_package(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "a" / "optpipe"
+    (package / "_data" / "models").mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    monkeypatch.setattr(module, "_PACKAGE", package)
+    assert find_shipped_folder("models") == package / "_data" / "models"
+
+
+def test_names_the_missing_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_PACKAGE", tmp_path / "a" / "optpipe")
+    with pytest.raises(MissingError, match="folder calibration/ is missing"):
+        find_shipped_folder("calibration")
+
+
+UUIDS = ("GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-1f000000-0002")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (None, (0, 1, 2)),
+        ("", ()),
+        ("2,1", (2, 1)),
+        ("0,2,-1,1", (0, 2)),
+        (" 1 , 0", (1, 0)),
+        ("1,7,0", (1,)),
+        ("GPU-8932f937,GPU-1f", (0, 2)),
+        ("GPU-89", ()),
+        ("GPU-1f,1", (2, 1)),
+        ("none", ()),
+        ("MIG-8932f937-d72c", (0, 1, 2)),
+    ],
+)
+def test_which_gpus_cuda_shows(text: str | None, shown: tuple[int, ...]) -> None:
+    assert select_visible_gpus(text, UUIDS) == shown
+
+
+def test_without_a_gpu_none_is_shown() -> None:
+    assert select_visible_gpus("0", ()) == ()

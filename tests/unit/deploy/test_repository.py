@@ -1,0 +1,153 @@
+"""The configurations that are written for Triton and KServe."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.entries import artifact_info
+from tests.fakes.measurements import planted
+
+from optpipe.core.card import InputSpec, TensorSpec
+from optpipe.core.entries import Environment
+from optpipe.core.errors import BadInputError
+from optpipe.core.measurement import Subject
+from optpipe.deploy.choices import Settings
+from optpipe.deploy.kserve import CONTAINERFILE, MANIFEST, ServicePlan, plan_service, write_service
+from optpipe.deploy.triton_config import (
+    TYPES,
+    Served,
+    describe_served,
+    fill_tensors,
+    find_tensor_differences,
+    read_config,
+    text_from_config,
+)
+from optpipe.measure.groups import RecordedMeasurement
+
+pb = pytest.importorskip(
+    "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed: the extra `triton`"
+)
+
+names = st.text(st.characters(categories=["L", "N"], include_characters="_:/ \"'\n"), min_size=1, max_size=8)
+served = st.builds(
+    Served, names, st.sampled_from(sorted(TYPES)), st.lists(st.integers(-1, 512).filter(bool), max_size=4).map(tuple)
+)
+tensors = st.lists(served, min_size=1, max_size=3, unique_by=lambda each: each.name)
+
+
+def config_of(inputs, outputs):
+    config = pb.ModelConfig(name="net", max_batch_size=8)
+    fill_tensors(config, inputs, outputs)
+    return config
+
+
+@given(tensors, tensors)
+def test_what_is_written_is_read_back(tmp_path_factory, inputs, outputs):
+    path = tmp_path_factory.mktemp("config") / "config.pbtxt"
+    path.write_text(text_from_config(config_of(inputs, outputs)), encoding="utf-8")
+    found = read_config(path)
+    assert found == config_of(inputs, outputs)
+    assert find_tensor_differences(found, "net", inputs, outputs) == []
+
+
+@given(tensors, tensors, st.data())
+def test_one_other_dtype_or_shape_is_one_line(inputs, outputs, data):
+    at = data.draw(st.integers(0, len(inputs) - 1))
+    other = data.draw(st.sampled_from(["dtype", "dims"]))
+    changed = list(inputs)
+    if other == "dtype":
+        changed[at] = replace(inputs[at], dtype=data.draw(st.sampled_from(sorted(set(TYPES) - {inputs[at].dtype}))))
+    else:
+        changed[at] = replace(inputs[at], dims=(*inputs[at].dims, 3))
+    found = find_tensor_differences(config_of(changed, outputs), "net", inputs, outputs)
+    assert len(found) == 1
+    assert ("TYPE_" if other == "dtype" else "shape") in found[0]
+
+
+def test_a_missing_and_a_foreign_tensor_are_named():
+    config = config_of([Served("other", "float32", (3,))], [])
+    assert find_tensor_differences(config, "net", [Served("image", "float32", (3,))], []) == [
+        "net: input 'image' is missing from config.pbtxt",
+        "net: input 'other' of config.pbtxt is not in the signed-off model",
+    ]
+
+
+@pytest.mark.parametrize("text", ["no protobuf at all {", "max_batch_size: many", "\x00\xff"])
+def test_a_file_that_is_no_configuration_is_bad_input(tmp_path, text):
+    (tmp_path / "config.pbtxt").write_text(text)
+    with pytest.raises(BadInputError, match="cannot be read as a Triton model configuration"):
+        read_config(tmp_path / "config.pbtxt")
+
+
+def test_sizes_that_may_change_are_minus_one():
+    spec = InputSpec("tokens", "int64", (1, 8), (4, 16), (16, 32))
+    assert describe_served(spec, batched=True) == Served("tokens", "int64", (-1,))
+    assert describe_served(TensorSpec("logits", "float32", ("batch", 10)), batched=False) == Served(
+        "logits", "float32", (-1, 10)
+    )
+
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "fakes" / "kserve_v1beta1.schema.json").read_text())
+
+
+def written(folder, *, device="cpu", options=None, peak=300 << 20, name="Net_v2.1", plan=None, backend="onnxruntime"):
+    subject = Subject("abc", "onnxruntime", "fp32", device, options=options or {})
+    one = replace(planted(subject, 8, 2.0, low=1.0, high=1.0), host_peak_bytes=peak)
+    preprocessing = SimpleNamespace(info=SimpleNamespace(plan=SimpleNamespace(threads=2, device="cpu")))
+    build: Any = SimpleNamespace(
+        artifact=SimpleNamespace(info=artifact_info(device=device), sha256=lambda _: "0" * 64),
+        card=SimpleNamespace(name=name),
+        reference=SimpleNamespace(name="net: 'a' \"b\"", sha256="1" * 64, verdict="PASS"),
+        measured=(RecordedMeasurement(one, "bench-1", Environment(cpu_count=16)),) if peak else (),
+        preprocessing=preprocessing,
+    )
+    settings = Settings(8, (8,), 0, 3, options or {}, ())
+    choices = write_service(build, settings, plan or ServicePlan("s3://models/net"), backend, folder)
+    document = yaml.safe_load((folder / MANIFEST).read_text())
+    jsonschema.validate(document, SCHEMA)
+    return document, {each.setting: each for each in choices}
+
+
+def test_the_manifest_is_one_of_kserve_s_api_and_says_what_was_signed_off(tmp_path):
+    document, _ = written(tmp_path, options={"threads": 2})
+    model = document["spec"]["predictor"]["model"]
+    assert document["metadata"]["name"] == "net-v2-1"
+    assert document["metadata"]["annotations"]["optpipe/dossier"] == "net: 'a' \"b\""
+    assert (model["modelFormat"]["name"], model["protocolVersion"]) == ("triton", "v2")
+    assert model["storageUri"] == "s3://models/net"
+    assert "image" not in model
+    assert not (tmp_path / CONTAINERFILE).exists()
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "spec": {"predictor": {"model": {**model, "storageURI": "x"}}}}, SCHEMA)
+
+
+def test_resources_follow_from_what_was_measured(tmp_path):
+    document, choices = written(tmp_path, options={"threads": 2})
+    resources = document["spec"]["predictor"]["model"]["resources"]
+    assert resources["requests"] == resources["limits"] == {"cpu": "8", "memory": f"{2048 + 3 * 300}Mi"}
+    assert "run bench-1" in choices["resources.memory"].source
+    document, _ = written(tmp_path)
+    assert document["spec"]["predictor"]["model"]["resources"]["limits"]["cpu"] == "18", "16 cores and 2 threads"
+    document, _ = written(tmp_path, device="cuda")
+    limits = document["spec"]["predictor"]["model"]["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["cpu"]) == ("1", "5")
+
+
+def test_an_oci_image_gets_its_containerfile_and_a_python_backend_needs_an_image(tmp_path):
+    written(tmp_path, plan=ServicePlan("oci://registry.example.com/net:1", "triton:26.05"), backend="python")
+    assert (tmp_path / CONTAINERFILE).read_text() == "FROM busybox:stable\nCOPY models /models\n"
+    with pytest.raises(BadInputError, match="pass --image"):
+        written(tmp_path, backend="python")
+
+
+@pytest.mark.parametrize("uri", [None, "models/net", "s3://", "ftp://host/net", "s3://models/my net"])
+def test_a_uri_that_kserve_refuses_is_refused(uri):
+    with pytest.raises(BadInputError, match="--storage-uri"):
+        plan_service(uri, None)

@@ -1,0 +1,157 @@
+"""What is stored is listed, shown, removed and hashed."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from tests.fakes.console import text_of
+from tests.fakes.entries import Thing, thing_of
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.models.artifacts.engine import hash_engine, measure_engine
+from optpipe.models.artifacts.housekeeping import (
+    StoreListing,
+    collect_garbage,
+    describe_run,
+    find_run,
+    list_stored,
+    remove_stored,
+)
+from optpipe.models.document import document_from_listing, document_from_run
+from optpipe.workspace.entry import MANIFEST
+from optpipe.workspace.runs import begin_run, finish_run
+from optpipe.workspace.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    found = Store(tmp_path)
+    found.produce(
+        thing_of("artifact"),
+        {"a": 1},
+        lambda folder: Thing((folder / "file").write_text("x")),
+        listener=SilentListener(),
+    )
+    return found
+
+
+def run_in(store, *, whole=True):
+    run = begin_run(store.workspace, "bench")
+    (run.path / "samples").write_text("abc")
+    if whole:
+        finish_run(run, command="optpipe bench digits", parents=["0123"])
+    return run.path
+
+
+def test_runs_and_what_is_damaged_are_listed(store):
+    damaged, _ = store.produce(thing_of("graph"), {"b": 1}, lambda _: Thing(), listener=SilentListener())
+    (damaged.path / MANIFEST).write_text("{")
+    whole, unfinished, broken = run_in(store), run_in(store, whole=False), run_in(store)
+    (broken / MANIFEST).write_text("[]")
+    listing = list_stored(store)
+    assert listing.damaged == (damaged.path.name,)
+    said = {each.run_id: each.status for each in listing.runs}
+    assert said == {whole.name: "complete", unfinished.name: "unfinished", broken.name: "damaged"}
+    text = text_of(document_from_listing(listing))
+    assert f"optpipe store rm {damaged.path.name}" in text
+    assert "optpipe bench digits" in text
+    assert text_of(document_from_listing(StoreListing("w", (), (), ()))).startswith("nothing stored yet")
+
+
+def test_a_run_is_shown_and_removed_by_its_name(store):
+    run = run_in(store)
+    assert find_run(store, run.name[:12]) == run
+    assert "made" in text_of(document_from_run(describe_run(run)))
+    assert remove_stored(store, run.name, with_dependents=False).removed == (run.name,)
+    assert not run.exists()
+    with pytest.raises(BadInputError, match="optpipe store ls"):
+        remove_stored(store, run.name, with_dependents=False)
+
+
+def test_a_changed_run_is_not_shown_as_if_it_were_whole(store):
+    run = run_in(store)
+    (run / "samples").write_text("abd")
+    with pytest.raises(BadInputError, match=f"optpipe store rm {run.name}"):
+        describe_run(run)
+
+
+def test_a_beginning_that_fits_several_runs_removes_none(store):
+    runs = [run_in(store), run_in(store)]
+    with pytest.raises(BadInputError, match="matches 2 runs"):
+        remove_stored(store, "bench-", with_dependents=False)
+    assert all(run.exists() for run in runs)
+
+
+def test_a_damaged_entry_is_removed_by_name_id_or_gc(store):
+    for remove in (
+        lambda entry: remove_stored(store, entry.path.name, with_dependents=False),
+        lambda entry: remove_stored(store, entry.id, with_dependents=False),
+        lambda _: collect_garbage(store, dry_run=False),
+    ):
+        entry, _ = store.produce(thing_of("graph"), {"b": 1}, lambda _: Thing(), listener=SilentListener())
+        (entry.path / MANIFEST).unlink()
+        assert remove(entry).removed == (entry.path.name,)
+        assert len(store.list_entries()) == 1
+
+
+def test_what_gc_would_free_is_what_it_frees(store):
+    unneeded, _ = store.produce(
+        thing_of("graph"), {"b": 1}, lambda folder: Thing((folder / "x").write_text("y")), listener=SilentListener()
+    )
+    damaged, _ = store.produce(
+        thing_of("graph"), {"c": 1}, lambda folder: Thing((folder / "x").write_text("y")), listener=SilentListener()
+    )
+    (damaged.path / MANIFEST).write_text("{")
+    would = collect_garbage(store, dry_run=True)
+    assert unneeded.path.exists()
+    assert replace(would, dry_run=False) == collect_garbage(store, dry_run=False)
+    assert store.scan_entries()[1] == []
+
+
+def test_gc_keeps_what_commands_were_asked_for_and_what_that_is_compared_with(tmp_path):
+    store, quiet = Store(tmp_path), SilentListener()
+
+    def make(kind, *parents):
+        return store.produce(
+            thing_of(kind), {"of": kind, "parents": parents}, lambda _: Thing(), parents=parents, listener=quiet
+        )[0].id
+
+    model = make("exported")
+    reference = make("reference", model)
+    artifact = make("artifact", model)
+    verification = make("verification", artifact, reference)
+    table = make("calibration", make("exported", "calibrated"))
+    pipeline = make("preprocessing", model)
+    other = make("exported", "gone")
+    unneeded = make("reference", other)
+    removed = set(collect_garbage(store, dry_run=False).removed)
+    assert removed == {f"exported-{other}", f"reference-{unneeded}"}
+    kept = {each.id for each in store.list_entries()}
+    assert kept == {model, make("exported", "calibrated"), reference, artifact, verification, table, pipeline}
+
+
+FILES = {"model.pt2": ("aa", 5), "batch-8.pt2": ("bb", 7), "build.log": ("cc", 100)}
+
+
+def make_entry(more_files, files=FILES):
+    records = {name: SimpleNamespace(sha256=sha256, size_bytes=size) for name, (sha256, size) in files.items()}
+    return SimpleNamespace(
+        info=SimpleNamespace(file="model.pt2", more_files=more_files),
+        manifest=SimpleNamespace(files=records),
+        sha256=lambda name: records[name].sha256,
+    )
+
+
+def test_one_file_is_its_hash():
+    assert hash_engine(make_entry(())) == "aa"
+    assert measure_engine(make_entry(())) == 5
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "batch-8.pt2"])
+def test_every_file_that_is_loaded_counts(name):
+    entry = make_entry(("batch-8.pt2",))
+    other = make_entry(("batch-8.pt2",), {**FILES, name: ("dd", 1)})
+    assert hash_engine(entry) != hash_engine(other)
+    assert hash_engine(entry) == hash_engine(make_entry(("batch-8.pt2",), {**FILES, "build.log": ("dd", 1)}))
+    assert measure_engine(entry) == 12

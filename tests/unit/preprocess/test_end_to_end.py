@@ -1,0 +1,98 @@
+"""From files to predictions: the bottleneck, the figures, and the plan that was tuned."""
+
+from dataclasses import replace
+
+import pytest
+from tests.fakes.preprocess import preprocess_record
+
+from optpipe.core.records import json_from_record
+from optpipe.core.verdict import Verdict
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.end_to_end import (
+    EndToEndMeasurement,
+    OverlappedBatches,
+    PartRates,
+    PredictionCheck,
+    compute_figures,
+    find_bottleneck,
+    find_tuned_plan,
+    judge_predictions,
+)
+from optpipe.workspace.file_names import PREPROCESSING
+from optpipe.workspace.runs import begin_run, finish_run
+from optpipe.workspace.store import Store
+
+GPU = DaliPlan(decode="mixed", device="gpu", batch_size=100)
+CPU = DaliPlan(batch_size=100)
+
+
+def batches(count=700):
+    named = {"batch_ns": 10, "latency_ns": 25, "wait_ns": 6, "launch_ns": 1, "output_ns": 2}
+    return OverlappedBatches(**{name: (ms * 1_000_000,) * count for name, ms in named.items()})
+
+
+def measured(cpu_share=0.3, launch_share=0.1, **parts):
+    return EndToEndMeasurement(
+        batches(),
+        PartRates(**{"read": 90_000, "decode": 12_000, "preprocess": 11_000, "inference": 20_000, **parts}),
+        launch_share=launch_share,
+        cpu_share=cpu_share,
+        other_cpu_cores=0.1,
+        handover="none: DLPack",
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+        check=PredictionCheck(32, 32, 9),
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "found", "name"),
+    [
+        (GPU, measured(read=10_500), "I/O"),
+        (GPU, measured(), "GPU"),
+        (GPU, measured(cpu_share=0.97), "CPU"),
+        (CPU, measured(), "CPU"),
+        (GPU, measured(preprocess=30_000, decode=31_000), "GPU"),
+        (GPU, measured(preprocess=30_000, decode=31_000, launch_share=0.9), "launch"),
+        (CPU, measured(preprocess=30_000, cpu_share=0.95), "CPU"),
+        (DaliPlan(decode="cpu", device="gpu"), measured(decode=30_000), "copy"),
+        (DaliPlan(decode="cpu", device="gpu"), measured(), "CPU"),
+    ],
+)
+def test_the_bottleneck_is_named_with_its_numbers(plan, found, name):
+    bottleneck = find_bottleneck(10_000, found, plan)
+    assert bottleneck.name == name
+    assert any(character.isdigit() for character in bottleneck.reason)
+
+
+def test_the_figures_are_rates_latencies_and_the_shares_of_the_timeline():
+    found = compute_figures(measured(), GPU)
+    assert found.images_per_s == pytest.approx(10_000)
+    assert found.of_slower_part == pytest.approx(10_000 / 11_000)
+    assert (found.latency_p50_ns, found.latency_p99_ns) == (25e6, 25e6)
+    line = found.timeline
+    assert line.waiting_for_preprocessing + line.launching + line.waiting_for_outputs + line.other == pytest.approx(1)
+    assert found.environment
+    assert not compute_figures(measured(), CPU).environment
+
+
+def test_percentiles_that_the_batches_cannot_support_are_left_out():
+    few = compute_figures(replace(measured(), batches=batches(70)), GPU)
+    assert (few.latency_p50_ns, few.latency_p99_ns) == (25e6, None)
+
+
+@pytest.mark.parametrize(
+    ("equal", "classes", "verdict"), [(32, 9, "PASS"), (29, 9, "PASS"), (28, 9, "FAIL"), (32, 1, "INCONCLUSIVE")]
+)
+def test_wrong_predictions_fail_and_one_class_proves_nothing(equal, classes, verdict):
+    assert judge_predictions(PredictionCheck(32, equal, classes)) is Verdict(verdict)
+
+
+@pytest.mark.parametrize(("verdict", "taken"), [("PASS", True), ("INCONCLUSIVE", True), ("FAIL", False)])
+def test_a_plan_that_was_shown_to_change_the_predictions_is_not_taken(tmp_path, verdict, taken):
+    plan = DaliPlan(threads=7, resize="fused")
+    run = begin_run(tmp_path, "preprocess")
+    record = replace(preprocess_record(plan), verdict=Verdict(verdict))
+    (run.path / PREPROCESSING).write_bytes(json_from_record(record))
+    finish_run(run, command="optpipe preprocess digits", model="digits")
+    assert find_tuned_plan("digits", Store(tmp_path), gpu=False) == (plan if taken else None)
+    assert find_tuned_plan("digits", Store(tmp_path), gpu=True) is None

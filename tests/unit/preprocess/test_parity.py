@@ -1,0 +1,234 @@
+"""Preprocessing is proven by the model's outputs: the verdict, and the proof over pictures."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from optpipe.core.errors import StageError
+from optpipe.core.events import SilentListener
+from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.core.verdict import Verdict
+from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.preprocess import dali_graph
+from optpipe.preprocess import parity as parity_module
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.parity import prove_parity, save_side_by_side
+from optpipe.preprocess.proof import (
+    SNR_FLOOR_DB,
+    agreement_from_counts,
+    compare_predictions,
+    compute_agreement,
+    compute_images_needed,
+    judge_parity,
+    observe_prediction_agreement,
+)
+from optpipe.preprocess.records import PredictionAgreement, TaskScore
+
+GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "refused": 0}
+
+
+def test_enough_equal_answers_of_a_trained_model_pass():
+    assert judge_parity(agreement_from_counts(800, 800), 60.0, **GOOD).verdict is Verdict.PASS
+
+
+def test_too_few_images_prove_nothing_and_the_remedy_names_the_number():
+    found = judge_parity(agreement_from_counts(10, 10), 90.0, **GOOD)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert str(compute_images_needed()) in found.remedy
+    assert (
+        judge_parity(agreement_from_counts(compute_images_needed(), compute_images_needed()), 90.0, **GOOD).verdict
+        is Verdict.PASS
+    )
+
+
+def test_the_number_is_that_for_the_share_that_was_found():
+    found = judge_parity(agreement_from_counts(799, 800), 60.0, **GOOD)
+    needed = compute_images_needed(799 / 800)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert 800 < needed < 1600
+    assert str(needed) in found.remedy
+    assert judge_parity(agreement_from_counts(1598, 1600), 60.0, **GOOD).verdict is Verdict.PASS
+    assert "more images will not help" in judge_parity(agreement_from_counts(795, 800), 60.0, **GOOD).remedy
+
+
+def test_outputs_that_do_not_depend_on_the_image_prove_nothing():
+    for kind in ({"trained": False}, {"classifies": False}):
+        assert judge_parity(None, None, **{**GOOD, **kind}, blind=True).verdict is Verdict.INCONCLUSIVE
+
+
+def test_other_answers_fail():
+    assert judge_parity(agreement_from_counts(780, 800), 60.0, **GOOD).verdict is Verdict.FAIL
+
+
+def test_one_class_for_every_image_is_no_evidence():
+    assert compute_agreement(np.array([3, 3, 3]), np.array([3, 3, 3])) is None
+    assert judge_parity(None, 90.0, **GOOD).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("snr", "verdict"), [(None, "PASS"), (90.0, "PASS"), (SNR_FLOOR_DB - 0.1, "FAIL")])
+def test_random_weights_are_judged_by_the_outputs_error(snr, verdict):
+    assert judge_parity(agreement_from_counts(8, 8), snr, **{**GOOD, "trained": False}).verdict == verdict
+    assert judge_parity(None, snr, **{**GOOD, "classifies": False}).verdict == verdict
+
+
+def test_refused_images_and_infinite_outputs_fail_whatever_else_is_good():
+    assert judge_parity(agreement_from_counts(800, 800), None, **{**GOOD, "refused": 1}).verdict is Verdict.FAIL
+    assert judge_parity(agreement_from_counts(800, 800), None, **{**GOOD, "finite": False}).verdict is Verdict.FAIL
+
+
+@given(st.integers(1, 3000), st.integers(0, 3000))
+def test_one_more_disagreement_never_improves_the_verdict(images, wrong):
+    order = {Verdict.PASS: 2, Verdict.INCONCLUSIVE: 1, Verdict.FAIL: 0}
+    equal = max(images - wrong, 0)
+    better = judge_parity(agreement_from_counts(equal, images), 60.0, **GOOD).verdict
+    worse = judge_parity(agreement_from_counts(max(equal - 1, 0), images), 60.0, **GOOD).verdict
+    assert order[worse] <= order[better]
+
+
+@pytest.mark.parametrize(
+    ("drop_ci", "agreement_ci", "images", "verdict"),
+    [
+        ((-0.001, 0.004), (0.998, 1.0), 250, "PASS"),
+        ((-0.001, 0.004), (0.994, 0.996), 250, "PASS"),
+        ((-0.001, 0.004), (0.93, 0.95), 250, "FAIL"),
+        ((0.006, 0.02), (0.994, 0.996), 250, "FAIL"),
+        ((-0.02, -0.006), (0.998, 1.0), 250, "FAIL"),  # a higher score is no parity
+        ((0.0, 0.02), (0.998, 1.0), 250, "INCONCLUSIVE"),
+        ((0.0, 0.0), (1.0, 1.0), 99, "INCONCLUSIVE"),
+        (None, (0.998, 1.0), 250, "PASS"),
+        (None, (0.99, 1.0), 250, "INCONCLUSIVE"),
+        (None, (0.98, 0.99), 250, "FAIL"),
+    ],
+)
+def test_a_detector_is_judged_by_its_predictions(drop_ci, agreement_ci, images, verdict):
+    score = None if drop_ci is None else TaskScore("AP", 0.6, 0.6 - sum(drop_ci) / 2, sum(drop_ci) / 2, drop_ci)
+    predicted = PredictionAgreement(sum(agreement_ci) / 2, agreement_ci, images)
+    assert judge_parity(None, 30.0, **GOOD, score=score, predicted=predicted).verdict == verdict
+    untrained = judge_parity(None, 30.0, **{**GOOD, "trained": False}, score=score, predicted=predicted)
+    assert untrained.verdict is Verdict.FAIL
+
+
+TRANSFORM = Transform(
+    (Decode(), Resize((72,)), CenterCrop(64, 63), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
+)
+PLAN = DaliPlan(batch_size=4, threads=2)
+WEIGHTS = np.random.default_rng(0).standard_normal((3 * 64 * 63, 5)).astype(np.float32)
+
+
+def infer(batch):
+    return {"scores": batch.reshape(len(batch), -1) @ WEIGHTS}
+
+
+@pytest.fixture
+def paths(tmp_path):
+    for index in range(6):
+        Image.fromarray(make_synthetic_image(150 + index, 211, index)).save(tmp_path / f"{index}.jpg", quality=90)
+    return sorted(tmp_path.glob("*.jpg"))
+
+
+@pytest.fixture
+def without_edge_cases(monkeypatch):
+    """They take longer than the proof, and other tests have them."""
+    monkeypatch.setattr(parity_module, "check_edge_cases", lambda *_: ())
+
+
+def prove(paths, **changes):
+    options = {"trained": False, "classifies": True, "labels": None, **changes}
+    return prove_parity(paths, TRANSFORM, PLAN, infer, SilentListener(), **options)
+
+
+@pytest.mark.slow
+def test_the_derived_pipeline_passes_and_names_the_step_that_adds_most(paths):
+    record = prove(paths).record
+    assert record.proof.verdict is Verdict.PASS
+    assert [each.step for each in record.steps] == ["decode", "resize", "center_crop", "normalize"]
+    assert record.largest_step == "resize"
+    assert record.steps[-1].cumulative.max_levels <= 1.01
+    assert record.images == record.steps[0].cumulative.images == 6
+    assert all(each.matches for each in record.edge_cases)
+
+
+@pytest.mark.slow
+def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
+    filtering = dali_graph._get_filtering
+    monkeypatch.setattr(
+        dali_graph, "_get_filtering", lambda step, floats: {**filtering(step, floats=floats), "antialias": False}
+    )
+    record = prove(paths).record
+    assert record.proof.verdict is Verdict.FAIL
+    assert record.largest_step == "resize"
+    assert {each.outcome for each in record.edge_cases} & {"different"}
+
+
+def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch, without_edge_cases):
+    start = dali_graph._compute_crop_start
+    monkeypatch.setattr(dali_graph, "_compute_crop_start", lambda *arguments: start(*arguments) + 1)
+    record = prove(paths).record
+    assert record.proof.verdict is Verdict.FAIL
+    assert record.largest_step == "center_crop"
+
+
+def test_accuracy_is_given_where_labels_are_known(paths, without_edge_cases):
+    proof = prove(paths, trained=True, labels=[0, 1, 2, 3, 4, 0]).record.proof
+    assert proof.accuracy is not None
+    assert proof.accuracy.reference == proof.accuracy.dali
+    assert proof.verdict is Verdict.INCONCLUSIVE
+
+
+def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path, without_edge_cases):
+    Image.fromarray(make_synthetic_image(90, 90)).save(tmp_path / "gif in disguise.jpg", "GIF")
+    proof = prove([*paths, tmp_path / "gif in disguise.jpg"])
+    assert [each.image.rpartition("/")[2] for each in proof.record.refused] == ["gif in disguise.jpg"]
+    assert proof.record.proof.verdict is Verdict.FAIL
+    assert proof.rows.height == len(paths)
+
+
+def test_running_out_of_memory_is_not_blamed_on_the_pictures(paths, monkeypatch):
+    def exhausted(pipeline, arrays):
+        msg = "CUDA runtime API error cudaErrorMemoryAllocation (2): out of memory"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(parity_module, "_run", exhausted)
+    with pytest.raises(StageError, match="--batch-size 2"):
+        prove(paths)
+
+
+def test_the_worst_picture_is_shown_beside_the_reference_and_the_difference(paths, tmp_path, without_edge_cases):
+    proof = prove(paths)
+    assert len(proof.worst) == 3
+    saved = save_side_by_side(tmp_path / "worst.png", proof.worst[0], TRANSFORM)
+    assert (saved.file, saved.image) == ("worst.png", proof.worst[0].name)
+    assert saved.difference_times > 1
+    assert Image.open(tmp_path / "worst.png").size == (3 * 63 + 2 * 8, 64)
+
+
+def make_rows(images, seed=0, share=0.02):
+    """Masks of which the second pipeline changes about `share` of the pixels."""
+    draw = np.random.default_rng(seed)
+    masks = draw.integers(0, 3, (images, 8, 8), np.uint8)
+    changed = np.where(draw.random(masks.shape) < share, (masks + 1) % 3, masks).astype(np.uint8)
+    columns = {"reference_prediction": masks, "dali_prediction": changed}
+    return pl.DataFrame({name: [encode_mask(each) for each in values] for name, values in columns.items()})
+
+
+def test_the_agreement_is_that_of_the_proof_with_an_interval_at_the_confidence_of_the_policy():
+    rows, task = make_rows(200), Segmentation()
+    _, proven = compare_predictions(rows, task)
+    seen = {level: observe_prediction_agreement(rows, task, level, "200 images") for level in (0.95, 0.99)}
+    assert proven is not None
+    assert seen[0.95].value == proven.share
+    assert (seen[0.95].low, seen[0.95].high) == proven.ci
+    assert seen[0.99].low < seen[0.95].low < seen[0.95].value < seen[0.95].high < seen[0.99].high
+    assert not seen[0.95].blockers
+
+
+def test_few_images_that_all_agree_prove_nothing():
+    (few,) = observe_prediction_agreement(make_rows(20, share=0.0), Segmentation(), 0.95, "20 images").blockers
+    assert few.reason == "20 images are too few to prove agreement"
+    assert few.remedy == "verify parity on 100 or more"

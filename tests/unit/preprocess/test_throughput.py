@@ -1,0 +1,329 @@
+"""Rates of preprocessing: windows, intervals, and the search for the fastest configuration."""
+
+import subprocess
+import sys
+from time import perf_counter_ns, sleep
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+from tests.fakes.preprocess import tuned_preprocessing
+
+from optpipe.core.errors import StageError
+from optpipe.core.events import SilentListener
+from optpipe.core.records import json_from_record, record_from_json
+from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
+from optpipe.measure import trials
+from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.preprocess import throughput
+from optpipe.preprocess import throughput_worker as measured
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.throughput import (
+    FEWEST_WINDOWS,
+    BatchTimes,
+    LoaderPlan,
+    Throughput,
+    ThroughputJob,
+    ThroughputTuning,
+    TuningSearch,
+    compute_images_per_s,
+    compute_rate_interval,
+    compute_ratio_interval,
+    make_dali_job,
+    make_loader_job,
+    measure_throughputs,
+    merge_repeats,
+    tune_preprocessing,
+    warn_about_other_load,
+)
+from optpipe.preprocess.throughput_worker import has_enough_batches, time_batches
+
+TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
+
+
+def dali(batch_size=32):
+    return ThroughputJob("dali", (), {}, 1.0, plan=DaliPlan(batch_size=batch_size))
+
+
+def test_the_rate_is_all_images_over_all_time_with_an_interval_around_it():
+    batch_ns = tuple(10_000_000 + (index % 7) * 1_000_000 for index in range(120))
+    found = Throughput(dali(), (BatchTimes(batch_ns, batch_ns),))
+    assert found.images_per_s == pytest.approx(32 * 120 / (sum(batch_ns) / 1e9))
+    low, high = found.compute_interval()
+    assert low < found.images_per_s < high
+    assert found.summarize().batch_cost_ns == pytest.approx(sum(batch_ns) / 120)
+
+
+def test_too_few_batches_have_no_interval_and_a_failure_has_no_rate():
+    assert Throughput(dali(), (BatchTimes((1,) * 2, (1,) * 2),)).compute_interval() is None
+    failed = Throughput(dali(), error="out of memory").summarize()
+    assert (failed.images_per_s, failed.ci, failed.error) == (None, None, "out of memory")
+
+
+def test_repetitions_are_put_together_and_widen_the_interval():
+    def steady(ms):
+        return Throughput(dali(10), (BatchTimes((1,) * 24, (ms * 1_000_000,) * 24, group=2),))
+
+    both = merge_repeats([steady(10), steady(11), Throughput(dali(10), error="out of memory")])
+    assert both.repeated_images_per_s == pytest.approx((1000, 1e4 / 11))
+    low, high = both.compute_interval()
+    assert low <= 1e4 / 11 < both.images_per_s < 1000 <= high
+
+
+def test_a_record_is_read_back_as_it_was_written():
+    tuned = tuned_preprocessing(DaliPlan(threads=3))
+    assert record_from_json(json_from_record(tuned), ThroughputTuning, "here") == tuned
+
+
+@pytest.mark.slow
+def test_both_are_measured_for_real_in_a_process_of_their_own(tmp_path):
+    for index in range(4):
+        Image.fromarray(make_synthetic_image(60, 80, index)).save(tmp_path / f"{index}.jpg")
+    paths, plan = sorted(tmp_path.glob("*.jpg")), DaliPlan(threads=1, batch_size=4)
+    jobs = [
+        make_dali_job(paths, TRANSFORM, plan, 0.1),
+        make_dali_job(paths, TRANSFORM, plan, 0.1, decode_only=True),
+        make_loader_job(paths, TRANSFORM, LoaderPlan(2, 4, "cpu"), 0.1),
+    ]
+    found = list(measure_throughputs(jobs))
+    for each in found:
+        assert each.error is None
+        assert each.images_per_s > 0
+        assert len(each.batch_ns) >= 4
+    assert [each.job.implementation for each in found] == ["dali", "dali-decode", "dataloader"]
+    assert len(found[2].batch_ns) % 2 == 0, "whole rounds of the two workers"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_read_is_an_error_of_its_row_and_the_next_goes_on(tmp_path):
+    (tmp_path / "1.jpg").write_bytes(b"no picture")
+    job = make_dali_job([tmp_path / "1.jpg"], TRANSFORM, DaliPlan(batch_size=1), 0.1)
+    for found in measure_throughputs([job, job]):
+        assert found.error
+
+
+def simulated(monkeypatch, rate_of_dali, rate_of_loader):
+    def measured(job):
+        rate = rate_of_loader(job.loader.workers) if job.loader else rate_of_dali(job.plan)
+        if rate is None:
+            return Throughput(job, error="out of memory")
+        rate *= 2 if job.implementation == "dali-decode" else 1
+        ns = (int(1e9 * job.batch_size / rate),) * 48
+        return Throughput(job, (BatchTimes(ns, ns),))
+
+    def throughputs(jobs):
+        yield from map(measured, jobs)
+
+    monkeypatch.setattr(throughput, "measure_throughputs", throughputs)
+
+
+def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
+    def dali(plan):
+        if plan.decode == "cpu":
+            return 2_000
+        rate = 10_000 * plan.hw_decoder_load + (500 if plan.threads == 4 else 0) - 4000 * plan.cpu_share
+        return rate - (0 if plan.prefetch == 2 else 900)
+
+    simulated(monkeypatch, dali, lambda workers: 100 + 50 * workers if workers <= 8 else 450)
+    found, _ = tune_preprocessing(
+        TuningSearch([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, SilentListener())
+    )
+    assert (found.dali.plan.hw_decoder_load, found.dali.plan.threads, found.dali.plan.prefetch) == (1.0, 4, 2)
+    assert found.dali.plan.cpu_share == 0
+    assert found.dataloader.loader.workers == 8
+    assert found.dataloader.loader.batch_size == 64
+    assert found.speedup == pytest.approx(10_500 / 500)
+    assert found.share_of_decode_only == pytest.approx(0.5)
+    assert found.left_out == "2 workers not tried: 4 reached 0.60 of the best"
+
+
+def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):
+    simulated(monkeypatch, lambda plan: 10_000 * (1 + plan.cpu_share) + plan.threads, lambda workers: 100 * workers)
+    found, _ = tune_preprocessing(
+        TuningSearch([], TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=256), 16, 1.0, SilentListener())
+    )
+    assert (found.dali.plan.cpu_share, found.dali.plan.threads) == (0.25, 16)
+
+
+def test_what_was_asked_for_is_not_tuned(monkeypatch):
+    asked = DaliPlan(decode="mixed", device="gpu", batch_size=256, threads=3)
+    simulated(monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100)
+    found, _ = tune_preprocessing(
+        TuningSearch([], TRANSFORM, asked, 16, 1.0, SilentListener(), frozenset({"decode", "threads"}))
+    )
+    tried = [row.plan for row in found.tried if row.plan]
+    assert {(each.decode, each.threads) for each in tried} == {("mixed", 3)}
+
+
+def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
+    simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
+    found, _ = tune_preprocessing(TuningSearch([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, SilentListener()))
+    assert found.dali.plan.threads == 1
+    assert {row.error for row in found.tried} == {None, "out of memory"}
+
+
+def test_nothing_that_works_is_a_failed_stage(monkeypatch):
+    simulated(monkeypatch, lambda _: None, lambda _: 100)
+    with pytest.raises(StageError, match="out of memory"):
+        tune_preprocessing(TuningSearch([], TRANSFORM, DaliPlan(batch_size=8), 2, 1.0, SilentListener()))
+
+
+@pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])
+def test_rates_that_other_work_disturbed_are_said_to_be(others, warned):
+    said: list[str] = []
+    warn_about_other_load(others, "dali", SimpleNamespace(warn=said.append))
+    assert bool(said) is warned
+
+
+class Loader:
+    """A clock and a DataLoader: its workers fill a queue while time passes; batches come in the workers' order."""
+
+    def __init__(self, workers, seconds_per_batch, queue_factor=2):
+        self.workers, self.seconds, self.factor = workers, seconds_per_batch, queue_factor
+        self.now, self.taken = 0.0, 0
+        self.ready = [seconds_per_batch * (1 + 0.001 * each) for each in range(workers)]
+        self.finished: list[list[float]] = [[] for _ in range(workers)]
+
+    def clock(self):
+        self.now += 1e-6
+        return int(self.now * 1e9)
+
+    def batch(self):
+        worker = self.taken % self.workers
+        done = self.finished[worker]
+        position = self.taken // self.workers
+        while len(done) <= position:
+            # a worker goes on with its next batch as soon as its queue has room
+            room = self.finished_taken(worker, len(done) - self.factor)
+            begun = max(done[-1] if done else 0.0, room)
+            done.append(begun + self.seconds * (1 + 0.001 * worker))
+        self.now = max(self.now, done[position]) + 1e-4
+        self.taken += 1
+        self.takes = [*getattr(self, "takes", []), self.now]
+        return self.clock()
+
+    def finished_taken(self, worker, position):
+        index = position * self.workers + worker
+        return self.takes[index] if position >= 0 and index < len(getattr(self, "takes", [])) else 0.0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 16])
+def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
+    loader = Loader(workers, 1.0)
+    for module in (measured, trials):
+        monkeypatch.setattr(module, "perf_counter_ns", loader.clock)
+    found = time_batches(loader.batch, 3.0, prefetched=2 * workers + 1, group=workers)
+    batches = found.batch_ns
+    rate = 64 * len(batches) / (sum(batches) / 1e9)
+    assert rate == pytest.approx(64 * workers, rel=0.02)
+    assert (found.warm_up_batches % workers, len(batches) % workers) == (0, 0)
+    low, high = compute_rate_interval(batches, workers, 64)
+    assert low <= rate <= high
+    assert high - low < 0.05 * rate
+
+
+@pytest.mark.slow
+def test_what_other_processes_take_of_the_processors_is_seen():
+    def batch():
+        sleep(0.02)
+        return perf_counter_ns()
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            found = time_batches(batch, 0.5, prefetched=1)
+        finally:
+            other.kill()
+    assert found.other_cpu_cores > 0.2
+
+
+@pytest.mark.slow
+def test_the_statistics_are_imported_before_batches_are_timed():
+    code = """
+import sys, time
+from optpipe.preprocess.throughput_worker import time_batches
+loaded = []
+def batch():
+    loaded.append("scipy.special" in sys.modules)
+    time.sleep(0.001)
+    return time.perf_counter_ns()
+time_batches(batch, 0.1, prefetched=1)
+assert all(loaded)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_rate_lies_in_its_interval_even_where_windows_are_unequal():
+    batch_ns = [1_000_000] * 20 + [6_000_000] * 2 + [1_000_000] * 20 + [3_000_000] * 6
+    low, high = compute_rate_interval(batch_ns, 1, 8)
+    assert low < 8 * len(batch_ns) / (sum(batch_ns) / 1e9) < high
+
+
+@given(
+    st.lists(st.integers(1, 10**12) | st.integers(10**6, 2 * 10**6), min_size=1, max_size=200),
+    st.integers(1, 20),
+    st.integers(1, 512),
+)
+@example([10_000_000] + [1_000_000] * 24, 1, 8)  # the slow first batch counts in both or in neither
+@example([3] * 55, 5, 7)  # no spread at all: rounding must not put the rate outside
+def test_an_interval_holds_the_rate_beside_it(batch_ns, group, batch_size):
+    interval = compute_rate_interval(batch_ns, group, batch_size)
+    if interval is not None:
+        assert 0 < interval[0] <= compute_images_per_s(batch_ns, batch_size) <= interval[1]
+
+
+@given(st.lists(st.integers(10**6, 11 * 10**5), min_size=FEWEST_WINDOWS, max_size=200), st.integers(1, 512))
+def test_six_even_batches_or_more_have_an_interval(batch_ns, batch_size):
+    low, high = compute_rate_interval(batch_ns, 1, batch_size)
+    assert high < 1.15 * low
+
+
+def test_a_burst_and_a_long_wait_say_nothing():
+    assert compute_rate_interval([1] * 40 + [10**10], 1, 8) is None
+    assert compute_rate_interval([5] * (FEWEST_WINDOWS - 1), 1, 8) is None
+
+
+def test_a_burst_of_sixteen_workers_is_one_observation():
+    burst = [500_000_000] + [100_000] * 15
+    assert compute_rate_interval(burst * 4, 16, 64) is None, "64 batches, but four rounds"
+    low, high = compute_rate_interval(burst * 6, 16, 64)
+    assert high - low < 1e-6 * high
+    waits = [each for wait in (1, 1, 9, 1, 12, 1) for each in (wait * 10**8, *[10**5] * 15)]
+    assert compute_rate_interval(waits, 16, 64) is None, "so uneven that the upper end would be several times the rate"
+
+
+positive = st.floats(1.0, 1e6)
+
+
+@given(positive, positive, st.floats(0.001, 0.5), st.floats(0.001, 0.5))
+def test_the_interval_of_a_ratio_mirrors_that_of_its_inverse(one, other, spread, width):
+    mine, theirs = (one * (1 - spread), one * (1 + spread)), (other * (1 - width), other * (1 + width))
+    low, high = compute_ratio_interval(one, mine, other, theirs)
+    assert low < one / other < high
+    assert mine[0] / theirs[1] <= low * (1 + 1e-9)
+    back = compute_ratio_interval(other, theirs, one, mine)
+    assert (1 / back[1], 1 / back[0]) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(
+    ("batches", "group", "elapsed_s", "is_enough"),
+    [
+        (24, 1, 3.0, True),
+        (24, 1, 2.9, False),
+        (20, 1, 3.0, False),
+        (16, 16, 6.0, True),
+        (8, 16, 6.0, False),
+        (3, 1, 6.0, False),
+    ],
+)
+def test_a_slow_configuration_ends_with_fewer_batches(batches, group, elapsed_s, is_enough):
+    assert has_enough_batches([1000] * batches, group, elapsed_s, 3.0) is is_enough
+
+
+def test_an_unsteady_one_is_measured_longer():
+    steady, unsteady = [1000, 1001] * 24, [1000] * 24 + [1500] * 24
+    assert has_enough_batches(steady, 1, 3.0, 3.0)
+    assert not has_enough_batches(unsteady, 1, 3.0, 3.0)
+    assert has_enough_batches(unsteady, 1, 6.0, 3.0)
+    assert has_enough_batches(unsteady, 1, 3.0, 3.0, patience=1.0)

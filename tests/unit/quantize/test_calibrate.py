@@ -1,0 +1,137 @@
+"""Calibration: the data that it takes, and what is done with a table."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
+from optpipe.core.entries import ModelInfo, SampleSetSummary, WeightsRecord
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.core.precision import Budget, Precision
+from optpipe.core.transform import Decode, Pack, Transform
+from optpipe.models.inputs.tensor_set import read_tensor_set
+from optpipe.quantize.calibrate import resolve_calibration_source
+from optpipe.quantize.precision_graph import find_tables, graph_from_table, make_calibrated_graph
+from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
+from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.store import Store
+
+TRANSFORM = Transform((Decode(), Pack(dtype="float32")))
+
+
+@pytest.fixture
+def export(residual_model, tmp_path):
+    """Stores the small network as an exported model that takes images by a transform, or tensors."""
+
+    def stored(transform=None):
+        card = ModelCard(
+            "net",
+            "net.onnx",
+            Task.OTHER,
+            (InputSpec("x", "float32", (1, 16, 8, 8), (4, 16, 8, 8), (16, 16, 8, 8)),),
+            outputs=(TensorSpec("y", "float32", ("n", 16, 8, 8)),),
+            transform=transform,
+        )
+
+        def make(folder):
+            onnx.save(residual_model, folder / ONNX)
+            (folder / CARD).write_text(json.dumps(card.to_dict()))
+            return ModelInfo(
+                "net", "net.onnx", WeightsRecord("embedded", "0" * 64), simplified=True, own_precision=None
+            )
+
+        return store.produce(ModelInfo, {"model": card.to_dict()}, make, listener=SilentListener())[0]
+
+    store = Store(tmp_path / "workspace")
+    return stored, store
+
+
+def table_of(model, transform_sha256, **changes):
+    nodes = onnx.load(model.file(ONNX)).graph.node
+    return CalibrationTable(
+        method="max",
+        model="net",
+        graph_sha256=model.sha256(ONNX),
+        transform_sha256=transform_sha256,
+        set=SampleSetSummary("images", "0" * 64, 8, 0),
+        ranges={name: TensorRange(2.0, -1.0, 2.0) for node in nodes for name in (*node.input, *node.output)},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "of_table", "refused"),
+    [
+        (TRANSFORM, TRANSFORM.hash, False),
+        (TRANSFORM, "0" * 64, True),
+        (TRANSFORM, None, False),
+        (None, "0" * 64, False),
+    ],
+)
+def test_a_table_that_was_made_with_other_preprocessing_is_refused(export, own, of_table, refused):
+    stored, store = export
+    model = stored(own)
+    table = table_of(model, of_table)
+    if refused:
+        with pytest.raises(
+            BadInputError, match="made for different preprocessing than net's; pass the calibration data"
+        ):
+            graph_from_table(model, table, "cpu", (), store, SilentListener())
+    else:
+        graph, _ = graph_from_table(model, table, "cpu", (), store, SilentListener())
+        assert graph.info.int8_layers
+
+
+def test_what_a_budget_kept_is_not_kept_where_its_calibration_is_found_again(export, tmp_path):
+    stored, store = export
+    model, data = stored(), tmp_path / "data.npz"
+    np.savez(data, x=np.random.default_rng(0).standard_normal((8, 16, 8, 8)).astype(np.float32))
+    budget = Budget(45, "dB")
+    graph, _ = make_calibrated_graph(Precision.INT8, model, "cpu", data, store, SilentListener(), budget)
+    assert 0 < len(graph.info.int8_layers) < 4
+    (found,) = find_tables(Precision.INT8, model, store)
+    again, _ = make_calibrated_graph(Precision.INT8, model, "cpu", found, store, SilentListener())
+    assert len(again.info.int8_layers) == 4
+    assert read_table(found).method == graph.info.method
+
+
+def test_what_a_table_keeps_that_was_given_is_kept_where_it_is_found_again(export, tmp_path):
+    stored, store = export
+    model = stored()
+    write_table(tmp_path / "table.json", table_of(model, None, keep=("conv2",)))
+    make_calibrated_graph(Precision.INT8, model, "cpu", tmp_path / "table.json", store, SilentListener())
+    (found,) = find_tables(Precision.INT8, model, store)
+    assert read_table(found).keep == ("conv2",)
+
+
+TENSORS = ModelCard("net", "net.onnx", Task.OTHER, (InputSpec("x", "float32", (1, 3), (2, 3), (8, 3)),))
+GENERATOR = "import numpy as np\nCALIBRATION = ({'x': np.ones((2, 3), np.float32)} for _ in range(4))\n"
+
+
+def test_a_python_file_gives_tensors(tmp_path) -> None:
+    (tmp_path / "data.py").write_text(GENERATOR)
+    found = resolve_calibration_source(tmp_path / "data.py", TENSORS, None, Store(tmp_path / "workspace"))
+    assert len(read_tensor_set(found, TENSORS.inputs).files) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("data.py", GENERATOR.replace("'x'", "'y'"), r"data\.py, batch 0 lacks input 'x'"),
+        ("data.py", GENERATOR.replace("3)", "4)"), "2x4"),
+        ("data.py", GENERATOR.replace("float32", "int64"), "int64"),
+        ("data.py", "CALIBRATION = []", "holds no inputs of net"),
+        ("data.json", '{"a": [1', "holds no inputs of net"),
+        ("nan.npz", np.full((2, 3), np.nan, np.float32), "'x' contains NaN or Inf"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
+    if isinstance(content, str):
+        (tmp_path / name).write_text(content)
+    else:
+        np.savez(tmp_path / name, x=content)
+    with pytest.raises(BadInputError, match=said):
+        resolve_calibration_source(tmp_path / name, TENSORS, None, Store(tmp_path / "workspace"))

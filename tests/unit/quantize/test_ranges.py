@@ -1,0 +1,252 @@
+"""Ranges of activations: histograms, the methods that choose a bound, and the table that keeps them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from optpipe.core.entries import SampleSetSummary
+from optpipe.core.errors import BadInputError
+from optpipe.quantize.ranges import (
+    BINS,
+    LOWEST,
+    METHODS,
+    MIN_AMAX,
+    CalibrationTable,
+    TensorRange,
+    TensorStatistics,
+    compute_edges,
+    compute_ranges,
+    count_magnitudes,
+    count_on_device,
+    find_least_divergence,
+    find_least_error,
+    find_percentile,
+    is_table,
+    methods_from_text,
+    needs_histogram,
+    read_table,
+    rebin_linearly,
+    write_table,
+)
+
+arrays = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-1e6, 1e6, width=32))
+
+
+def seen(values) -> TensorStatistics:
+    values = np.asarray(values, np.float32)
+    return TensorStatistics(float(values.min()), float(values.max()), count_magnitudes(values))
+
+
+def int8_error(values, bound: float) -> float:
+    scale = bound / 127
+    return float(np.mean((values - np.clip(np.rint(values / scale), -127, 127) * scale) ** 2))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(arrays)
+def test_a_bound_is_finite_positive_and_inside_what_was_seen(method, values) -> None:
+    bound = compute_ranges({"x": seen(values)}, method)["x"]
+    assert math.isfinite(bound)
+    assert MIN_AMAX <= bound <= max(float(np.abs(values).max()) * (1 + 1e-6), MIN_AMAX)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [0.0, 3.5, -1e-30, 6e4])
+def test_a_constant_tensor_has_a_usable_bound(method, value) -> None:
+    bound = compute_ranges({"x": seen(np.full(100, value))}, method)["x"]
+    assert bound == pytest.approx(max(abs(value), MIN_AMAX), rel=0.04)
+
+
+def test_max_is_the_largest_magnitude() -> None:
+    assert METHODS["max"](seen([1.0, -7.25, 3.0])) == 7.25
+
+
+def test_percentile_is_numpys_on_many_values() -> None:
+    values = np.abs(np.random.default_rng(0).standard_normal(200_000)).astype(np.float32)
+    for percent in (90.0, 99.0, 99.9, 99.99):
+        expected = np.percentile(values, percent)
+        assert find_percentile(seen(values), percent) == pytest.approx(expected, rel=0.004)
+
+
+def test_percentile_counts_zeros() -> None:
+    values = np.concatenate([np.zeros(9_000), np.linspace(1, 2, 1_000)])
+    assert find_percentile(seen(values), 95.0) == pytest.approx(1.5, rel=0.01)
+
+
+def test_mse_is_as_good_as_trying_every_bound() -> None:
+    rng = np.random.default_rng(1)
+    values = np.concatenate([rng.standard_normal(50_000), rng.standard_normal(20) * 40]).astype(np.float32)
+    tried = min(int8_error(values, bound) for bound in np.linspace(0.5, np.abs(values).max(), 600))
+    assert int8_error(values, find_least_error(seen(values))) <= tried * 1.01
+
+
+@pytest.mark.parametrize(("size", "clips"), [(15.0, True), (1000.0, False)])
+@pytest.mark.slow
+def test_mse_weighs_outliers_by_their_squares(size, clips) -> None:
+    """Six in a million: at 15 times the rest they are clipped, at 1000 times their squares outweigh all other values.
+
+    Trying every bound says the same, so this is what the criterion is, and not how it is searched.
+    """
+    rng = np.random.default_rng(4)
+    values = np.concatenate([np.maximum(rng.standard_normal(1_000_000), 0), np.full(6, size)]).astype(np.float32)
+    tried = np.geomspace(size / 500, size, 200)
+    best = float(tried[np.argmin([int8_error(values, bound) for bound in tried])])
+    assert (best < 0.7 * size) == clips
+    assert (find_least_error(seen(values)) < 0.7 * size) == clips
+    assert int8_error(values, find_least_error(seen(values))) <= int8_error(values, best) * 1.01
+    assert find_percentile(seen(values)) < 6
+
+
+def test_entropy_clips_rare_outliers_and_leaves_uniform_values_alone() -> None:
+    rng = np.random.default_rng(2)
+    outliers = np.concatenate([rng.standard_normal(200_000), [90.0]])
+    assert 2.5 < find_least_divergence(seen(outliers)) < 20
+    assert find_least_divergence(seen(rng.uniform(0, 5, 200_000))) > 4.8
+
+
+def test_entropy_does_not_hide_clipped_values_behind_those_of_the_other_sign() -> None:
+    """A fifth of a normalized image's pixels are black, at -1.07; folded onto the bright ones they ended the range at 1.08."""
+    rng = np.random.default_rng(5)
+    levels = np.where(rng.random(200_000) < 0.2, 0, rng.integers(0, 256, 200_000))
+    values = (levels / 255 - 0.3437) / 0.3203
+    assert find_least_divergence(seen(values)) > 0.95 * values.max()
+    assert find_least_divergence(seen(-values)) > 0.95 * values.max()
+
+
+def test_entropy_is_not_decided_by_the_many_values_near_zero() -> None:
+    values = np.maximum(np.random.default_rng(6).standard_normal(500_000), 0) ** 2
+    assert 0.3 < find_least_divergence(seen(values)) / values.max() < 0.7
+
+
+@pytest.mark.parametrize("outlier", [1e2, 1e4, 1e6])
+def test_entropy_clips_a_rare_outlier_however_far_out(outlier) -> None:
+    values = np.random.default_rng(7).standard_normal(500_000)
+    assert 4 < find_least_divergence(seen(np.append(values, outlier))) < 6
+
+
+def test_entropys_linear_bins_keep_the_mass() -> None:
+    values = np.abs(np.random.default_rng(3).standard_normal(5_000))
+    statistics = seen(values)
+    low, high, counts = statistics.magnitudes.nonzero()
+    bins = rebin_linearly(low, np.minimum(high, statistics.amax), counts, statistics.amax)
+    assert bins.sum() == pytest.approx(5_000)
+    expected = np.histogram(values, bins=32, range=(0, statistics.amax))[0]
+    assert np.abs(bins.reshape(32, -1).sum(axis=1) - expected).max() <= 12
+
+
+def test_names() -> None:
+    assert methods_from_text("all") == ("max", "percentile", "entropy", "mse")
+    assert methods_from_text(" MSE, max,mse") == ("mse", "max")
+    assert not needs_histogram(("max",))
+    assert needs_histogram(("max", "mse"))
+    with pytest.raises(BadInputError, match="choose from max"):
+        methods_from_text("minmax")
+    with pytest.raises(BadInputError, match="is empty"):
+        methods_from_text(" , ")
+
+
+finite = hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(-1e6, 1e6, width=32))
+
+
+@given(finite)
+def test_every_element_is_counted_once(values) -> None:
+    assert count_magnitudes(values).total == values.size
+
+
+@given(finite, finite)
+def test_parts_add_up_to_the_whole(one, other) -> None:
+    whole = count_magnitudes(np.concatenate([one, other]))
+    assert np.array_equal(count_magnitudes(one).counts + count_magnitudes(other).counts, whole.counts)
+
+
+@given(finite)
+def test_order_does_not_matter_and_each_sign_has_its_own_counts(values) -> None:
+    assert np.array_equal(count_magnitudes(-values[::-1]).counts, count_magnitudes(values).counts[::-1])
+
+
+@given(st.floats(2.0**-31, 2.0**60, width=32))
+def test_a_value_lies_in_its_bin_which_is_narrow(value) -> None:
+    low, high, counts = count_magnitudes(np.array([value], np.float32)).nonzero()
+    assert counts.tolist() == [1]
+    assert low[0] <= value < high[0]
+    assert high[0] / low[0] <= 1 + 1 / 512
+
+
+def test_edges_rise() -> None:
+    assert np.all(np.diff(compute_edges(np.arange(LOWEST, BINS - 512))) > 0)
+
+
+def test_chunks_do_not_show(monkeypatch) -> None:
+    values = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    whole = count_magnitudes(values).counts
+    monkeypatch.setattr("optpipe.quantize.ranges._CHUNK", 77)
+    assert np.array_equal(count_magnitudes(values).counts, whole)
+
+
+@given(finite)
+def test_counting_on_a_device_is_the_same_but_for_zeros(values) -> None:
+    import torch
+
+    counts = torch.zeros(2 * BINS, dtype=torch.int64)
+    count_on_device(torch.from_numpy(values), counts)
+    expected = count_magnitudes(values).counts.copy()
+    expected[:, :LOWEST] = 0
+    assert np.array_equal(counts.numpy().reshape(2, BINS), expected)
+
+
+finite_table = st.floats(-(2.0**90), 2.0**90, width=32)
+ranges = st.builds(TensorRange, st.floats(2.0**-17, 2.0**90, width=32), finite_table, finite_table)
+
+
+def table(**changes) -> CalibrationTable:
+    values = {
+        "method": "mse",
+        "model": "digits",
+        "graph_sha256": "a" * 64,
+        "set": SampleSetSummary("digits/calibration", "b" * 64, 500, 0),
+        "transform_sha256": None,
+        "ranges": {"image": TensorRange(2.0, -1.0, 2.0)},
+        "keep": ("head",),
+    }
+    return CalibrationTable(**{**values, **changes})
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=9), ranges, max_size=4))
+def test_reading_gives_what_was_written(tmp_path_factory, values) -> None:
+    path = tmp_path_factory.mktemp("table") / "t.json"
+    write_table(path, table(ranges=values))
+    assert read_table(path) == table(ranges=values)
+    assert is_table(path)
+    assert not is_table(path.parent)
+
+
+@pytest.mark.parametrize("amax", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_range_without_a_usable_bound(amax) -> None:
+    with pytest.raises(BadInputError, match="finite positive amax"):
+        TensorRange(amax, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "truncated"),
+        ("[]", "expected `object`"),
+        ("{}", "missing required field `method`"),
+        ('{"ranges": {"x": {"amax": 0, "low": 0, "high": 1}}}', r"finite positive amax.*\$\.ranges"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path, text, said) -> None:
+    path = tmp_path / "my.json"
+    path.write_text(text)
+    with pytest.raises(BadInputError, match=rf"my\.json: .*{said}"):
+        read_table(path)
+
+
+def test_other_version(tmp_path) -> None:
+    write_table(tmp_path / "my.json", table(format="optpipe.calibration-table/9"))
+    with pytest.raises(BadInputError, match=r"this version of optpipe reads optpipe\.calibration-table/1"):
+        read_table(tmp_path / "my.json")

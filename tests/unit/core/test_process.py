@@ -87,8 +87,6 @@ def test_an_ignored_signal_stays_ignored():
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = """
 import subprocess, sys, time
 print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
@@ -103,6 +101,7 @@ def read_lines(process, log, count):
     return log.read_text().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask_s", [None, 5.0])
 def test_nothing_of_the_group_is_left(tmp_path, ask_s):
     log = tmp_path / "log"
@@ -133,6 +132,7 @@ with open_process_group(command, Path(log), dict(os.environ), foreign=foreign ==
 OWN = "from optpipe.core.process import end_with_parent; end_with_parent(); print(1, flush=True); import time; time.sleep(60)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["foreign", "own"])
 def test_a_killed_parent_leaves_nothing(tmp_path, kind):
     log = tmp_path / "log"
@@ -146,6 +146,7 @@ def test_a_killed_parent_leaves_nothing(tmp_path, kind):
         await_end(child)
 
 
+@pytest.mark.slow
 def test_a_process_whose_parent_had_ended_before_ends_at_once(tmp_path):
     program = "from optpipe.core.process import end_with_parent; end_with_parent()"
     for parent, status in ((os.getpid(), 0), (os.getpid() + 1, 1)):
@@ -153,6 +154,7 @@ def test_a_process_whose_parent_had_ended_before_ends_at_once(tmp_path):
         assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == status
 
 
+@pytest.mark.slow
 def test_only_errors_are_kept(tmp_path):
     log = tmp_path / "log"
     with open_process_group([sys.executable, "-c", PROGRAM], log, dict(os.environ), errors_only=True) as process:

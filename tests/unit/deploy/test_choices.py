@@ -5,7 +5,6 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +13,8 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.measurement import Scenario, Subject
-from optpipe.deploy import proof
 from optpipe.deploy.choices import choose_settings
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.models.export.exported import Reference
 from optpipe.signoff.policy import policy_from_toml
 
 SUBJECT = Subject("abc", "onnxruntime", "fp32", "cpu", options={"threads": 2})
@@ -96,8 +93,6 @@ def test_a_fixed_batch_is_not_batched_by_the_server(low, high):
 
 @pytest.mark.parametrize(("ms", "instances"), [(1.0, 4), (1.95, 1), (60.0, 1)])
 def test_streams_become_instances_where_they_are_faster_within_the_limit(ms, instances):
-    from dataclasses import replace
-
     several = planted(SUBJECT, 1, ms, low=1.0, high=1.0, streams=4)
     several = replace(several, load=replace(several.load, scenario=Scenario.MULTI_STREAM))
     found = settings({1: 2.0}, limit_ms=50, more=[several])
@@ -156,23 +151,3 @@ def test_of_several_lengths_the_longest_decides_by_its_own_limit():
     assert found.max_batch_size == 8, "30 ms at 512 tokens keeps its 40 ms; the 2 ms are for 32"
     assert "length 512" in source(found, "max_batch_size")
     assert found.instances == 1 or "length 512" in source(found, "count")
-
-
-pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: the extra `triton`")
-
-
-@pytest.mark.parametrize(("lengths", "asked"), [((4, 16, 32), [16, 16, 4, 32]), ((16, 16, 16), [16, 16])])
-def test_sequences_are_asked_at_the_known_the_shortest_and_the_longest_length(tmp_path, lengths, asked):
-    ids = InputSpec("input_ids", "int64", *((size, length) for size, length in zip((1, 8, 64), lengths, strict=True)))
-    checked: Any = SimpleNamespace(folder=tmp_path, card=ModelCard("texts", "hf:texts", Task.EMBEDDING, (ids,)))
-    place = tmp_path / "models" / "texts_engine"
-    place.mkdir(parents=True)
-    (place / "config.pbtxt").write_text('name: "texts_engine"\nmax_batch_size: 64\n')
-    rows = np.arange(8 * 16).reshape(8, 16)
-    known = Reference({"input_ids": rows}, {"sum": rows.sum(1)})
-    found = list(
-        proof._expect_rows("texts_engine", lambda calls: [{"sum": calls[0]["input_ids"].sum(1)}], known, checked)
-    )
-    assert [each.inputs["input_ids"].shape for each in found] == [(4, length) for length in asked]
-    assert [bool(each.source) for each in found] == [length == 16 for length in asked]
-    assert all(np.array_equal(each.outputs["sum"], each.inputs["input_ids"].sum(1)) for each in found)

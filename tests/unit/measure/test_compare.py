@@ -318,14 +318,6 @@ def test_a_baseline_run_is_held_against_and_not_listed(workspace):
         compare_workspace(workspace.store, model="digits", baseline="approved")
 
 
-def test_int8_that_gains_nothing_is_said():
-    slow = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16", rate=125.0)]
-    assert compare_measurements(slow).warnings == (
-        "torch int8, batch 1: INT8 is not significantly faster than fp16 (0.80 times as fast)",
-    )
-    assert compare_measurements([measured("i", 5.0, 0.1, precision="int8", rate=200.0), slow[1]]).warnings == ()
-
-
 def of_model(one, model):
     subject = replace(one.measurement.subject, artifact=f"{model}-{one.measurement.id}", model=model)
     return replace(one, measurement=replace(one.measurement, id=subject.artifact, subject=subject))
@@ -402,16 +394,3 @@ def test_every_form_of_a_report_counts_samples_of_a_text_model():
             assert f"{sample}s/s" in form
             assert f"{other}s/s" not in form
             assert f"{other}s/J" not in form.lower()
-
-
-def test_of_two_files_of_one_name_the_one_that_is_named_is_shown(workspace, tmp_path, monkeypatch):
-    old, new = workspace.artifact("fp32", macs=0.96), workspace.artifact("fp32")
-    workspace.bench(old)
-    workspace.bench(new, mean_ms=14.0)
-    (tmp_path / "digits.onnx").write_bytes(b"")
-    monkeypatch.setattr(
-        "optpipe.measure.overview.find_builds",
-        lambda _text, _store, *, any_content=False: [old, new][: 1 + any_content],
-    )
-    for name, shown in ((str(tmp_path / "digits.onnx"), old), ("digits", new)):
-        assert [row.artifact for row in compare_workspace(workspace.store, names=[name]).comparison.rows] == [shown.id]

@@ -304,14 +304,6 @@ def test_weights_that_are_given_count_by_their_content(folder: Path) -> None:
     assert recipes[0] == recipes[1]
 
 
-def test_loaded_once_for_all_that_asks(folder: Path) -> None:
-    model = made(folder)
-    model.recipe()
-    first = model.load()
-    model.recipe()
-    assert model.load() is first
-
-
 @pytest.mark.parametrize("factory", ["make", "drawn", "same"])
 def test_a_fresh_module_has_the_same_weights_and_shares_none(folder: Path, factory: str) -> None:
     from optpipe.models.sources.weights import hash_module_weights

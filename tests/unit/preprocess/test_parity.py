@@ -33,21 +33,17 @@ from optpipe.preprocess.records import PredictionAgreement, TaskScore
 GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "refused": 0}
 
 
-def test_enough_equal_answers_of_a_trained_model_pass():
-    assert judge_parity(agreement_from_counts(800, 800), 60.0, **GOOD).verdict is Verdict.PASS
-
-
-def test_too_few_images_prove_nothing_and_the_remedy_names_the_number():
-    found = judge_parity(agreement_from_counts(10, 10), 90.0, **GOOD)
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert str(compute_images_needed()) in found.remedy
-    assert (
-        judge_parity(agreement_from_counts(compute_images_needed(), compute_images_needed()), 90.0, **GOOD).verdict
-        is Verdict.PASS
-    )
+@pytest.mark.parametrize(
+    ("equal", "images", "verdict"), [(800, 800, "PASS"), (10, 10, "INCONCLUSIVE"), (780, 800, "FAIL")]
+)
+def test_answers_are_judged_by_their_share_and_number(equal, images, verdict):
+    assert judge_parity(agreement_from_counts(equal, images), 90.0, **GOOD).verdict == verdict
 
 
 def test_the_number_is_that_for_the_share_that_was_found():
+    least = compute_images_needed()
+    assert str(least) in judge_parity(agreement_from_counts(10, 10), 90.0, **GOOD).remedy
+    assert judge_parity(agreement_from_counts(least, least), 90.0, **GOOD).verdict is Verdict.PASS
     found = judge_parity(agreement_from_counts(799, 800), 60.0, **GOOD)
     needed = compute_images_needed(799 / 800)
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -60,10 +56,6 @@ def test_the_number_is_that_for_the_share_that_was_found():
 def test_outputs_that_do_not_depend_on_the_image_prove_nothing():
     for kind in ({"trained": False}, {"classifies": False}):
         assert judge_parity(None, None, **{**GOOD, **kind}, blind=True).verdict is Verdict.INCONCLUSIVE
-
-
-def test_other_answers_fail():
-    assert judge_parity(agreement_from_counts(780, 800), 60.0, **GOOD).verdict is Verdict.FAIL
 
 
 def test_one_class_for_every_image_is_no_evidence():

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
-from tests.fakes.preprocess import tuned_preprocessing
 
 from optpipe.core.errors import StageError
 from optpipe.core.events import SilentListener
-from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.measure import trials
 from optpipe.models.inputs.synthetic import make_synthetic_image
@@ -26,7 +24,6 @@ from optpipe.preprocess.throughput import (
     LoaderPlan,
     Throughput,
     ThroughputJob,
-    ThroughputTuning,
     TuningSearch,
     compute_images_per_s,
     compute_rate_interval,
@@ -70,11 +67,6 @@ def test_repetitions_are_put_together_and_widen_the_interval():
     assert both.repeated_images_per_s == pytest.approx((1000, 1e4 / 11))
     low, high = both.compute_interval()
     assert low <= 1e4 / 11 < both.images_per_s < 1000 <= high
-
-
-def test_a_record_is_read_back_as_it_was_written():
-    tuned = tuned_preprocessing(DaliPlan(threads=3))
-    assert record_from_json(json_from_record(tuned), ThroughputTuning, "here") == tuned
 
 
 @pytest.mark.slow

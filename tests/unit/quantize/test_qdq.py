@@ -125,9 +125,6 @@ def test_activation_scales_are_usable(amax, unsigned, unsigned_types) -> None:
     assert found.zero_point == (0 if not unsigned_types or unsigned else 128)
 
 
-pytestmark = pytest.mark.hypothesis
-
-
 @given(st.floats(1e-4, 1e9))
 def test_a_scale_is_the_smallest_power_of_two_that_brings_a_range_inside(amax):
     scale = float(choose_scale(amax))

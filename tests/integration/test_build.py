@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.workspace.shipped import find_shipped_folder
+from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]
@@ -118,16 +119,18 @@ BAD_INPUT = {
     "wrong rank": (["digits", "--shape", "image=1x32"], "takes 4 dimensions"),
     "unknown precision": (["digits", "--precision", "fp4"], "choose from"),
     "unknown backend": (["digits", "--backend", "openvino"], "choose from auto"),
-    "unknown option": (
-        ["digits", "--backend", "onnxruntime", "--precision", "fp32", "--option", "onnxruntime.x=1"],
-        "no option 'x'",
-    ),
+    "unknown option": (["digits", "--backend", "onnxruntime", "--option", "onnxruntime.x=1"], "no option 'x'"),
     "a pickle as weights": (["digits", "--weights", "evil.pt"], "would run code"),
     "weights of another model": (["digits", "--weights", "other.safetensors"], "does not fit"),
     "no images": (["digits", "--images", "empty"], "no images"),
     "weights for an ONNX file": (["fine.onnx", "--weights", "random"], "does not apply"),
     "a Python file without a factory": (["net.py:make"], "has no factory"),
     "a Python file that is broken": (["broken.py:make"], "cannot be imported"),
+    "INT8 without data": (
+        ["fine.onnx", "--precision", "int8", "--backend", "tensorrt-rtx"],
+        "needs real inputs to calibrate",
+    ),
+    "a workspace that is a file": (["digits", "--workspace", "text.onnx"], "--workspace"),
     "unknown operator": (["strange.onnx", "--precision", "fp32", "--backend", "onnxruntime"], "some.where::Strange"),
 }
 
@@ -137,25 +140,18 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import pickle
 
     import numpy as np
-    import onnx
     import torch
-    from onnx import TensorProto, helper
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("bad")
     (folder / "empty").mkdir()
     (folder / "empty.onnx").write_bytes(b"")
     (folder / "text.onnx").write_text("this is no ONNX file\n" * 50)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])
-    weight = onnx.numpy_helper.from_array(np.ones((3, 3, 1, 1), np.float32), "w")
-    fine = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"], name="c")], "g", [x], [y], [weight])
-    strange = helper.make_graph(
-        [helper.make_node("Strange", ["x"], ["y"], name="s", domain="some.where")], "g", [x], [y]
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("some.where", 1)]
-    onnx.save(helper.make_model(fine, opset_imports=opsets[:1]), folder / "fine.onnx")
-    onnx.save(helper.make_model(strange, opset_imports=opsets), folder / "strange.onnx")
+    values = ({name: ["n", 3, 8, 8]} for name in "xyxy")
+    weight, opsets = np.ones((3, 3, 1, 1), np.float32), {"": 17, "some.where": 1}
+    onnx_model([("Conv", "x w", "y")], next(values), next(values), path=folder / "fine.onnx", w=weight)
+    strange = [("Strange", "x", "y", {"domain": "some.where"})]
+    onnx_model(strange, next(values), next(values), opset=opsets, path=folder / "strange.onnx")
     content = (folder / "fine.onnx").read_bytes()
     (folder / "truncated.onnx").write_bytes(content[: len(content) // 2])
     (folder / "evil.pt").write_bytes(pickle.dumps(print))
@@ -192,19 +188,6 @@ def test_a_backend_that_is_named_and_missing(run: Run) -> None:
     ran = run("build", "digits", "--backend", "tensorrt", "--json")
     assert ran.status == 3
     assert "uv sync" in ran.document["error"]["message"]
-
-
-def test_a_read_only_workspace(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    ran = run("build", "digits", "--workspace", tmp_path / "file")
-    assert ran.status == 2
-    assert "--workspace" in ran.stderr
-
-
-def test_int8_without_images_is_refused(run: Run, bad_files: Path) -> None:
-    ran = optpipe("build", "fine.onnx", "--precision", "int8", "--backend", "tensorrt-rtx", cwd=bad_files)
-    assert ran.status == 2, ran.stdout + ran.stderr
-    assert "INT8 needs real inputs to calibrate fine on: give a .npz" in ran.stderr
 
 
 def test_corrected_labels_are_read(tmp_path):

@@ -309,17 +309,7 @@ def test_a_detector_is_served_from_images_to_boxes(tmp_path):
     ):
         ran = optpipe(*words, workspace=tmp_path / "workspace")
         assert ran.status == status, ran.stdout + ran.stderr
-    deploy = (
-        "deploy",
-        dossier,
-        "--because",
-        "not measured",
-        "--output",
-        tmp_path / "served",
-        "--prove",
-        "--seconds",
-        "0",
-    )
+    deploy = ("deploy", dossier, "--because", "trial", "--output", tmp_path / "served", "--prove", "--seconds", "0")
     ran = optpipe(*deploy, "--json", workspace=tmp_path / "workspace")
     assert ran.status == 0, ran.stderr
     compared = {(each["model"], each["protocol"]): each for each in ran.document["proof"]["comparisons"]}

@@ -14,6 +14,7 @@ from optpipe.core.precision import Precision
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
+from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import optpipe
 
 if TYPE_CHECKING:
@@ -178,18 +179,13 @@ def product(tmp_path: Path) -> Path:
         "tiny": np.float32(1e-5),
     }
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"], name="project"),
-        helper.make_node("Pow", ["p", "two"], ["squares"], name="square"),
-        helper.make_node("ReduceMean", ["squares"], ["mean"], name="mean", axes=[-1]),
-        helper.make_node("Add", ["mean", "tiny"], ["safe"], name="safe"),
-        helper.make_node("Sqrt", ["safe"], ["root"], name="root"),
-        helper.make_node("Div", ["p", "root"], ["y"], name="divide"),
+        ("MatMul", "x w", "p"),
+        ("Pow", "p two", "squares"),
+        ("ReduceMean", "squares", "mean", {"axes": [-1]}),
+        ("Add", "mean tiny", "safe"),
+        ("Sqrt", "safe", "root"),
+        ("Div", "p root", "y"),
     ]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes, "norm", [value("x", 1, ["n", 8, 32])], [value("y", 1, ["n", 8, 32])],
-        [numpy_helper.from_array(each, name) for name, each in weights.items()],
-    )  # fmt: skip
     path = tmp_path / "norm.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    onnx_model(nodes, {"x": ["n", 8, 32]}, {"y": ["n", 8, 32]}, path=path, **weights)
     return path

@@ -4,6 +4,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import Ran
 
 Run = Callable[..., Ran]
@@ -20,19 +21,10 @@ def test_third_party_onnx_files(name: str, run: Run) -> None:
 
 def test_an_onnx_file_with_external_data_and_two_inputs(run: Run, tmp_path: Path) -> None:
     import numpy as np
-    from onnx import TensorProto, helper
 
-    left = helper.make_tensor_value_info("left", TensorProto.FLOAT, ["n", 64])
-    right = helper.make_tensor_value_info("right", TensorProto.FLOAT, ["n", 64])
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 32])
-    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32), "w")
-    nodes = [
-        helper.make_node("Add", ["left", "right"], ["sum"], name="a"),
-        helper.make_node("MatMul", ["sum", "w"], ["out"], name="m"),
-    ]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [left, right], [out], [weight]), opset_imports=[helper.make_opsetid("", 17)]
-    )
+    weight = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
+    inputs = {name: ["n", 64] for name in ("left", "right")}
+    model = onnx_model([("Add", "left right", "sum"), ("MatMul", "sum w", "out")], inputs, {"out": ["n", 32]}, w=weight)
     onnx.save(model, tmp_path / "two.onnx", save_as_external_data=True, location="two.bin", size_threshold=0)
     ran = run("build", "two.onnx", "--precision", "fp32", "--json")
     assert ran.status == 0, ran.stderr
@@ -52,27 +44,6 @@ def test_a_factory_in_a_file(run: Run, tmp_path: Path) -> None:
     assert ran.status == 0, ran.stderr
     assert ran.document["weights"]["source"] == "random"
     assert len(ran.document["artifacts"]) == 4
-
-
-def test_a_factory_that_is_trained_again_is_built_again(run: Run, tmp_path: Path) -> None:
-    import torch
-
-    (tmp_path / "net.py").write_text(
-        "import torch\nfrom pathlib import Path\nprint('imported')\n"
-        'INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 8], "opt": [4, 8], "max": [16, 8]}]\n'
-        "def make():\n    print('called')\n    net = torch.nn.Linear(8, 4)\n"
-        "    net.load_state_dict(torch.load(Path(__file__).parent / 'net.pt'))\n    return net\n"
-    )
-    ids = []
-    for value in (1.0, 1.0, 2.0):
-        torch.save({"weight": torch.full((4, 8), value), "bias": torch.zeros(4)}, tmp_path / "net.pt")
-        ran = run("build", "net.py:make", "--precision", "fp32", "--backend", "onnxruntime", "--json")
-        assert ran.status == 0, ran.stderr
-        assert ran.document["weights"]["source"] == "default:net.py:make"  # and nothing but the document on stdout
-        ids.append(ran.document["model_id"])
-    assert ids[0] == ids[1] != ids[2]
-    wrong = run("build", "net.py:make", "--weights", "random", "--precision", "fp32", "--backend", "onnxruntime")
-    assert (wrong.status, "depends on the seed" in wrong.stderr) == (2, True)
 
 
 def test_published_weights_that_cannot_be_had(run: Run) -> None:

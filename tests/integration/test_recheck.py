@@ -20,11 +20,7 @@ def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found):
         found.dossier,
         "--python",
         sys.executable,
-        "--rounds",
-        "8",
-        "--min-time",
-        "0.05",
-        "--json",
+        *["--rounds", "8", "--min-time", "0.05", "--json"],
     )
     ran = optpipe(*words, workspace=found.workspace)
     assert ran.status in (0, 1, 5), ran.stderr  # how a busy machine scatters is not what is tested here

@@ -222,7 +222,7 @@ def test_linked_folders_give_pictures_and_what_is_none(folder_image_set, tmp_pat
 
 
 def test_empty_folder(tmp_path) -> None:
-    with pytest.raises(BadInputError, match="no images in this folder_image_set"):
+    with pytest.raises(BadInputError, match="no images in this folder"):
         image_set_from_path(tmp_path)
 
 
@@ -230,7 +230,7 @@ def test_empty_folder(tmp_path) -> None:
 def test_what_is_no_manifest(tmp_path, text) -> None:
     (tmp_path / "set.json").write_text(text)
     with pytest.raises(
-        BadInputError, match=r"not a readable image-set manifest .*\ngive a folder_image_set of images, a COCO file, or"
+        BadInputError, match=r"not a readable image-set manifest .*\ngive a folder of images, a COCO file, or"
     ):
         image_set_from_path(tmp_path / "set.json")
 

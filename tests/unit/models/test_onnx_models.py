@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.build.build import BuildPlan, build_model
@@ -24,22 +25,9 @@ from optpipe.workspace.store import Store
 RANDOM = np.random.default_rng(0)
 
 
-def saved(folder, nodes, inputs, outputs, opset=17, **constants):
-    """Writes a graph; inputs and outputs by name as (type, dims)."""
-
-    def values(given):
-        return [
-            helper.make_tensor_value_info(name, getattr(TensorProto, kind), dims)
-            for name, (kind, dims) in given.items()
-        ]
-
-    graph = helper.make_graph(
-        [helper.make_node(op, given, made, name=made[0], **attributes) for op, given, made, attributes in nodes],
-        "g", values(inputs), values(outputs), [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )  # fmt: skip
-    path = folder / "net.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
-    return path
+def saved(folder, nodes, inputs, outputs, **constants):
+    onnx_model(nodes, inputs, outputs, path=folder / "net.onnx", **constants)
+    return folder / "net.onnx"
 
 
 def normal(*shape, dtype=np.float32):
@@ -48,27 +36,21 @@ def normal(*shape, dtype=np.float32):
 
 def recurrent(folder, batch="batch", out="batch"):
     """x (batch, 6), the state (2, batch, 4) and a rate: what voice detectors look like."""
-    nodes: list[Any] = [
-        ("Unsqueeze", ["x", "first"], ["steps"], {}),
-        ("Gather", ["state", "zero"], ["h"], {"axis": 0}),
-        ("Gather", ["state", "one"], ["c"], {"axis": 0}),
-        ("Unsqueeze", ["h", "first"], ["h0"], {}),
-        ("Unsqueeze", ["c", "first"], ["c0"], {}),
-        ("LSTM", ["steps", "w", "r", "", "", "h0", "c0"], ["all", "hn", "cn"], {"hidden_size": 4}),
-        ("Concat", ["hn", "cn"], ["next"], {"axis": 0}),
-        ("Squeeze", ["hn", "first"], ["last"], {}),
-        ("Cast", ["rate"], ["speed"], {"to": TensorProto.FLOAT}),
-        ("Mul", ["last", "speed"], ["y"], {}),
+    nodes = [
+        ("Unsqueeze", "x first", "steps"),
+        ("Gather", "state zero", "h", {"axis": 0}),
+        ("Gather", "state one", "c", {"axis": 0}),
+        ("Unsqueeze", "h first", "h0"),
+        ("Unsqueeze", "c first", "c0"),
+        ("LSTM", ["steps", "w", "r", "", "", "h0", "c0"], "all hn cn", {"hidden_size": 4}),
+        ("Concat", "hn cn", "next", {"axis": 0}),
+        ("Squeeze", "hn first", "last"),
+        ("Cast", "rate", "speed", {"to": TensorProto.FLOAT}),
+        ("Mul", "last speed", "y"),
     ]
     inputs = {"x": ("FLOAT", [batch, 6]), "state": ("FLOAT", [2, batch, 4]), "rate": ("INT64", [])}
     outputs = {"y": ("FLOAT", [out, 4]), "next": ("FLOAT", [2, out, 4])}
-    constants = {
-        "first": np.array([0]),
-        "zero": np.array(0),
-        "one": np.array(1),
-        "w": normal(1, 16, 6),
-        "r": normal(1, 16, 4),
-    }
+    constants = {"first": [0], "zero": 0, "one": 1, "w": normal(1, 16, 6), "r": normal(1, 16, 4)}
     return saved(folder, nodes, inputs, outputs, **constants)
 
 
@@ -113,15 +95,9 @@ def test_it_is_built_verified_and_calibrated_on_tensors(tmp_path) -> None:
 
 def product(folder, **more):
     """x (batch, 32) through two products."""
-    nodes: list[Any] = [
-        ("MatMul", ["x", "v"], ["h"], {}),
-        ("Relu", ["h"], ["a"], {}),
-        ("MatMul", ["a", "w"], ["y"], {}),
-    ]
-    dims = {"x": ("FLOAT", ["batch", 32])}
-    return saved(
-        folder, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, **{"v": normal(32, 64), "w": normal(64, 16), **more}
-    )
+    nodes = [("MatMul", "x v", "h"), ("Relu", "h", "a"), ("MatMul", "a w", "y")]
+    constants = {"v": normal(32, 64), "w": normal(64, 16), **more}
+    return saved(folder, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, **constants)
 
 
 def test_calibration_on_tensors_for_any_model(tmp_path) -> None:
@@ -133,13 +109,13 @@ def test_calibration_on_tensors_for_any_model(tmp_path) -> None:
 
 def beside_constant(folder, axis):
     """x (axis, 32) to a sum over its first axis where that is no batch, a product, and anchors that no input changes."""
-    nodes: list[Any] = [("MatMul", ["x", "v"], ["y"], {}), ("Mul", ["grid", "two"], ["anchors"], {})]
-    outputs = {"anchors": ("FLOAT", [20, 2]), "y": ("FLOAT", [axis, 64])}
+    nodes: list[Any] = [("MatMul", "x v", "y"), ("Mul", "grid two", "anchors")]
+    outputs = {"anchors": [20, 2], "y": [axis, 64]}
     if axis == "time":
-        nodes.append(("ReduceSum", ["y", "zero"], ["sum"], {"keepdims": 0}))
-        outputs = {"sum": ("FLOAT", [64]), **outputs}
+        nodes.append(("ReduceSum", "y zero", "sum", {"keepdims": 0}))
+        outputs = {"sum": [64], **outputs}
     constants = {"v": normal(32, 64), "grid": normal(20, 2), "two": np.array(2, np.float32), "zero": np.array([0])}
-    return saved(folder, nodes, {"x": ("FLOAT", [axis, 32])}, outputs, **constants)
+    return saved(folder, nodes, {"x": [axis, 32]}, outputs, **constants)
 
 
 @pytest.mark.parametrize("axis", ["batch", 4, "time"])
@@ -162,15 +138,14 @@ def test_int8_around_branches_that_read_weights(tmp_path) -> None:
         return helper.make_graph([helper.make_node(operator, ["h", "s"], [operator])], operator, [], [output])
 
     nodes: list[Any] = [
-        ("MatMul", ["x", "v"], ["h"], {}),
-        ("ReduceMax", ["x"], ["most"], {"keepdims": 0}),
-        ("Greater", ["most", "limit"], ["large"], {}),
-        ("If", ["large"], ["a"], {"then_branch": branch("Mul"), "else_branch": branch("Add")}),
-        ("MatMul", ["a", "w"], ["y"], {}),
+        ("MatMul", "x v", "h"),
+        ("ReduceMax", "x", "most", {"keepdims": 0}),
+        ("Greater", "most limit", "large"),
+        ("If", "large", "a", {"then_branch": branch("Mul"), "else_branch": branch("Add")}),
+        ("MatMul", "a w", "y"),
     ]
     constants = {"v": normal(32, 64), "w": normal(64, 16), "s": normal(64), "limit": np.array(-100, np.float32)}
-    dims = {"x": ("FLOAT", ["batch", 32])}
-    path = saved(tmp_path, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, **constants)
+    path = saved(tmp_path, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, **constants)
     np.savez(tmp_path / "data.npz", x=normal(60, 32))
     assert outcome(built(path, tmp_path, "int8", calibration=tmp_path / "data.npz")) == [(True, True)]
 
@@ -216,14 +191,9 @@ def test_a_model_that_is_quantized_already_is_built_as_it_is(tmp_path, dynamic) 
 
 def half(folder):
     """FP16 throughout, inputs and outputs too."""
-    nodes: list[Any] = [("MatMul", ["x", "v"], ["h"], {}), ("Relu", ["h"], ["y"], {})]
-    return saved(
-        folder,
-        nodes,
-        {"x": ("FLOAT16", ["batch", 32])},
-        {"y": ("FLOAT16", ["batch", 64])},
-        v=normal(32, 64, dtype=np.float16),
-    )
+    inputs, outputs = {"x": ("FLOAT16", ["batch", 32])}, {"y": ("FLOAT16", ["batch", 64])}
+    nodes = [("MatMul", "x v", "h"), ("Relu", "h", "y")]
+    return saved(folder, nodes, inputs, outputs, v=normal(32, 64, dtype=np.float16))
 
 
 def test_half_precision_is_widened_for_fp32_and_kept_for_fp16(tmp_path) -> None:
@@ -258,11 +228,7 @@ def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
 
 def test_a_product_behind_an_operator_of_the_runtime_counts(tmp_path) -> None:
     """ONNX Runtime fuses x·sigmoid(x) into an operator of its own, behind which ONNX infers no shapes."""
-    nodes: list[Any] = [
-        ("MatMul", ["x", "v"], ["h"], {}), ("Sigmoid", ["h"], ["s"], {}), ("Mul", ["h", "s"], ["a"], {}),
-        ("MatMul", ["a", "w"], ["y"], {}),
-    ]  # fmt: skip
-    dims = {"x": ("FLOAT", ["batch", 32])}
-    path = saved(tmp_path, nodes, dims, {"y": ("FLOAT", ["batch", 16])}, v=normal(32, 64), w=normal(64, 16))
+    nodes = [("MatMul", "x v", "h"), ("Sigmoid", "h", "s"), ("Mul", "h s", "a"), ("MatMul", "a w", "y")]
+    path = saved(tmp_path, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, v=normal(32, 64), w=normal(64, 16))
     found = built(path, tmp_path, "fp32")
     assert found.artifacts[0].entry.info.precision_proof.share.total_macs == 8 * 64 * (32 + 16)

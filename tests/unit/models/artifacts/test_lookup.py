@@ -4,10 +4,9 @@ import json
 import shlex
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 from tests.fakes.entries import artifact_info
+from tests.fakes.graphs import onnx_model
 
 from optpipe.cli.bench import TargetOptions, find_pair
 from optpipe.core.card import InputSpec, ModelCard, Task
@@ -90,8 +89,7 @@ def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(
 
 
 def save_relu(path: str) -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy")
-    onnx.save(helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])), path)
+    onnx_model([("Relu", "x", "y")], {"x": [4, 8]}, {"y": [4, 8]}, path=Path(path))
 
 
 def test_a_copy_of_an_onnx_file_is_the_same_model(store: Store) -> None:

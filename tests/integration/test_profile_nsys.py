@@ -268,9 +268,7 @@ def _until(condition: Callable[[], object], limit_s: float) -> bool:
 @needs_nsys
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("moment", ["before the program runs", "while it runs"])
-def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(
-    workspace: Path, document: dict[str, Any], number: signal.Signals, moment: str
-) -> None:
+def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(workspace, document, number, moment):
     """To the process alone, as a scheduler does it: not to its group, as a terminal does."""
     before = set((workspace / "runs").iterdir())
     arguments = (*INFERENCE, "--iterations", "200000", "--workspace", str(workspace), "--json")
@@ -323,9 +321,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
 
 @needs_nsys
 @pytest.mark.parametrize("free_kb", [60, 900])
-def test_a_full_disk_is_named_and_nothing_is_left(
-    workspace: Path, document: dict[str, Any], tmp_path: Path, free_kb: int
-) -> None:
+def test_a_full_disk_is_named_and_nothing_is_left(workspace, document, tmp_path, free_kb):
     """A real one, of a few hundred kilobytes: it runs full for the job's files, or for what nsys records and exports."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces here, so no file system of its own")

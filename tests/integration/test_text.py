@@ -130,9 +130,7 @@ def test_auto_judges_texts_by_their_labels_and_a_build_does_not_take_them(run: R
     assert "are verified on sentences of optpipe's own" in refused.stderr
 
 
-def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(
-    run: Run, inside: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(run, inside, folder, tmp_path):
     model, data = f"hf:{folder / 'reviews'}", tmp_path / "long.jsonl"
     assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
     lines(data, 60, seed=4)

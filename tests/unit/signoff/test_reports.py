@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import subprocess
 from typing import Any
 from xml.etree import ElementTree as Xml
 
@@ -138,8 +139,6 @@ def test_a_dossier_is_never_written_over(measured_once, tmp_path):
 
 
 def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tmp_path):
-    import subprocess
-
     for name in ("ours", "theirs"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
         public = (tmp_path / f"{name}.pub").read_text()

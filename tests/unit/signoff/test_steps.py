@@ -295,7 +295,10 @@ def test_a_finished_step_is_not_done_again_until_the_walk_is_finished(notes):
     assert len(done) == 2
 
 
-def test_a_step_whose_run_is_gone_is_done_again(notes):
+def test_only_what_is_whole_counts_as_finished(notes):
+    notes.path.parent.mkdir()
+    notes.path.write_text("{")
+    assert notes.finished("bench") is None, "damaged notes are as none"
     run = finished_run(notes, "bench-1")
     notes.finish("bench", [run])
     assert notes.finished("bench") == [run]
@@ -324,12 +327,6 @@ def test_an_interruption_leaves_the_notes(notes):
     with pytest.raises(KeyboardInterrupt):
         _run_step("bench", work, notes, SilentListener())
     assert notes.finished("evaluate")
-    assert notes.finished("bench") is None
-
-
-def test_damaged_notes_are_as_none(notes):
-    notes.path.parent.mkdir()
-    notes.path.write_text("{")
     assert notes.finished("bench") is None
 
 

@@ -15,11 +15,10 @@ from secrets import randbits
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
-from optpipe.measure.measure import measure_load
+from optpipe.measure.measure import BenchPlan, measure_load, prepare_session, subject_from_artifact
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.records import PairMetric
-from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.paired import compute_share_interval
 from optpipe.workspace.store import Store

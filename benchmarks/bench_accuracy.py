@@ -20,9 +20,8 @@ import numpy as np
 
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.measurement import LoadSpec, Subject
-from optpipe.measure.measure import RunContext, measure_load
+from optpipe.measure.measure import BenchPlan, RunContext, measure_load, prepare_session, subject_from_artifact
 from optpipe.measure.process import WorkerPool, WorkerProcess
-from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store

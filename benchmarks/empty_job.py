@@ -10,8 +10,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.core.process import end_with_parent
 from optpipe.core.records import json_from_record, plain_from_record, read_record
-from optpipe.sweep.job import JobState
-from optpipe.sweep.task import CellOutcome, Task, TaskOutcome
+from optpipe.sweep.job import CellOutcome, JobState, Task
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
@@ -55,4 +54,4 @@ if __name__ == "__main__":
     end_with_parent()
     told = read_record(Path(sys.argv[1]), Task)
     outcomes = measure(told) if told.timing else build(told)
-    write_bytes(Path(sys.argv[2]), json_from_record(TaskOutcome(outcomes)))
+    write_bytes(Path(sys.argv[2]), json_from_record(outcomes))

@@ -324,9 +324,8 @@ def measure_one(given: Any) -> None:
 
 def plan_network(given: Any) -> Network:
     """What `--one` names, in the types that may win: FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8."""
-    from optpipe.backends.registry import BACKENDS
+    from optpipe.backends.registry import BACKENDS, parse_options
     from optpipe.build.build import BuildPlan
-    from optpipe.cli.parsing import options_from_text
     from optpipe.core.entries import weights_from_text
     from optpipe.core.precision import Precision
     from optpipe.models.export.model import Model
@@ -343,7 +342,7 @@ def plan_network(given: Any) -> Network:
     low = Precision.FP8 if name in IN_FP8 else Precision.INT8
     names = given.backends.split(",") if given.backends else list(BACKENDS)
     backends = tuple(BACKENDS[each] for each in names if BACKENDS[each].probe_capability(given.device).builds)
-    options = options_from_text(given.option.split())
+    options = parse_options(given.option.split())
     precisions = (wide, low) if images else (wide,)
     plan = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
     source = source_from_text(name_source(name, workspace), {})

@@ -19,7 +19,7 @@ if [ -n "${DRY:-}" ]; then
 from pathlib import Path
 from tests.fakes.fp8_models import BERT, VIT
 Path('$work/vit.py').write_text(VIT), Path('$work/bert.py').write_text(BERT)"
-  vit=$work/vit.py:make bert=$work/bert.py:make device=cpu sizes="4 1" rounds=8 quick="--min-time 0.2 --max-warm-up 1 --percentile 50 --max-cv 900%"
+  vit=$work/vit.py:make bert=$work/bert.py:make device=cpu sizes="4 1" rounds=8 quick="--min-time 0.2 --set max-warm-up=1 --percentile 50 --max-cv 900%"
   vit_build="" bert_build=""
 else
   "$python" -c "

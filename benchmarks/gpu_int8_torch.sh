@@ -15,8 +15,8 @@ mkdir -p "$OPTPIPE_WORKSPACE"
 trap '"$python" benchmarks/gpu_pairs_table.py "$out"' EXIT
 short="--min-time 2 --max-time 15 --max-cv 10%"
 if [ -n "${DRY:-}" ]; then
-  model=digits name=digits backend=onnxruntime device=cpu wider=fp32 data="" verified="" sizes="1 8" large=8 compiled=1,8 pair="--min-time 0.2 --max-warm-up 1 --percentile 50 --max-cv 900%"
-  energy="" short="--min-time 0.3 --max-warm-up 1 --percentile 50 --max-cv 900%"
+  model=digits name=digits backend=onnxruntime device=cpu wider=fp32 data="" verified="" sizes="1 8" large=8 compiled=1,8 pair="--min-time 0.2 --set max-warm-up=1 --percentile 50 --max-cv 900%"
+  energy="" short="--min-time 0.3 --set max-warm-up=1 --percentile 50 --max-cv 900%"
 else
   model=$work/model/resnet50-digits.toml name=resnet50-digits backend=torch device=cuda wider=fp16 sizes="1 8 64 256" large=64 compiled=64,256,1,8
   data="--calibration $work/model/train" verified="--images $work/model/validation" pair="--min-time 0.5 --percentile 90 --max-cv 10%" energy=--energy

@@ -53,10 +53,10 @@ def same_session(entry, store, batch, options, scratch):
     import torch
 
     from optpipe.core.measurement import LoadSpec
-    from optpipe.measure.session_plan import BenchPlan, prepare_session
+    from optpipe.measure.measure import BenchPlan, prepare_session
     from optpipe.measure.worker.__main__ import Worker
+    from optpipe.measure.worker.checks import draw_rotation, pool_from_files
     from optpipe.measure.worker.plan import Point
-    from optpipe.measure.worker.rotation import draw_rotation, pool_from_files
     from optpipe.measure.worker.spool import frame_from_spool
     from optpipe.models.artifacts.lookup import find_artifacts
 

@@ -13,7 +13,7 @@ mkdir -p "$out"
 work=$(mktemp -d)
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH}
 if [ "${2:-gpu}" = cpu ]; then
-  models=digits batches=1,2,4,8 all=fp32,fp16 half=fp32 where="--gpu cpu --set cpu-slots=2" one="--slots 1" other=(env)
+  models=digits batches=1,2,4,8 all=fp32,fp16 half=fp32 where="--gpu cpu --set cpu-slots=2" one="--set slots=1" other=(env)
 else
   models="resnet50 resnet18 resnext50_32x4d" batches=1,2,4,8,16,24,32,48,64,128 all=fp16,fp32 half=fp16
   where="--profile 1:64:128 --weights random" one="" other=(env CUDA_VISIBLE_DEVICES=1)

@@ -18,7 +18,7 @@ if [[ -n ${DRY:-} ]]; then
   export SIDE=${SIDE:-128}
 fi
 export PYTHONPATH=pipeline${PYTHONPATH:+:$PYTHONPATH}
-fast="--processes 3 --min-time 0.5 --warm-up 0.3 --percentile 90 --max-warm-up 3 --max-time 6"
+fast="--processes 3 --min-time 0.5 --set warm-up=0.3 --percentile 90 --set max-warm-up=3 --max-time 6"
 step() { # seconds allowed, name, then the arguments of optpipe; the JSON document goes to NAME.json, the rest to NAME.log
   local allowed=$1 name=$2
   shift 2

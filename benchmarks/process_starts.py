@@ -10,9 +10,8 @@ from pathlib import Path
 from time import perf_counter
 
 from optpipe.core.measurement import LoadSpec
-from optpipe.measure.measure import measure_load
+from optpipe.measure.measure import BenchPlan, measure_load, prepare_session, subject_from_artifact
 from optpipe.measure.process import WorkerPool, WorkerProcess
-from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store
 

@@ -1,4 +1,4 @@
-"""`optpipe.sweep.capacity` against measured servers: p99 of `bench --scenario server` at three utilizations against the simulation's.
+"""`optpipe.sweep.fleet` against measured servers: p99 of `bench --scenario server` at three utilizations against the simulation's.
 
 usage: [chrt -f 10] sweep_capacity.py FOLDER [BATCH]     `digits` on one core, no GPU; about 2 minutes at batch 1
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars
 
-from optpipe.sweep.capacity import ServiceTimes, simulate_queue
+from optpipe.sweep.fleet import simulate_queue
 
 UTILIZATIONS = (0.3, 0.5, 0.7)
 SEEDS = 20
@@ -71,7 +71,7 @@ def main():
         service = found["end_ns"] - found["start_ns"]
         measured = np.percentile(found["end_ns"] - found["scheduled_ns"], 99) / 1e6
         replayed = np.percentile(replay(found["scheduled_ns"], service), 99) / 1e6
-        times = ServiceTimes({1: float(np.median(service)) / 1e9})
+        times = {1: float(np.median(service)) / 1e9}
         draws = [
             np.percentile(simulate_queue(rate, 1, times, requests=len(service), seed=seed), 99) * 1e3
             for seed in range(SEEDS)

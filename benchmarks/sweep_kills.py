@@ -22,14 +22,11 @@ from tests.fakes.ray_nodes import add_node, list_tasks, start_cluster
 
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
-from optpipe.sweep.job import Matrix
-from optpipe.sweep.launch import Limits
-from optpipe.sweep.ledger import read_jobs
+from optpipe.sweep.cluster import connect, list_cluster_slots, run_on_ray
+from optpipe.sweep.job import Matrix, SweepOptions
+from optpipe.sweep.ledger import merge_workspaces, read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.merge import merge_workspaces
-from optpipe.sweep.ray_cluster import connect, list_cluster_slots
-from optpipe.sweep.ray_driver import run_on_ray
-from optpipe.sweep.sweep import SweepOptions, run_sweep
+from optpipe.sweep.sweep import run_sweep
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
@@ -47,7 +44,7 @@ def drive(workspace, address="ray", batches=6):
     def execute(works, slots, setting, report):
         return run_on_ray(works, slots, replace(setting, program=PROGRAM), report)
 
-    options = SweepOptions(limits=Limits(task_s=60, lock_s=120, retries=10, pending_s=120))
+    options = SweepOptions(task_s=60, lock_s=120, retries=10, pending_s=120)
     cells = cells_from_matrix(matrix, KINDS)
     record = run_sweep(cells, list_cluster_slots(), options, Store(workspace), SilentListener(), execute)
     print(json.dumps(Counter(row.state for row in record.rows)))

@@ -21,18 +21,14 @@ from tests.fakes.ray_nodes import start_cluster
 from optpipe.core.entries import Environment
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import LoadSpec, MeasurementGroup, Subject
-from optpipe.sweep.job import JobRecord, JobState, Matrix, Place
-from optpipe.sweep.launch import Limits
-from optpipe.sweep.ledger import read_jobs, write_job
+from optpipe.sweep.cluster import connect, list_cluster_slots, run_on_ray
+from optpipe.sweep.job import JobRecord, JobState, Matrix, Place, SweepOptions
+from optpipe.sweep.ledger import merge_workspaces, read_jobs, write_job
 from optpipe.sweep.local import Setting, run_locally
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.merge import merge_workspaces
-from optpipe.sweep.plan import key_of, list_works, plan_sweep
-from optpipe.sweep.ray_cluster import connect, list_cluster_slots
-from optpipe.sweep.ray_driver import run_on_ray
-from optpipe.sweep.rows import make_rows
+from optpipe.sweep.plan import fill_rows, key_of, list_tasks, plan_sweep
 from optpipe.sweep.slots import Slot, list_slots
-from optpipe.sweep.sweep import SweepOptions, run_sweep
+from optpipe.sweep.sweep import run_sweep
 from optpipe.workspace.files import measure_folder_bytes
 from optpipe.workspace.store import Store
 
@@ -77,8 +73,8 @@ def run_on_cluster(folder, found):
 
     slots = list_cluster_slots()
     cells = [replace(cell, kind=slots[at % len(slots)].kind) for at, cell in enumerate(make_cells(TASKS))]
-    works, done = list_works(plan_sweep(cells, slots, {}), 1), []
-    setting = Setting(folder / "ray", Limits(pending_s=600), program=EMPTY)
+    works, done = list_tasks(plan_sweep(cells, slots, {}), 1), []
+    setting = Setting(folder / "ray", SweepOptions(pending_s=600), program=EMPTY)
     timed(f"{TASKS} empty tasks on Ray, the driver", lambda: run_on_ray(works, slots, setting, done.append), found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     ray.shutdown()
@@ -117,16 +113,16 @@ def main():
     timed("merge again", merge, found)
     stored = timed("read", lambda: read_jobs(folder / "all"), found)
     plan = timed("plan, all stored, 1,000 slots", lambda: plan_sweep(cells, slots, stored), found)
-    timed("plan, none stored", lambda: list_works(plan_sweep(cells, slots, {}), 1), found)
-    rows = timed("rows", lambda: make_rows(plan, {}), found)
+    timed("plan, none stored", lambda: list_tasks(plan_sweep(cells, slots, {}), 1), found)
+    rows = timed("rows", lambda: fill_rows(plan, {}), found)
     assert len(rows) == len({row.key for row in rows}) == count
     found["bytes per record"] = measure_folder_bytes(folder / "all") // count
     found["peak MB, records alone"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     tasks, mine = make_cells(TASKS), list_slots()[-1:]
-    setting = Setting(folder / "tasks", Limits(), program=EMPTY)
+    setting = Setting(folder / "tasks", SweepOptions(), program=EMPTY)
     (folder / "tasks").mkdir()
     done = []
-    works = list_works(plan_sweep(tasks, mine, {}), 1)
+    works = list_tasks(plan_sweep(tasks, mine, {}), 1)
     timed(f"{TASKS} empty tasks on one slot", lambda: run_locally(works, mine, setting, done.append), found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     children = resource.getrusage(resource.RUSAGE_CHILDREN)

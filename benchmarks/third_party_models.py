@@ -236,8 +236,8 @@ def _measured(file: Path, workspace: Path) -> list[str]:
         "0.5",
         "--max-time",
         "2",
-        "--max-warm-up",
-        "2",
+        "--set",
+        "max-warm-up=2",
     )
     status, found = optpipe("bench", *common, *short)
     bench = found["error"]["message"].replace("\n", " ") if "error" in found else _latencies(found)

@@ -1,12 +1,18 @@
 """What the command line makes of a command, without running it."""
 
 import shlex
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from optpipe.cli.app import app
+from optpipe.cli.groups import Outcome
+from optpipe.core.events import SilentListener
+from optpipe.workspace.store import Store
 
 COMMAND = get_command(app)
 
@@ -23,3 +29,10 @@ def parse_command(line: str) -> tuple[str, dict[str, Any]]:
         verb.append(str(name))
         command, context = found, found.make_context(name, words, parent=context)
     return " ".join(verb), context.params
+
+
+def call(command: Callable[..., Outcome], *given: Any, workspace: Path = Path(".optpipe"), **options: Any) -> Outcome:
+    """Calls a command's function as the command line does, with a store and a silent terminal where it takes them."""
+    shared = {"store": Store(workspace), "terminal": SilentListener()}
+    taken = signature(command).parameters
+    return command(*given, **{name: each for name, each in shared.items() if name in taken} | options)

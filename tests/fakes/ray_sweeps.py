@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.core.events import SilentListener
-from optpipe.sweep.job import Matrix
-from optpipe.sweep.launch import Limits
+from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.sweep import SweepOptions, run_sweep
+from optpipe.sweep.sweep import run_sweep
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
@@ -22,8 +21,7 @@ def sweep(
     workspace, batches, kinds=KINDS, program=EMPTY, limits=None, models=("m",), watch=None, shared=None, selectors=()
 ):
     """The rows of a sweep on the cluster; `watch` is called with each record."""
-    from optpipe.sweep.ray_cluster import list_cluster_slots
-    from optpipe.sweep.ray_driver import run_on_ray
+    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
 
     matrix = Matrix(
         models=models, precisions=("fp32",), backends=("onnxruntime",), batches=batches, gpus=kinds, processes=1,
@@ -40,7 +38,7 @@ def sweep(
 
         return run_on_ray(works, slots, replace(setting, program=program), told, shared, selectors)
 
-    options = SweepOptions(limits=limits or Limits(task_s=120, lock_s=300, retries=3, pending_s=300))
+    options = limits or SweepOptions(task_s=120, lock_s=300, retries=3, pending_s=300)
     return run_sweep(cells, slots, options, Store(workspace), SilentListener(), execute)
 
 

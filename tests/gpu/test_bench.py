@@ -9,7 +9,7 @@ import pytest
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
-QUICK = ("--min-time", "0.5", "--percentile", "90", "--max-warm-up", "3", "--json")
+QUICK = ("--min-time", "0.5", "--percentile", "90", "--set", "max-warm-up=3", "--json")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import pytest
 
 from optpipe.cli.bench import BenchOptions
 from optpipe.cli.bench import bench as bench_command
+from optpipe.core.events import SilentListener
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
 from optpipe.measure.bench import choose_exit_status
 from optpipe.measure.process import WorkerProcess
@@ -26,6 +27,7 @@ from optpipe.measure.worker.spool import count_spooled, frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.runs import list_runs
+from tests.command_line import call
 from tests.fakes.console import text_of
 from tests.fakes.measurements import planted
 from tests.integration.conftest import optpipe
@@ -38,10 +40,10 @@ QUICK = (
     "0.3",
     "--percentile",
     "90",
-    "--warm-up",
-    "0.1",
-    "--max-warm-up",
-    "1",
+    "--set",
+    "warm-up=0.1",
+    "--set",
+    "max-warm-up=1",
     "--max-time",
     "4",
 )
@@ -137,8 +139,8 @@ def test_a_table_for_people(workspace):
         (("digits", "--batch", ""), 2, "1:256"),
         (("digits", "--precision", ""), 2, "fp32"),
         (("digits", "--backend", ""), 2, "choose from"),
-        (("digits", "--warm-up", "nan"), 2, "--warm-up"),
-        (("digits", "--warm-up", "inf", "--max-warm-up", "inf"), 2, "--warm-up"),
+        (("digits", "--set", "warm-up=nan"), 2, "warm-up"),
+        (("digits", "--set", "warm-up=inf", "--set", "max-warm-up=inf"), 2, "warm-up"),
         (("digits", "--min-time", "inf", "--max-time", "inf"), 2, "--min-time"),
         (("digits", "--scenario", "server", "--rate", "nan"), 2, "--rate"),
         (("digits", "--scenario", "server", "--rate", "inf"), 2, "--rate"),
@@ -279,9 +281,7 @@ def test_what_is_damaged_is_named_and_the_remedy_mends_it(exported, tmp_path, en
     assert bench(tmp_path / "work", *ORT, "--batch", "1", *QUICK).status == 0
 
 
-def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_recovered(
-    workspace, artifact, monkeypatch, capfd
-):
+def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_recovered(workspace, artifact, monkeypatch):
     """The file system's own refusals, at the two places where samples are written."""
     from optpipe.core.errors import StageError
     from optpipe.workspace import files
@@ -297,9 +297,10 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
 
     write, fsync, known = files.write_parquet, os.fsync, set((workspace / "runs").glob("*"))
     monkeypatch.setattr("optpipe.measure.measure.write_parquet", refusing)
+    heard, how = SilentListener(), BenchOptions(batch=(1, 2))
     with pytest.raises(StageError, match="No space left"):
-        bench_command([artifact], load=SHORT, how=BenchOptions(batch=(1, 2)), workspace=workspace)
-    assert "optpipe bench --resume" in capfd.readouterr().err
+        call(bench_command, model=[artifact], load=SHORT, how=how, workspace=workspace, terminal=heard)
+    assert any("optpipe bench --resume" in each for each in heard.warnings)
     monkeypatch.setattr(os, "fsync", fsync)
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     rows = optpipe("bench", "--resume", str(cut), "--json").document["measurements"]
@@ -363,7 +364,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     """A worker that is told to stop ends in order; an interruption it never hears of must lose nothing either."""
     monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
     how = BenchOptions(batch=(1,), against=artifact) if interleave else BenchOptions(batch=(1, 2))
-    outcome = bench_command([artifact], load=SHORT, how=how, workspace=workspace)
+    outcome = call(bench_command, model=[artifact], load=SHORT, how=how, workspace=workspace)
     assert outcome.status == 130
     assert outcome.document.interrupted
     run = load_run(Path(outcome.document.run_dir))
@@ -373,7 +374,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     assert (first.interrupted, second.interrupted) == (False, True)
     assert first.samples > 0
     assert (second.samples > 0) is after
-    assert text_of(outcome.text())
+    assert text_of(outcome.show(outcome.document))
 
 
 @pytest.mark.parametrize(
@@ -390,13 +391,13 @@ def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(
     measure = WorkerProcess.measure
     monkeypatch.setattr(WorkerProcess, "measure", told_to_stop)
     how = BenchOptions(batch=(1,), **search)
-    outcome = bench_command([artifact], load={**SHORT, "scenario": scenario}, how=how, workspace=workspace)
+    outcome = call(bench_command, model=[artifact], load={**SHORT, "scenario": scenario}, how=how, workspace=workspace)
     document = outcome.document
     assert outcome.status == 130
     assert len(document.measurements) == (0 if "tune" in search else 1)
     if "tune" in search:
         assert document.tuning[0].chosen == {}
-        assert "interrupted (1 tried): nothing was chosen" in text_of(outcome.text())
+        assert "interrupted (1 tried): nothing was chosen" in text_of(outcome.show(outcome.document))
 
 
 def test_a_rate_so_low_that_nobody_comes_ends_when_the_time_is_up(workspace, artifact):

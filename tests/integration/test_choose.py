@@ -65,7 +65,9 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
         (("--backend", "tensorrt"), "cannot be a candidate on this machine"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_before_anything_is_built(chosen, inside, options, said):
+def test_what_cannot_be_chosen_is_refused_before_anything_is_built(
+    chosen: tuple[Path, Ran], inside: Callable[..., Ran], options: tuple[str, ...], said: str
+) -> None:
     folder, _ = chosen
     refused = inside(*AUTO, *options, cwd=folder)
     assert refused.status in (2, 3)

@@ -39,8 +39,8 @@ def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_proces
         "0.2",
         "--percentile",
         "50",
-        "--max-warm-up",
-        "1",
+        "--set",
+        "max-warm-up=1",
         "--max-cv",
         "100%",
     )

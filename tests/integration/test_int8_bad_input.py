@@ -161,11 +161,11 @@ def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_pat
     assert not list((tmp_path / "fresh" / "store").glob("model-*")), "nothing is exported only to say so"
     refused(run("evaluate", "digits", "--data", tmp_path / "none", "--json"), "")
     refused(run("calibrate", "digits", "--method", "median", "--json"), "choose from max, percentile")
-    refused(run("calibrate", "digits", "--target", "tpu", "--json"), "tpu")
+    refused(run("calibrate", "digits", "--set", "target=tpu", "--json"), "tpu")
     refused(run("calibrate", "digits", "--accuracy-budget", "much", "--json"), "--accuracy-budget")
     (tmp_path / "file").write_text("")
     refused(run("calibrate", "digits", "--output", tmp_path / "file", "--json"), "is not a folder")
-    assert run("calibrate", "digits", "--seed", "-1").status == ExitStatus.BAD_INPUT
+    assert run("calibrate", "digits", "--set", "seed=-1").status == ExitStatus.BAD_INPUT
 
 
 def test_accuracy_on_the_calibration_images_is_never_a_pass(folder: Path) -> None:
@@ -208,7 +208,9 @@ def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_an_interrupted_calibration_leaves_nothing_half_used(name, exported, tmp_path):
+def test_an_interrupted_calibration_leaves_nothing_half_used(
+    name: str, exported: Callable[[Path], Path], tmp_path: Path
+) -> None:
     """Stopped on the way to its table, wherever that is; then there is none, and the next calibration is whole."""
     exported(tmp_path / ".optpipe")
     images = pictures(tmp_path / "images", 40)

@@ -45,7 +45,7 @@ def list_commands(case: int) -> list[tuple[str, ...]]:
     return [
         ("build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu", "--weights",
          f"random:{case}"),
-        ("calibrate", "digits", "--method", "max", "--seed", str(case), "--count", "64"),
+        ("calibrate", "digits", "--method", "max", "--set", f"seed={case}", "--count", "64"),
         ("evaluate", "digits"),
         ("preprocess", "digits", "--images", IMAGES, "--no-throughput"),
         ("bench", "digits", "--precision", "fp32", "--batch", "1", "--processes", "2", "--min-time", "0.2", "--max-cv", "90%"),

@@ -93,8 +93,8 @@ def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
         "--no-throughput",
         "--images",
         str(tmp_path),
-        "--max-unreadable",
-        "0",
+        "--set",
+        "max-unreadable=0",
         workspace=workspace,
     )
     assert (none.status, none.stderr.count("\n") <= 3) == (2, True)
@@ -134,7 +134,7 @@ def test_pictures_of_one_pixel_come_through_alike(workspace, tmp_path):
 def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tmp_path):
     for index in range(16):
         Image.fromarray(make_synthetic_image(50, 60, index)).save(tmp_path / f"{index}.jpg")
-    arguments = ["--images", str(tmp_path), "--batch-size", "4", "--seconds", "0.1", "--json"]
+    arguments = ["--images", str(tmp_path), "--batch-size", "4", "--set", "seconds=0.1", "--json"]
     done = optpipe("preprocess", "digits", *arguments, workspace=workspace)
     record = done.document
     tuned = record["throughput"]
@@ -155,10 +155,10 @@ def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tm
         (["digits", "--decode", "gpu"], 2, "'gpu' is not one of 'auto', 'cpu', 'mixed'"),
         (["digits", "--batch-size", "0"], 2, "must be between 1 and"),
         (["digits", "--batch-size", "1000000000"], 2, "must be between 1 and"),
-        (["digits", "--threads", "100000"], 2, "must be between 1 and"),
-        (["digits", "--seconds", "nan"], 2, "greater than 0"),
-        (["digits", "--seconds", "-1"], 2, "greater than 0"),
-        (["digits", "--max-unreadable", "-1"], 2, "0 or greater"),
+        (["digits", "--set", "threads=100000"], 2, "must be between 1 and"),
+        (["digits", "--set", "seconds=nan"], 2, "greater than 0"),
+        (["digits", "--set", "seconds=-1"], 2, "greater than 0"),
+        (["digits", "--set", "max-unreadable=-1"], 2, "0 or greater"),
         (["digits", "--limit", "0"], 2, "at least 1"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from optpipe.cli.parsing import model_from_options
+from optpipe.cli.options import ModelOptions, model_from_options
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
 from optpipe.core.records import read_record
@@ -80,7 +80,9 @@ def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) ->
         ('minimum_score = "{near} points"', 5),
     ],
 )
-def test_three_policies_three_verdicts_that_verify_recomputes(built, inside, limit, status):
+def test_three_policies_three_verdicts_that_verify_recomputes(
+    built: tuple[str, str, Path], inside: Run, limit: str, status: int
+) -> None:
     model, score, folder = built
     record = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
     scores = next(row.scores for row in record.results if row.precision == "int8")
@@ -160,7 +162,9 @@ def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path
     ],
     ids=["color order", "resize"],
 )
-def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
+def test_wrong_preprocessing_fails_on_predictions(
+    built: tuple[str, str, Path], fault: Mapping[type, Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, _, folder = built
 
     def make_wrong(transform: Transform, plan: DaliPlan) -> Any:
@@ -171,7 +175,7 @@ def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     monkeypatch.setattr(parity, "check_edge_cases", lambda *_: ())
     request = PreprocessRequest(throughput=False, plan=DaliPlan(threads=2, batch_size=32))
     store = Store(folder / ".optpipe")
-    wanted = model_from_options(model, "default", None, [], store)
+    wanted = model_from_options(model, ModelOptions(), store)
     record = derive_preprocessing(wanted, request, store, SilentListener())
     assert record.verdict is Verdict.FAIL
     assert record.parity.proof.prediction_agreement is not None

@@ -235,16 +235,9 @@ except StageError as error:
     )
 
 
-def test_show_tells_the_layers_and_the_trtexec_command(environment, built) -> None:
+def test_show_tells_the_layers(environment, built) -> None:
     folder, document = built
     artifact = document["artifacts"][-1]
     shown = run_python(environment, "-m", "optpipe", "store", "show", artifact["id"], cwd=folder)
     assert "from the parsed network" in shown.stdout, shown.stderr
     assert re.search(r"CONVOLUTION +int8, int8 +fp16", shown.stdout), "the last one is INT8"
-    command = run_python(
-        environment, "-m", "optpipe", "store", "show", artifact["id"], "--as", "trtexec", cwd=folder
-    ).stdout
-    assert "trtexec" in command
-    onnx = next(line for line in command.splitlines() if "--onnx=" in line).strip(" \\").partition("=")[2]
-    assert (folder / onnx).is_file()
-    assert "--optShapes=image:" in command

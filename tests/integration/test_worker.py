@@ -8,8 +8,8 @@ import pytest
 from optpipe.core.measurement import InputPool, LoadSpec, Mode, Scenario, Subject, Validity
 from optpipe.measure.measure import RunContext, measure_load
 from optpipe.measure.process import WorkerPool, WorkerProcess
+from optpipe.measure.worker.checks import MAX_ROTATED_BATCHES
 from optpipe.measure.worker.plan import SessionPlan
-from optpipe.measure.worker.rotation import MAX_ROTATED_BATCHES
 
 FAKES = Path(__file__).parent.parent / "fakes"
 

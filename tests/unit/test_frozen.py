@@ -16,6 +16,7 @@ from tests.fakes import int8_network as made
 from tests.fakes.int8_emulation import emulate, emulate_step
 from typer.main import get_command
 
+from optpipe.cli import schemas
 from optpipe.cli.app import app
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -50,6 +51,14 @@ def require_frozen(path, text):
     if "OPTPIPE_FREEZE" in os.environ:
         path.write_text(text)
     assert text == path.read_text()
+
+
+def test_documents_have_the_shape_that_is_published_under_their_version():
+    """A changed shape needs another SCHEMA_VERSION; only then OPTPIPE_FREEZE=1 writes the schemas."""
+    found = schemas.make_schemas()
+    if "OPTPIPE_FREEZE" in os.environ and schemas.read_schemas()["schema_version"] != schemas.SCHEMA_VERSION:
+        schemas.SCHEMA_FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    assert found == schemas.read_schemas()
 
 
 def test_an_int8_convolution_gives_the_frozen_integers():

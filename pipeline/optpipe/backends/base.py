@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from optpipe.core.card import InputSpec, ModelCard, TensorSpec
+from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
 from optpipe.core.errors import BadInputError
@@ -206,14 +206,6 @@ class LayerTimes:
     """When each node ran, where the runtime notes it by a clock that the recording does not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCommand:
-    """A command of another tool."""
-
-    arguments: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 FUSING = "torch,inductor,onnxruntime"
 """The backends that fuse more than others."""
 
@@ -303,17 +295,6 @@ class Backend(ABC):
         Raises BadInputError for an artifact that needs more than its files.
         """
         return Serving()
-
-    def show_as(
-        self,
-        tool: str,  # noqa: ARG002
-        info: ArtifactInfo,  # noqa: ARG002
-        directory: Path,  # noqa: ARG002
-        graph: Path,  # noqa: ARG002
-        inputs: tuple[InputSpec, ...],  # noqa: ARG002
-    ) -> ToolCommand | None:
-        """The command line of another tool that builds the same artifact from `graph`; None where `tool` does not."""
-        return None
 
     def describe_details(self, details: Mapping[str, Any]) -> Iterable[str]:  # noqa: ARG002
         """What a user may want to know of an artifact's `details`, a line each."""

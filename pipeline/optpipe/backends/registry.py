@@ -1,6 +1,6 @@
 """The backends by name, in the order in which `--backend auto` prefers them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from optpipe.backends.base import Backend, Device, merge_options
@@ -58,3 +58,17 @@ def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> d
             raise BadInputError(f"'{key}' is a build option of {name}: optpipe build --option {name}.{key}={value}")
     own = {key: value for key, value in info.options.items() if key in known}
     return merge_options({**own, **given}, known, name)
+
+
+def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, dict[str, str]]:
+    """Reads `BACKEND.KEY=VALUE`, repeated: the options by backend. Raises BadInputError for anything else."""
+    options: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        backend, _, key = name.partition(".")
+        if not key or not value or backend not in BACKENDS:
+            raise BadInputError(
+                f"{flag} {text}: expected BACKEND.KEY=VALUE, where BACKEND is one of {', '.join(BACKENDS)}"
+            )
+        options.setdefault(backend, {})[key] = value
+    return options

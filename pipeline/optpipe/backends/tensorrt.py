@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, ToolCommand
+from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes
 from optpipe.backends.tensorrt_builder import (
     BuilderOptions,
@@ -27,14 +27,12 @@ from optpipe.backends.tensorrt_builder import (
     list_builder_options,
     list_plugins,
     load_plugins,
-    make_tool_command,
     options_from_details,
     options_from_given,
     require_supported,
     write_timing_cache,
 )
 from optpipe.backends.tensorrt_session import list_session_options
-from optpipe.core.card import InputSpec
 from optpipe.core.entries import ENGINE_LAYERS, ArtifactInfo, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import LayerType, Precision
@@ -56,9 +54,6 @@ class TensorRT(Backend):
     package = "tensorrt-cu13"
     library = "tensorrt"
     """The Python module."""
-    tool = "trtexec"
-    """The program that comes with it."""
-    tool_notes: tuple[str, ...] = ()
     install = "`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:  # noqa: ARG002
@@ -193,17 +188,6 @@ class TensorRT(Backend):
             not_carried=tuple(sorted({*options} - {"cuda_graph"})),
         )
 
-    def show_as(
-        self, tool: str, info: ArtifactInfo, directory: Path, graph: Path, inputs: tuple[InputSpec, ...]
-    ) -> ToolCommand | None:
-        """NVIDIA's own tool: `trtexec`, or `tensorrt_rtx` for TensorRT-RTX."""
-        if tool != "trtexec":
-            return None
-        return ToolCommand(
-            make_tool_command(self.tool, info, directory, graph, inputs),
-            (f"{info.precision} is in the graph: networks are strongly typed", *self.tool_notes),
-        )
-
     def _library(self) -> Any:
         try:
             return importlib.import_module(self.library)
@@ -237,8 +221,7 @@ class TensorRTRTX(TensorRT):
     name = "tensorrt-rtx"
     purpose = "engines for RTX GPUs, which can be built without one"
     package = "tensorrt-rtx-cu13"
-    library = tool = "tensorrt_rtx"
-    tool_notes = ("flags are those of trtexec 11.1; `tensorrt_rtx --help` tells which of them your version has",)
+    library = "tensorrt_rtx"
     install = "install it with `pip install tensorrt-rtx-cu13`"
     ahead_of_time = True
 

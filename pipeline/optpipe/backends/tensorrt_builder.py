@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import BuildRequest, Option, merge_options
-from optpipe.core.card import InputSpec, Shape, batch_ranges_from_text
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.card import InputSpec, batch_ranges_from_text
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape, read_as_user_file
 from optpipe.core.files import hash_file
 from optpipe.core.precision import Precision
@@ -198,75 +197,6 @@ def sources_from_text(text: str) -> tuple[tuple[str, bool], ...]:
             f"option tactic_sources={text}: '{wrong[0]}' needs a sign, such as -EDGE_MASK_CONVOLUTIONS to leave it out"
         )
     return tuple((part[1:], part[0] == "+") for part in parts)
-
-
-def make_tool_command(
-    tool: str, info: ArtifactInfo, directory: Path, graph: Path, inputs: tuple[InputSpec, ...]
-) -> tuple[str, ...]:
-    """The arguments of NVIDIA's own tool that builds the same engine.
-
-    Flags as `trtexec --help` of TensorRT 11.1 lists them. Networks are strongly typed there: the precision is in the graph.
-    """
-    options = options_from_details(info.details)
-    return (
-        tool,
-        f"--onnx={graph}",
-        f"--saveEngine={info.file}",
-        *list_shape_flags(options, inputs),
-        *list_builder_flags(options, info.precision, info.backend),
-        *(f"--dynamicPlugins={path}" for path in sorted(directory.glob(f"{PLUGIN_PREFIX}*"))),
-        "--profilingVerbosity=detailed",
-        "--skipInference",
-    )
-
-
-def list_shape_flags(options: BuilderOptions, inputs: tuple[InputSpec, ...]) -> Iterator[str]:
-    """The optimization profiles; inputs of one fixed shape are fixed in the graph and take no flag."""
-    profiles = list_profile_shapes(options, inputs)
-    for index, profile in enumerate(profiles):
-        changing = [each for each in inputs if each.min != each.max]
-        shown = [each for each in profile if each.name in {one.name for one in changing}]
-        if not shown:
-            return
-        if len(profiles) > 1:
-            yield f"--profile={index}"
-        yield f"--minShapes={_format_shapes((each.name, each.min) for each in shown)}"
-        yield f"--optShapes={_format_shapes((each.name, each.opt) for each in shown)}"
-        yield f"--maxShapes={_format_shapes((each.name, each.max) for each in shown)}"
-
-
-def _format_shapes(shapes: Iterable[tuple[str, Shape]]) -> str:
-    return ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes)
-
-
-def list_builder_flags(options: BuilderOptions, precision: Precision, backend: str) -> Iterator[str]:
-    """The builder's options; those at their defaults take no flag."""
-    if precision is not Precision.TF32:
-        yield "--noTF32"
-    if options.workspace_bytes:
-        yield f"--memPoolSize=workspace:{options.workspace_bytes}B"
-    if options.optimization_level >= 0:
-        yield f"--builderOptimizationLevel={options.optimization_level}"
-    if options.hardware_compatibility != "none":
-        yield f"--hardwareCompatibilityLevel={options.hardware_compatibility}"
-    if options.aux_streams >= 0:
-        yield f"--maxAuxStreams={options.aux_streams}"
-    if options.tactic_sources:
-        yield f"--tacticSources={options.tactic_sources}"
-    if options.timing_cache:
-        yield f"--timingCacheFile={options.timing_cache}"
-    if options.sparse_weights:
-        yield "--sparsity=enable"
-    for flag, wanted in (
-        ("--versionCompatible", options.version_compatible),
-        ("--refit", options.refit or (options.strip_weights and backend == "tensorrt-rtx")),
-        ("--stripWeights", options.strip_weights),
-    ):
-        if wanted:
-            yield flag
-    if options.compute_capabilities and backend == "tensorrt-rtx":
-        numbers = (name.removeprefix("SM") for name in capabilities_from_text(options.compute_capabilities))
-        yield f"--computeCapabilities={','.join(numbers)}"
 
 
 _MAGIC_BYTES = 8

@@ -19,10 +19,9 @@ from optpipe.core.precision import CALIBRATED, Budget, Precision
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.tasks.registry import require_fitting_task
-from optpipe.measure.measure import measure_load, write_measurements
+from optpipe.measure.measure import BenchPlan, measure_load, prepare_session, subject_from_artifact, write_measurements
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.race import FINAL_ROUNDS, RaceResult, count_processes, race_builds
-from optpipe.measure.session_plan import BenchPlan, prepare_session, subject_from_artifact
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.decisions import DECISION_FILE, Decision, LeftOut
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts

@@ -45,6 +45,13 @@ class BackendOption:
     choices: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OptionListing:
+    """The JSON document of `optpipe doctor --options`."""
+
+    options: tuple[BackendOption, ...]
+
+
 def list_options() -> tuple[BackendOption, ...]:
     """The options of all backends, each once; imports no framework."""
     found = {

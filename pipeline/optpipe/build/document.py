@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
-from optpipe.build.choose import ChoiceResult
-from optpipe.build.doctor import BackendOption, ToolStatus
 from optpipe.build.records import ArtifactResult, BuildResult
 from optpipe.core.entries import VerificationInfo
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
@@ -27,6 +26,10 @@ from optpipe.report.document import (
     name_score,
     warn_of_random_weights,
 )
+
+if TYPE_CHECKING:  # they import what a build does not need
+    from optpipe.build.choose import ChoiceResult
+    from optpipe.build.doctor import BackendOption, ToolStatus
 
 
 def document_from_build(result: BuildResult) -> Document:
@@ -133,7 +136,7 @@ def _list_skipped(result: BuildResult) -> Iterator[Sentence]:
 _TONES = {Standing.CHOSEN: Tone.GOOD, Standing.FAILED: Tone.BAD, Standing.NOT_PROVEN: Tone.BAD}
 
 
-def document_from_choice(result: ChoiceResult) -> Document:
+def document_from_choice(result: "ChoiceResult") -> Document:
     """Every candidate with its outcome, the winner at each batch size, then what was not built."""
     decision = result.decision
     if decision.budget.endswith("dB"):
@@ -229,7 +232,7 @@ def _list_left_out(decision: Decision) -> Iterator[Sentence]:
         yield Sentence(f"{what}: {reason}", Tone.FAINT, "not built")
 
 
-def document_from_diagnosis(findings: Sequence[ToolStatus]) -> Document:
+def document_from_diagnosis(findings: "Sequence[ToolStatus]") -> Document:
     """What is here with its version and limits; then what is missing, what it would add, and how to get it."""
     found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
     return make_document(
@@ -249,7 +252,7 @@ def document_from_diagnosis(findings: Sequence[ToolStatus]) -> Document:
     )
 
 
-def document_from_options(options: Sequence[BackendOption]) -> Document:
+def document_from_options(options: "Sequence[BackendOption]") -> Document:
     """A row for each option: how to give it, its default, and what it does."""
     rows: list[Row] = []
     for each in options:

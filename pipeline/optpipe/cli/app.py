@@ -4,37 +4,66 @@ import errno
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Callable
+from functools import partial, wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from optpipe import __version__
-from optpipe.cli import (
-    bench,
-    build,
-    compare,
-    deploy,
-    dossier,
-    evaluate,
-    profile,
-    signoff,
-    store,
-    sweep,
-)
-from optpipe.cli.groups import DefaultGroup, Outcome, SectionedGroup, define_options
+from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGroup, define_options
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.process import discard_output, handle_interrupts, keep_descriptors, redirect_stdout_to_stderr
 
 if TYPE_CHECKING:
+    from typer._click import Command
+
     from optpipe.report.document import Document
+
+
+Verb = str | dict[str, str]
+"""`module:function` in this room; by name for a verb with verbs of its own, the one that needs no name first."""
+
+SECTIONS: dict[str, dict[str, Verb]] = {
+    "Build": {"build": "build:build", "calibrate": "build:calibrate", "preprocess": "build:preprocess"},
+    "Measure": {"bench": "bench:bench", "evaluate": "build:evaluate", "profile": "profile:profile"},
+    "Judge": {
+        "compare": "compare:compare",
+        "signoff": {
+            "judge": "signoff:signoff",
+            "approve": "signoff:approve",
+            "attest": "signoff:attest",
+            "recheck": "signoff:recheck",
+        },
+        "verify": "signoff:verify",
+        "run": "signoff:run",
+    },
+    "Ship": {"deploy": "deploy:deploy", "sweep": "sweep:sweep"},
+    "Keep": {
+        "store": {name: f"store:{name}" for name in ("ls", "show", "rm", "gc", "merge")},
+        "doctor": "store:doctor",
+    },
+}
+"""The commands in the order of the help."""
+
+SHARED_OPTIONS = "--workspace DIR and --json go with every command; optpipe --help explains them."
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
 class Commands(SectionedGroup):
     """The commands; where `--json` was asked for, wrong use too is a JSON document on stdout."""
+
+    sections = SECTIONS
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = LazyCommands(
+            {name: partial(_make, name, where) for verbs in SECTIONS.values() for name, where in verbs.items()}
+        )
 
     def main(self, *given: Any, **options: Any) -> Any:
         """Runs the command line and exits."""
@@ -62,9 +91,7 @@ app = typer.Typer(
     cls=Commands,
     help="From a trained model to a signed-off, deployable inference engine.",
     no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    **PLAIN,
 )
 
 
@@ -73,12 +100,9 @@ PIPED_WIDTH = 160
 
 
 def _print_json(document: object) -> None:
-    if isinstance(document, Mapping):
-        print(json.dumps(document, indent=2, allow_nan=False), flush=True)
-    else:
-        from optpipe.core.records import json_from_record
+    from optpipe.cli.schemas import make_document
 
-        print(json_from_record(document).decode(), end="", flush=True)
+    print(json.dumps(make_document(document), indent=1, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def _explain_wrong_use(error: TyperException) -> str:
@@ -101,7 +125,7 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
             if as_json:
                 _print_json(outcome.document)
             else:
-                _print_text(outcome.text())
+                _print_text(outcome.show(outcome.document))
         except OptpipeError as error:
             _print_failure(str(error), error.exit_status, as_json=as_json)
             raise typer.Exit(error.exit_status) from None
@@ -168,7 +192,10 @@ def _explain_os_error(error: OSError) -> str:
 def _print_failure(message: str, status: int, *, as_json: bool) -> None:
     _say(message)
     if as_json:
-        _print_json_failure(message, status)
+        try:
+            _print_json({"error": {"message": message, "exit_status": int(status)}})
+        except OSError as error:
+            _handle_undelivered(error, ExitStatus(status))
 
 
 def _say(message: str) -> None:
@@ -177,13 +204,6 @@ def _say(message: str) -> None:
         print(f"optpipe: {shown}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads that either; the exit status says it
         discard_output(2)
-
-
-def _print_json_failure(message: str, status: int) -> None:
-    try:
-        print(json.dumps({"error": {"message": message, "exit_status": int(status)}}, indent=2), flush=True)
-    except OSError as error:
-        _handle_undelivered(error, ExitStatus(status))
 
 
 def _print_text(text: "Document | str") -> None:
@@ -218,54 +238,26 @@ def _optpipe(
     pass
 
 
-SECTIONS: dict[str, dict[str, Callable[..., Outcome] | dict[str, Callable[..., Outcome]]]] = {
-    "Build": {"build": build.build, "calibrate": build.calibrate, "preprocess": build.preprocess},
-    "Measure": {
-        "bench": bench.bench,
-        "evaluate": evaluate.evaluate,
-        "profile": profile.profile,
-    },
-    "Judge": {
-        "compare": compare.compare,
-        "signoff": {
-            "judge": signoff.signoff,
-            "approve": dossier.approve,
-            "attest": dossier.attest,
-            "recheck": dossier.recheck,
-        },
-        "verify": dossier.verify,
-        "run": signoff.run,
-    },
-    "Ship": {"deploy": deploy.deploy, "sweep": sweep.sweep},
-    "Keep": {
-        "store": {"ls": store.ls, "show": store.show, "rm": store.rm, "gc": store.gc, "merge": store.merge},
-        "doctor": store.doctor,
-    },
-}
-"""The commands in the order of the help."""
-
-SHARED_OPTIONS = "--workspace DIR and --json go with every command; optpipe --help explains them."
-
-signoff_app = typer.Typer(
-    cls=DefaultGroup,
-    help=f"{signoff.signoff.__doc__}",
-    rich_markup_mode=None,
-    subcommand_metavar="[MODEL] | COMMAND [ARGS]...",
-)
-store_app = typer.Typer(help="List, show, remove and merge what is stored.", rich_markup_mode=None)
-GROUPS = {"signoff": signoff_app, "store": store_app}
-
-
-def _add_commands() -> None:
-    Commands.sections = {title: tuple(commands) for title, commands in SECTIONS.items()}
-    for commands in SECTIONS.values():
-        for name, command in commands.items():
-            if isinstance(command, dict):
-                for below, each in command.items():
-                    GROUPS[name].command(below, epilog=SHARED_OPTIONS)(print_outcome(define_options(each)))
-                app.add_typer(GROUPS[name], name=name)
-            else:
-                app.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
-
-
-_add_commands()
+def _make(name: str, where: Verb) -> "Command":
+    """The command, or the group of commands, of that name."""
+    if isinstance(where, str):
+        module, _, function = where.partition(":")
+        command = getattr(import_module(f"optpipe.cli.{module}"), function)
+        alone = typer.Typer(add_completion=False, **PLAIN)
+        alone.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
+        return typer.main.get_command(alone)
+    below = LazyCommands({each: partial(_make, each, path) for each, path in where.items()})
+    if name == "store":
+        return TyperGroup(
+            name=name,
+            commands=below,  # type: ignore[arg-type] # a dict to all who use it
+            help="List, show, remove and merge what is stored.",
+            rich_markup_mode=None,
+        )
+    return DefaultGroup(
+        name=name,
+        commands=below,  # type: ignore[arg-type]
+        help=below[next(iter(where))].help,
+        rich_markup_mode=None,
+        subcommand_metavar="[MODEL] | COMMAND [ARGS]...",
+    )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optpipe.cli.groups import Given, Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, PRECISION_METAVAR, complete_backend, complete_precision
+from optpipe.cli.options import LENGTHS, TargetOptions
 from optpipe.core import plan as params
-from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, LoadSpec, Scenario, format_cpus
 from optpipe.core.plan import Param, for_workspace
@@ -19,27 +18,11 @@ from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.measure.records import BenchSort, PairMetric
 
 if TYPE_CHECKING:
+    from optpipe.cli.terminal import Terminal
     from optpipe.core.events import Listener
-    from optpipe.measure.session_plan import BenchPlan
+    from optpipe.measure.measure import BenchPlan
     from optpipe.models.artifacts.lookup import StoredArtifact
     from optpipe.workspace.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class TargetOptions:
-    """Which artifacts of MODEL, and how they run."""
-
-    precision: Annotated[
-        str | None,
-        Param(
-            "Precisions to measure; auto: what `build --precision auto` chose.",
-            metavar=PRECISION_METAVAR,
-            complete=complete_precision,
-        ),
-    ] = None
-    backend: Annotated[str | None, Param("Backends to measure.", metavar="NAME[,…]", complete=complete_backend)] = None
-    device: Annotated[Device | None, Param("Default: every device that has a build.")] = None
-    option: Annotated[tuple[str, ...], params.RUNTIME_OPTION] = ()
 
 
 def _cpus_from_text(text: str, flag: str) -> tuple[int, ...]:
@@ -71,14 +54,7 @@ class BenchOptions:
             parse=params.sizes_from_text,
         ),
     ] = None
-    length: Annotated[
-        tuple[int, ...] | None,
-        Param(
-            "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
-            metavar="TOKENS",
-            parse=params.sizes_from_text,
-        ),
-    ] = None
+    length: Annotated[tuple[int, ...] | None, LENGTHS] = None
     slo: Annotated[
         str | None,
         Param(
@@ -140,23 +116,24 @@ class BenchOptions:
 
 
 def bench(
+    store: "Store",
+    terminal: "Terminal",
     model: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL", help="Built models or artifact IDs.", show_default=False)
     ] = None,
     targets: TargetOptions = TargetOptions(),
     load: Annotated[Mapping[str, Any], Given(LoadSpec)] = {},
     how: BenchOptions = BenchOptions(),
-    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Measure latency, throughput, memory and energy.
 
     Percentiles have confidence intervals; INVALID measurements state the reason and a remedy. With --against, two builds are
     measured in turn; with --from-images, everything from image files to predictions.
     """
-    from optpipe.cli.terminal import Terminal
-    from optpipe.workspace.store import Store
+    from optpipe.measure.bench import bench_artifacts
+    from optpipe.measure.document import document_from_bench
 
-    models, store = model or [], Store(workspace)
+    models = model or []
     if how.resume is not None:
         _require_alone("--resume RUN_DIR", [f"MODEL {each}" for each in models], load, targets, how, {"resume", "sort"})
         return _resume(how.resume, how.sort)
@@ -171,7 +148,7 @@ def bench(
             how,
             {"from_images", "batch"},
         )
-        return _bench_from_images(models, targets, load, how, store)
+        return _bench_from_images(models, targets, load, how, store, terminal)
     plan = make_bench_plan(load, targets, how)
     if how.against is not None:
         _require_alone(
@@ -182,21 +159,16 @@ def bench(
             how,
             {"against", "metric", "rounds", "batch", "length", "max_cv", "images", "affinity", "seed"},
         )
-        return _bench_pair(models, how.against, targets, how, plan, store)
+        return _bench_pair(models, how.against, targets, how, plan, store, terminal)
     if how.metric is not None or how.rounds is not None:
         raise BadInputError(f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE")
-    from optpipe.measure.bench import bench_artifacts
-    from optpipe.measure.document import document_from_bench
-
-    with Terminal() as terminal:
-        groups = find_bench_targets(models, targets, store, terminal)
-        _warn_about_options(targets, groups, terminal)
-        result = bench_artifacts(tuple(artifact for group in groups for artifact in group), plan, store, terminal)
-        for why in sorted({each.energy_why_not or "" for each in result.measurements} if how.energy else ()):
-            if why:
-                terminal.warn(f"--energy: not measured: {why}")
-    record = replace(result, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: document_from_bench(record, how.sort), ExitStatus(record.exit_status))
+    groups = find_bench_targets(models, targets, store, terminal)
+    _warn_about_options(targets, groups, terminal)
+    record = bench_artifacts(tuple(artifact for group in groups for artifact in group), plan, store, terminal)
+    for why in sorted({each.energy_why_not or "" for each in record.measurements} if how.energy else ()):
+        if why:
+            terminal.warn(f"--energy: not measured: {why}")
+    return Outcome(record, lambda found: document_from_bench(found, how.sort), ExitStatus(record.exit_status))
 
 
 def _require_alone(
@@ -216,11 +188,11 @@ def _require_alone(
 
 def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchOptions) -> "BenchPlan":
     """The plan of the options. Raises BadInputError for what cannot be meant."""
-    from optpipe.cli.parsing import options_from_text
+    from optpipe.backends.registry import parse_options
     from optpipe.core.errors import require_existing
     from optpipe.measure.figures import ENERGY_SECONDS
+    from optpipe.measure.measure import BenchPlan
     from optpipe.measure.search import slo_from_text
-    from optpipe.measure.session_plan import BenchPlan
     from optpipe.measure.validity import LIMITS
 
     limit = None if how.slo is None else slo_from_text(how.slo)
@@ -253,7 +225,7 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         interval=how.interval,
         tune=how.tune,
         to_the_end=how.all_sizes,
-        options=options_from_text(targets.option),
+        options=parse_options(targets.option),
         images=how.images,
         affinity=how.affinity,
         limits={**LIMITS, "max_cv": how.max_cv},
@@ -269,7 +241,7 @@ def find_bench_targets(
     With the precision `auto`, what `build --precision auto` chose.
     """
     from optpipe.backends.registry import BACKENDS
-    from optpipe.cli.parsing import require_device
+    from optpipe.cli.options import require_device
     from optpipe.core.plan import choices_from_text
     from optpipe.core.precision import precisions_from_text
     from optpipe.models.artifacts.decisions import find_decision
@@ -311,29 +283,33 @@ def _select_chosen(artifacts: "Sequence[StoredArtifact]", model: str, store: "St
 def _warn_about_options(
     given: TargetOptions, groups: "Sequence[Sequence[StoredArtifact]]", listener: "Listener"
 ) -> None:
-    from optpipe.cli.parsing import options_from_text
+
+    from optpipe.backends.registry import parse_options
 
     measured = {each.entry.info.backend for group in groups for each in group}
-    for name in sorted(set(options_from_text(given.option)) - measured):
+    for name in sorted(set(parse_options(given.option)) - measured):
         listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
 
 
 def _bench_pair(
-    models: Sequence[str], against: str, targets: TargetOptions, how: BenchOptions, plan: "BenchPlan", store: "Store"
+    models: Sequence[str],
+    against: str,
+    targets: TargetOptions,
+    how: BenchOptions,
+    plan: "BenchPlan",
+    store: "Store",
+    terminal: "Terminal",
 ) -> Outcome:
-    from optpipe.cli.terminal import Terminal
     from optpipe.measure.document import document_from_pair
     from optpipe.measure.pair import bench_pair
 
     if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
         raise BadInputError("--against compares one MODEL at one batch size and length with its baseline")
-    with Terminal() as terminal:
-        baseline, contender = find_pair(models[0], against, targets, store, terminal)
-        _warn_about_options(targets, [(baseline, contender)], terminal)
-        rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
-        pair = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
-    record = replace(pair, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: document_from_pair(record), ExitStatus(record.exit_status))
+    baseline, contender = find_pair(models[0], against, targets, store, terminal)
+    _warn_about_options(targets, [(baseline, contender)], terminal)
+    rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
+    record = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
+    return Outcome(record, document_from_pair, ExitStatus(record.exit_status))
 
 
 def find_pair(
@@ -365,10 +341,14 @@ def find_pair(
 
 
 def _bench_from_images(
-    models: Sequence[str], targets: TargetOptions, load: Mapping[str, Any], how: BenchOptions, store: "Store"
+    models: Sequence[str],
+    targets: TargetOptions,
+    load: Mapping[str, Any],
+    how: BenchOptions,
+    store: "Store",
+    terminal: "Terminal",
 ) -> Outcome:
-    from optpipe.cli.parsing import options_from_text
-    from optpipe.cli.terminal import Terminal
+    from optpipe.backends.registry import parse_options
     from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_end_to_end
     from optpipe.preprocess.end_to_end import EndToEndRequest, bench_end_to_end, choose_exit_status
@@ -378,15 +358,13 @@ def _bench_from_images(
     if how.batch and len(how.batch) > 1:
         raise BadInputError("--from-images measures one batch size; give --batch one number")
     size = how.batch[0] if how.batch else None
-    request = EndToEndRequest(how.from_images, size, options=options_from_text(targets.option))
+    request = EndToEndRequest(how.from_images, size, options=parse_options(targets.option))
     if "min_seconds" in load:
         request = replace(request, seconds=load["min_seconds"])
-    with Terminal() as terminal:
-        groups = find_bench_targets(models, targets, store, terminal)
-        _warn_about_options(targets, groups, terminal)
-        measured = bench_end_to_end([each for group in groups for each in group], request, store, terminal)
-    record = replace(measured, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: document_from_end_to_end(record), choose_exit_status(record))
+    groups = find_bench_targets(models, targets, store, terminal)
+    _warn_about_options(targets, groups, terminal)
+    record = bench_end_to_end([each for group in groups for each in group], request, store, terminal)
+    return Outcome(record, document_from_end_to_end, choose_exit_status(record))
 
 
 def _resume(folder: Path, sort: BenchSort) -> Outcome:
@@ -394,4 +372,4 @@ def _resume(folder: Path, sort: BenchSort) -> Outcome:
     from optpipe.measure.document import document_from_bench
 
     record = replace(recover_run(folder), exit_status=int(ExitStatus.DONE))
-    return Outcome(record, lambda: document_from_bench(record, sort))
+    return Outcome(record, lambda found: document_from_bench(found, sort))

@@ -1,136 +1,92 @@
-"""`optpipe build`, `optpipe calibrate` and `optpipe preprocess`."""
+"""`optpipe build`, `optpipe calibrate`, `optpipe preprocess` and `optpipe evaluate`."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
-    DEFAULT_WORKSPACE,
-    BatchOption,
-    DeviceOption,
+    COUNT,
+    DROP,
+    SAMPLE_SEED,
+    CalibrationOptions,
     ModelArgument,
-    SampleSeedOption,
-    ShapeOption,
-    TruncateOption,
-    WeightsOption,
-    define_backend_option,
-    define_precision_option,
+    ModelOptions,
+    TargetOptions,
+    build_plan_from_options,
+    model_from_options,
 )
-from optpipe.core.plan import complete_choice
+from optpipe.core import plan as params
+from optpipe.core.plan import Param, complete_choice
 
 if TYPE_CHECKING:
-    from optpipe.build.choose import ChoicePlan
-    from optpipe.models.export.model import Model
+    from optpipe.cli.terminal import Terminal
     from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What builds are verified and chosen by."""
+
+    images: Annotated[
+        Path | None,
+        Param(
+            "Images or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
+            alias="data",
+            metavar="PATH",
+        ),
+    ] = None
+    budget: Annotated[
+        str | None,
+        Param(
+            "The most that fp16, int8, fp8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, "
+            "or an SNR of 30dB.",
+            metavar="COST",
+        ),
+    ] = None
+    compare_at: Annotated[
+        str | None,
+        Param("Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES"),
+    ] = None
 
 
 def build(
     model: ModelArgument,
-    precision: Annotated[
-        str, define_precision_option("Precisions to build; auto: the fastest build within --budget.")
-    ] = "fp16",
-    backend: Annotated[str, define_backend_option("auto, all, or names; `optpipe doctor` lists them.")] = "auto",
-    device: DeviceOption = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MIN:OPT:MAX",
-            help="Batch range of the optimization profile, or one fixed size; several for TensorRT, as 1:1:1,1:32:64.",
-        ),
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=MIN:OPT:MAX",
-            help="Shape range of one input, such as images=1x3x224x224:8x3x224x224:64x3x224x224.",
-        ),
-    ] = None,
-    weights: WeightsOption = "default",
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            "--images",
-            "--data",
-            metavar="PATH",
-            help="Images or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
-        ),
-    ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Calibration data: images, texts, tensors (.npz, .npy, Polygraphy's JSON, a .py with CALIBRATION), "
-            "a set manifest, or a table.",
-        ),
-    ] = None,
-    truncate: TruncateOption = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COST",
-            help="The most that fp16, int8, fp8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, "
-            "or an SNR of 30dB.",
-        ),
-    ] = None,
-    compare_at: Annotated[
-        str | None,
-        typer.Option(metavar="SIZES", help="Batch sizes at which auto compares builds, such as 1,8; default: OPT."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="BACKEND.KEY=VALUE",
-            help="Backend option, such as tensorrt.optimization_level=5; `optpipe doctor --options` lists them.",
-        ),
-    ] = None,
-    workspace: Path = DEFAULT_WORKSPACE,
+    store: "Store",
+    terminal: "Terminal",
+    targets: TargetOptions = TargetOptions(),
+    shapes: ModelOptions = ModelOptions(),
+    ranges: CalibrationOptions = CalibrationOptions(),
+    how: BuildOptions = BuildOptions(),
 ) -> Outcome:
     """Build engines with verified precision and outputs.
 
     Exports, calibrates, converts, builds and verifies; all results go to the store. With --precision auto, builds every
     candidate and measures which is fastest here.
     """
-    from optpipe.build.build import build_model as run_build
-    from optpipe.build.document import document_from_build
+    from optpipe.build.build import build_model
+    from optpipe.build.document import document_from_build, document_from_choice
     from optpipe.build.records import result_from_build
-    from optpipe.cli.parsing import build_plan_from_options, choice_plan_from_options, model_from_options
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError, require_existing
-    from optpipe.workspace.store import Store
+    from optpipe.core.plan import sizes_from_text
+    from optpipe.core.precision import budget_from_text
 
-    require_existing(images, "--images/--data")
-    wanted = model_from_options(model, weights, batch, shape or [], Store(workspace))
-    if precision == "auto":
-        choice = choice_plan_from_options(
-            backend, device, option or [], images=images, calibration=calibration, budget=budget, compare_at=compare_at
-        )
-        choice = replace(choice, build=replace(choice.build, truncate=truncate))
-        return _choose(wanted, choice, weights, Store(workspace))
-    if "auto" in precision.split(","):
-        raise BadInputError(f"--precision {precision}: auto tries every precision, so give it alone")
-    if compare_at is not None:
+    require_existing(how.images, "--images/--data")
+    wanted = model_from_options(model, shapes, store)
+    if targets.precision != "auto" and "auto" in (targets.precision or "").split(","):
+        raise BadInputError(f"--precision {targets.precision}: auto tries every precision, so give it alone")
+    plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=how.images, budget=how.budget)
+    if targets.precision == "auto":
+        from optpipe.build.choose import ChoicePlan, choose_build
+
+        budget = None if how.budget is None else budget_from_text(how.budget, "--budget")
+        sizes = None if how.compare_at is None else sizes_from_text(how.compare_at, "--compare-at")
+        chosen = choose_build(wanted, ChoicePlan(plan, budget, sizes), shapes.weights, store, terminal)
+        return Outcome(chosen, document_from_choice, chosen.exit_status)
+    if how.compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")
-    plan = build_plan_from_options(
-        precision, backend, device, option or [], images=images, calibration=calibration, batch=batch, budget=budget
-    )
-    with Terminal() as terminal:
-        result = run_build(wanted, replace(plan, truncate=truncate), Store(workspace), terminal)
-    told = result_from_build(result, weights, terminal.warnings)
-    return Outcome(told, lambda: document_from_build(told), result.status)
-
-
-def _choose(model: "Model", plan: "ChoicePlan", weights: str, store: "Store") -> Outcome:
-    from optpipe.build.choose import choose_build
-    from optpipe.build.document import document_from_choice
-    from optpipe.cli.terminal import Terminal
-
-    with Terminal() as terminal:
-        found = choose_build(model, plan, weights, store, terminal)
-    found = replace(found, warnings=tuple(terminal.warnings))
-    return Outcome(found, lambda: document_from_choice(found), found.exit_status)
+    result = build_model(wanted, plan, store, terminal)
+    return Outcome(result_from_build(result, shapes.weights, terminal.warnings), document_from_build, result.status)
 
 
 def _complete_method(incomplete: str) -> list[str]:
@@ -139,136 +95,171 @@ def _complete_method(incomplete: str) -> list[str]:
     return complete_choice(incomplete, METHOD_CHOICES)
 
 
-def calibrate(
-    model: ModelArgument,
+@dataclass(frozen=True, slots=True)
+class CalibrateOptions:
+    """On what is calibrated, by which methods, and what is found out beside it."""
+
     data: Annotated[
         Path | None,
-        typer.Option(
-            "--images",
-            "--data",
-            metavar="PATH",
-            help="Calibration data: a folder of images, a JSON Lines file of texts, tensors (.npz, .npy, Polygraphy's JSON, a .py "
+        Param(
+            "Calibration data: a folder of images, a JSON Lines file of texts, tensors (.npz, .npy, Polygraphy's JSON, a .py "
             "with CALIBRATION), or a set manifest; default: the model card's set.",
+            alias="images",
+            metavar="PATH",
         ),
-    ] = None,
-    count: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of samples to draw, stratified by label if available; default: all."),
-    ] = None,
-    truncate: TruncateOption = False,
-    seed: SampleSeedOption = 0,
+    ] = None
+    count: Annotated[int | None, COUNT] = None
+    truncate: Annotated[bool, params.TRUNCATE] = False
+    seed: Annotated[int, SAMPLE_SEED] = 0
     method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[,…]", autocompletion=_complete_method, help="max, percentile, entropy, mse, or all."
-        ),
-    ] = "all",
+        str, Param("max, percentile, entropy, mse, or all.", metavar="NAME[,…]", complete=_complete_method)
+    ] = "all"
     target: Annotated[
         Literal["tensorrt", "cpu"],
-        typer.Option(help="Runtime whose Q/DQ placement is used to evaluate methods and layers."),
-    ] = "tensorrt",
-    sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="Rank layers by the error from quantizing each one alone.")
-    ] = False,
+        Param("Runtime whose Q/DQ placement is used to evaluate methods and layers.", setting=True),
+    ] = "tensorrt"
+    sensitivity: Annotated[bool, Param("Rank layers by the error from quantizing each one alone.")] = False
     accuracy_budget: Annotated[
         str | None,
-        typer.Option(
+        Param(
+            "Keep the fewest layers in floating point that keep the accuracy drop within this, such as 1pt.",
             metavar="POINTS",
-            help="Keep the fewest layers in floating point that keep the accuracy drop within this, such as 1pt.",
         ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write the set manifest and tables to this folder.")
-    ] = None,
-    weights: WeightsOption = "default",
-    batch: BatchOption = None,
-    shape: ShapeOption = None,
-    workspace: Path = DEFAULT_WORKSPACE,
+    ] = None
+    output: Annotated[Path | None, Param("Also write the set manifest and tables to this folder.", metavar="DIR")] = (
+        None
+    )
+
+
+def calibrate(
+    model: ModelArgument,
+    store: "Store",
+    terminal: "Terminal",
+    how: CalibrateOptions = CalibrateOptions(),
+    shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Choose INT8 ranges from data, and layers to keep in float."""
-    from optpipe.cli.parsing import model_from_options
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import require_existing
     from optpipe.core.precision import Budget
     from optpipe.core.quantity import drop_from_text
     from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
     from optpipe.quantize.document import document_from_calibration
     from optpipe.quantize.ranges import methods_from_text
-    from optpipe.workspace.store import Store
 
-    require_existing(data, "--images/--data")
+    require_existing(how.data, "--images/--data")
+    budget = how.accuracy_budget
     plan = CalibrationPlan(
-        source=data,
-        count=count,
-        seed=seed,
-        methods=methods_from_text(method),
-        target=target,
-        sensitivity=sensitivity,
-        budget=Budget(drop_from_text(accuracy_budget, "--accuracy-budget"), "points") if accuracy_budget else None,
-        output=output,
-        truncate=truncate,
+        source=how.data,
+        count=how.count,
+        seed=how.seed,
+        methods=methods_from_text(how.method),
+        target=how.target,
+        sensitivity=how.sensitivity,
+        budget=Budget(drop_from_text(budget, "--accuracy-budget"), "points") if budget else None,
+        output=how.output,
+        truncate=how.truncate,
     )
-    wanted = model_from_options(model, weights, batch, shape or [], Store(workspace))
-    with Terminal() as terminal:
-        result = run_calibration(wanted, plan, Store(workspace), terminal)
-    return Outcome(replace(result, warnings=tuple(terminal.warnings)), lambda: document_from_calibration(result))
+    result = run_calibration(model_from_options(model, shapes, store), plan, store, terminal)
+    return Outcome(result, document_from_calibration)
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessOptions:
+    """What the pipeline is proven on, and what of it is not tuned."""
+
+    images: Annotated[
+        Path | None, Param("Folder of images; subfolders named after labels enable accuracy.", metavar="DIR")
+    ] = None
+    limit: Annotated[int, Param("Maximum number of images.")] = 1000
+    max_unreadable: Annotated[
+        int | None, Param("Maximum number of unreadable images; default: skip them with a warning.", setting=True)
+    ] = None
+    decode: Annotated[Literal["auto", "cpu", "mixed"], Param("Decoder; mixed is nvJPEG on the GPU.")] = "auto"
+    threads: Annotated[
+        int | None, Param("DALI CPU threads; default: tuned, or up to 8 with --no-throughput.", setting=True)
+    ] = None
+    batch_size: Annotated[int | None, Param("Images per batch; default: 256 on a GPU, 32 on a CPU.")] = None
+    resize: Annotated[
+        Literal["exact", "two-pass", "fused"],
+        Param("exact matches the model's resize; two-pass and fused are DALI's own.", setting=True),
+    ] = "exact"
+    throughput: Annotated[bool, Param("Also compare the throughput of DALI and PyTorch's DataLoader.")] = True
+    seconds: Annotated[
+        float, Param("Measurement time for the best configurations; the search uses half.", setting=True)
+    ] = 2.0
+    weights: Annotated[str, params.WEIGHTS] = "default"
 
 
 def preprocess(
-    model: ModelArgument,
-    images: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of images; subfolders named after labels enable accuracy."),
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Maximum number of images.")] = 1000,
-    max_unreadable: Annotated[
-        int | None, typer.Option(help="Maximum number of unreadable images; default: skip them with a warning.")
-    ] = None,
-    decode: Annotated[
-        Literal["auto", "cpu", "mixed"], typer.Option(help="Decoder; mixed is nvJPEG on the GPU.")
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="DALI CPU threads; default: tuned, or up to 8 with --no-throughput.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images per batch; default: 256 on a GPU, 32 on a CPU.")
-    ] = None,
-    resize: Annotated[
-        Literal["exact", "two-pass", "fused"],
-        typer.Option(help="exact matches the model's resize; fused is DALI's own, fastest on a CPU."),
-    ] = "exact",
-    throughput: Annotated[
-        bool, typer.Option(help="Also compare the throughput of DALI and PyTorch's DataLoader.")
-    ] = True,
-    seconds: Annotated[
-        float, typer.Option(help="Measurement time for the best configurations; the search uses half.")
-    ] = 2.0,
-    weights: WeightsOption = "default",
-    workspace: Path = DEFAULT_WORKSPACE,
+    model: ModelArgument, store: "Store", terminal: "Terminal", how: PreprocessOptions = PreprocessOptions()
 ) -> Outcome:
     """Derive the model's DALI pipeline, prove parity, measure."""
-    from dataclasses import replace
-
-    from optpipe.cli.parsing import model_from_options
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
-    from optpipe.workspace.store import Store
 
-    require_existing(images, "--images")
-    fixed = {"decode": decode != "auto", "threads": threads is not None}
+    require_existing(how.images, "--images")
+    fixed = {"decode": how.decode != "auto", "threads": how.threads is not None}
     request = PreprocessRequest(
-        images=images,
-        limit=limit,
-        max_unreadable=max_unreadable,
-        plan=choose_dali_plan(decode, threads, batch_size, resize),
+        images=how.images,
+        limit=how.limit,
+        max_unreadable=how.max_unreadable,
+        plan=choose_dali_plan(how.decode, how.threads, how.batch_size, how.resize),
         fixed=frozenset(name for name, given in fixed.items() if given),
-        throughput=throughput,
-        seconds=seconds,
+        throughput=how.throughput,
+        seconds=how.seconds,
     )
-    wanted = model_from_options(model, weights, None, [], Store(workspace))
-    with Terminal() as terminal:
-        derived = derive_preprocessing(wanted, request, Store(workspace), terminal)
-    record = replace(derived, warnings=tuple(terminal.warnings))
-    return Outcome(record, lambda: document_from_preprocess(record), record.verdict.exit_status)
+    wanted = model_from_options(model, ModelOptions(how.weights), store)
+    record = derive_preprocessing(wanted, request, store, terminal)
+    return Outcome(record, document_from_preprocess, record.verdict.exit_status)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateOptions:
+    """On what builds are evaluated, and what they may lose."""
+
+    data: Annotated[
+        Path | None,
+        Param(
+            "Labeled images (class folders, or masks or boxes beside them), a COCO file, JSON Lines of texts, or a set manifest;"
+            " default: the model card's set.",
+            metavar="PATH",
+        ),
+    ] = None
+    count: Annotated[int | None, COUNT] = None
+    truncate: Annotated[bool, params.TRUNCATE] = False
+    accuracy_budget: Annotated[str | None, DROP] = None
+    task: Annotated[
+        Path | None,
+        Param("Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py"),
+    ] = None
+    seed: Annotated[int, SAMPLE_SEED] = 0
+
+
+def evaluate(
+    model: ModelArgument,
+    store: "Store",
+    terminal: "Terminal",
+    how: EvaluateOptions = EvaluateOptions(),
+    shapes: ModelOptions = ModelOptions(),
+) -> Outcome:
+    """Measure the task accuracy of every build on paired data."""
+    from optpipe.core.quantity import drop_from_text
+    from optpipe.evaluate.document import document_from_evaluation
+    from optpipe.evaluate.evaluate import run_evaluation
+    from optpipe.evaluate.tasks.user_file import UserTask
+
+    wanted = model_from_options(model, shapes, store)
+    budget = drop_from_text(how.accuracy_budget, "--accuracy-budget") / 100 if how.accuracy_budget else None
+    found = run_evaluation(
+        wanted,
+        how.data,
+        how.count,
+        how.seed,
+        budget,
+        store,
+        terminal,
+        UserTask(how.task) if how.task else None,
+        truncate=how.truncate,
+    )
+    return Outcome(found, document_from_evaluation, found.status)

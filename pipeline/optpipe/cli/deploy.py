@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -20,6 +19,8 @@ Target = Literal["triton", "kserve", "folder"]
 
 
 def deploy(
+    store: "Store",
+    terminal: "Terminal",
     dossier: Annotated[
         Path | None, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")
     ] = None,
@@ -55,41 +56,34 @@ def deploy(
     seconds: Annotated[
         float, typer.Option(min=0, max=600, help="Time to measure the server's cost at each load; 0: not measured.")
     ] = 4.0,
-    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
 
     With --check DIR: exit status 2 if a file or setting is not as written, 3 if this machine is not the one of the evidence.
     """
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
     from optpipe.deploy.document import document_from_deployment
     from optpipe.deploy.records import DeployResult
-    from optpipe.workspace.store import Store
 
     if (check is None) == (dossier is None):
         raise BadInputError("deploy requires either DOSSIER with --output DIR, or --check DIR")
-    store = Store(workspace)
-    with Terminal() as terminal:
-        program = _find_program(server, to) if prove else None
-        if dossier is not None:
-            _write(
-                dossier, to, output, because, store, terminal,
-                ensemble=ensemble, batching=batching, storage_uri=storage_uri, image=image,
-            )  # fmt: skip
-        folder = check or output
-        assert folder is not None
-        try:
-            checked, proof = _check(folder, program, seconds, store, terminal)
-        except (OptpipeError, KeyboardInterrupt):
-            if dossier is not None:  # what was to be proven and is not, is not deployed
-                shutil.rmtree(folder)
-            raise
-    result = DeployResult(
-        str(folder), checked.record, checked.passport, checked.differences, proof, tuple(terminal.warnings)
-    )
+    program = _find_program(server, to) if prove else None
+    if dossier is not None:
+        _write(
+            dossier, to, output, because, store, terminal,
+            ensemble=ensemble, batching=batching, storage_uri=storage_uri, image=image,
+        )  # fmt: skip
+    folder = check or output
+    assert folder is not None
+    try:
+        checked, proof = _check(folder, program, seconds, store, terminal)
+    except (OptpipeError, KeyboardInterrupt):
+        if dossier is not None:  # what was to be proven and is not, is not deployed
+            shutil.rmtree(folder)
+        raise
+    result = DeployResult(str(folder), checked.record, checked.passport, checked.differences, proof)
     status = ExitStatus.MISSING if check is not None and checked.differences else ExitStatus.DONE
-    return Outcome(result, lambda: document_from_deployment(result), status)
+    return Outcome(result, document_from_deployment, status)
 
 
 def _find_program(server: str | None, to: Target) -> "ServerProgram":

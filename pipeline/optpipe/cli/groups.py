@@ -1,7 +1,9 @@
 """How commands are put together: options in groups, commands in groups, and the sections of `optpipe --help`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, is_dataclass
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import MISSING, dataclass, is_dataclass, replace
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -14,24 +16,24 @@ from optpipe.core.errors import ExitStatus
 from optpipe.core.plan import Field, list_fields, settings_from_texts, use_workspace
 
 if TYPE_CHECKING:
-    from typer._click import Context, HelpFormatter
+    from typer._click import Command, Context, HelpFormatter
 
     from optpipe.report.document import Document
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished command. `text` is only called when people read it, so that `--json` pays for no rendering."""
+    """A finished command. `show` is only called when people read it, so that `--json` pays for no rendering."""
 
     document: Any
-    """A record or a mapping: what `--json` prints."""
-    text: "Callable[[], Document | str]"
-    """Makes what people read."""
+    """A record or a mapping: what `--json` prints. The terminal's warnings are added to the record's own."""
+    show: "Callable[[Any], Document | str]"
+    """Makes what people read of the document."""
     status: ExitStatus = ExitStatus.DONE
 
 
-SHARED = ("workspace", "json")
-"""Parameters of commands that are options of the whole tool."""
+SHARED = ("workspace", "json", "store", "terminal")
+"""Parameters of commands that are no options of theirs: options of the whole tool, the store of the workspace, the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,15 @@ class _Signature:
 def _read_signature(command: Callable[..., Outcome]) -> _Signature:
     own: list[Parameter] = []
     records: dict[str, tuple[type, bool]] = {}
-    hints = get_type_hints(command, include_extras=True)
+    hints = get_type_hints(command, localns=dict.fromkeys(("Store", "Terminal"), object), include_extras=True)
     for parameter in signature(command).parameters.values():
+        if parameter.name in SHARED:
+            continue
         hint = hints[parameter.name]
         marks = [each.kind for each in getattr(hint, "__metadata__", ()) if isinstance(each, Given)]
         if marks or (isinstance(hint, type) and _list_fields_of(hint)):
             records[parameter.name] = (marks[0] if marks else hint, bool(marks))
-        elif parameter.name not in SHARED:
+        else:
             own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
     taken = {f"--{each.name.replace('_', '-')}" for each in own}
     whole = {each.flag for kind, partial in records.values() if not partial for each in _list_fields_of(kind)}
@@ -96,17 +100,41 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
 
     @wraps(command)
     def run(context: typer.Context, **given: Any) -> Outcome:
-        root = context.find_root().params
-        use_workspace(root["workspace"])
-        shared = {name: root[name] for name in SHARED if name in signature(command).parameters}
+        use_workspace(context.find_root().params["workspace"])
         try:
-            return command(**read_arguments(command, given), **shared)
+            with _open_shared(command, context.find_root().params) as shared:
+                outcome = command(**read_arguments(command, given), **shared)
+            return _add_warnings(outcome, shared["terminal"].warnings) if "terminal" in shared else outcome
         finally:
             use_workspace(None)
 
     run.__signature__ = Signature(list(flat.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in flat.values()}
     return run
+
+
+@contextmanager
+def _open_shared(command: Callable[..., Outcome], root: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Those of SHARED that `command` takes; the terminal shows progress while the block runs."""
+    taken = signature(command).parameters
+    shared = {name: root[name] for name in SHARED if name in taken and name in root}
+    with ExitStack() as stack:
+        if "store" in taken:
+            from optpipe.workspace.store import Store
+
+            shared["store"] = Store(root["workspace"])
+        if "terminal" in taken:
+            from optpipe.cli.terminal import Terminal
+
+            shared["terminal"] = stack.enter_context(Terminal())
+        yield shared
+
+
+def _add_warnings(outcome: Outcome, warnings: Sequence[str]) -> Outcome:
+    own = getattr(outcome.document, "warnings", None)
+    if own is None:
+        return outcome
+    return replace(outcome, document=replace(outcome.document, warnings=tuple(dict.fromkeys([*own, *warnings]))))
 
 
 def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +172,11 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     elif field.repeats:
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
         default = None
-    flags = [field.flag] if kind is not bool or field.default is not True else [f"{field.flag}/--no-{field.flag[2:]}"]
+    flags = (
+        [field.flag, *([f"--{param.alias}"] if param.alias else [])]
+        if kind is not bool or field.default is not True
+        else [f"{field.flag}/--no-{field.flag[2:]}"]
+    )
     usual = field.show(field.default) if partial and field.default not in (MISSING, None, False, ()) else ""
     option = typer.Option(
         *flags, metavar=param.metavar, help=f"{param.help}  [default: {usual}]" if usual else param.help,
@@ -164,10 +196,24 @@ def _make_set_parameter(settings: Sequence[Field]) -> Parameter:
     return Parameter("set", Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option])
 
 
+class LazyCommands(UserDict[str, Any]):
+    """Commands by name, each made when it is first asked for: what one command needs is not imported for another."""
+
+    def __init__(self, makers: "Mapping[str, Callable[[], Command]]") -> None:
+        super().__init__(makers)
+        self._made: dict[str, Command] = {}
+
+    def __getitem__(self, name: str) -> "Command":
+        """The command of that name."""
+        if name not in self._made:
+            self._made[name] = self.data[name]()
+        return self._made[name]
+
+
 class SectionedGroup(TyperGroup):
     """Commands that the help lists in sections, with options that may be given behind any command."""
 
-    sections: Mapping[str, tuple[str, ...]] = {}
+    sections: Mapping[str, Iterable[str]] = {}
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Moves `--workspace` and `--json` in front, wherever they were written."""

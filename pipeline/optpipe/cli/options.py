@@ -1,37 +1,47 @@
-"""Options that several commands share, so that they read and behave the same everywhere."""
+"""Options that several commands share, and how they become a model, a plan of builds, a choice of artifacts."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optpipe.core import plan as params
 from optpipe.core.entries import Device
 from optpipe.core.plan import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
-from optpipe.core.plan import complete_choice
+from optpipe.core.plan import Param, complete_choice
 from optpipe.core.precision import Precision
 
-PRECISION_METAVAR = f"{'|'.join(Precision)}[,…]"
+if TYPE_CHECKING:
+    from optpipe.build.build import BuildPlan
+    from optpipe.models.export.model import Model
+    from optpipe.workspace.store import Store
 
 
-def complete_precision(incomplete: str) -> list[str]:
+def _complete_precision(incomplete: str) -> list[str]:
     return complete_choice(incomplete, list(Precision))
 
 
-def complete_backend(incomplete: str) -> list[str]:
+def _complete_backend(incomplete: str) -> list[str]:
     from optpipe.backends.registry import BACKENDS
 
     return complete_choice(incomplete, ["auto", "all", *BACKENDS])
 
 
-def define_precision_option(what: str) -> Any:
-    """`--precision`, a list; `what` the command does with them, as its help says it."""
-    return typer.Option(metavar=PRECISION_METAVAR, autocompletion=complete_precision, help=what)
-
-
-def define_backend_option(what: str) -> Any:
-    """`--backend`, a list likewise."""
-    return typer.Option(metavar="NAME[,…]", autocompletion=complete_backend, help=what)
-
+PRECISION = Param(
+    "Precisions; auto: the fastest build within --budget, or in `bench` the one that was chosen.",
+    metavar=f"{'|'.join(Precision)}[,…]",
+    complete=_complete_precision,
+)
+BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]", complete=_complete_backend)
+SAMPLE_SEED = Param("Seed for sampling.", minimum=0, setting=True)
+COUNT = Param("Number of samples to draw, stratified by label if available; default: all.", minimum=1)
+DROP = Param("Maximum accuracy drop in percentage points, such as 1pt.", metavar="POINTS")
+LENGTHS = Param(
+    "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
+    metavar="TOKENS",
+    parse=params.sizes_from_text,
+)
 
 ModelArgument = Annotated[
     str,
@@ -41,34 +51,127 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+DossierArgument = Annotated[Path, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document to stdout.")]
 WorkspaceOption = Annotated[
     Path, typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Folder for artifacts and runs.")
 ]
-BatchOption = Annotated[
-    str | None, typer.Option(metavar="MIN:OPT:MAX", help="Batch range of the optimization profile, or one fixed size.")
-]
-ShapeOption = Annotated[list[str] | None, typer.Option(metavar="NAME=MIN:OPT:MAX", help="As for `optpipe build`.")]
-WeightsOption = Annotated[str, typer.Option(help="default, random (random:SEED), or a .safetensors/.pt file.")]
-SampleSeedOption = Annotated[int, typer.Option(min=0, help="Seed for sampling.")]
-WaiveOption = Annotated[
-    list[str] | None, typer.Option(metavar="CRITERION", help="Waive a criterion; requires --because.")
-]
-BecauseOption = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="Reason for the waiver: once for all, or once per --waive.")
-]
-DossierOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the dossier.")]
-JunitOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the verdict as JUnit XML.")]
-SignOption = Annotated[Path | None, typer.Option(metavar="KEY", help="Sign the dossier with this SSH key.")]
-DeviceOption = Annotated[Device | None, typer.Option(help="Default: the best available for each backend.")]
-LengthOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
-    ),
-]
-TruncateOption = Annotated[
-    bool,
-    typer.Option("--truncate", help="Cut texts that exceed the model's maximum input length; else they are refused."),
-]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """With which weights and shapes a model is exported."""
+
+    weights: Annotated[str, params.WEIGHTS] = "default"
+    batch: Annotated[
+        str | None,
+        Param(
+            "Batch range of the optimization profile, or one fixed size; several for TensorRT, as 1:1:1,1:32:64.",
+            metavar="MIN:OPT:MAX",
+        ),
+    ] = None
+    shape: Annotated[
+        tuple[str, ...],
+        Param("Shape range of one input, such as images=1x3x224x224:8x3x224x224.", metavar="NAME=MIN:OPT:MAX"),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Which artifacts of MODEL, and how they run."""
+
+    precision: Annotated[str | None, PRECISION] = None
+    backend: Annotated[str | None, BACKEND] = None
+    device: Annotated[Device | None, Param("Default: the best available.")] = None
+    option: Annotated[
+        tuple[str, ...],
+        Param(
+            "Backend option, such as onnxruntime.threads=2; `optpipe doctor --options` lists them.",
+            metavar="BACKEND.KEY=VALUE",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """What INT8 and FP8 ranges are computed from."""
+
+    calibration: Annotated[
+        Path | None,
+        Param(
+            "Calibration data: images, texts, tensors (.npz, .npy, Polygraphy's JSON, a .py with CALIBRATION), a set manifest, "
+            "or a table.",
+            metavar="PATH",
+        ),
+    ] = None
+    truncate: Annotated[bool, params.TRUNCATE] = False
+
+
+def require_device(device: Device | None) -> Device | None:
+    """`device`; raises MissingError for `cuda` if no NVIDIA GPU is found."""
+    from optpipe.core.errors import MissingError
+    from optpipe.workspace.environment import list_gpus
+
+    if device == "cuda" and not list_gpus():
+        raise MissingError("--device cuda: no NVIDIA GPU or driver found; omit --device to use what is available")
+    return device
+
+
+def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Model":
+    """The model with the weights and shapes asked for; nothing is loaded yet. It may be named as a stored one is."""
+    from optpipe.core.card import batch_ranges_from_text, join_batch_ranges, shapes_from_text
+    from optpipe.core.entries import weights_from_text
+    from optpipe.models.artifacts.lookup import find_stored_source
+    from optpipe.models.export.model import Model
+    from optpipe.models.sources.resolve import source_from_text
+
+    shapes = dict(map(shapes_from_text, given.shape))
+    return Model(
+        source_from_text(find_stored_source(model, store) or model, shapes),
+        weights_from_text(given.weights),
+        join_batch_ranges(batch_ranges_from_text(given.batch)) if given.batch is not None else None,
+        shapes,
+    )
+
+
+def build_plan_from_options(
+    targets: TargetOptions,
+    ranges: CalibrationOptions,
+    *,
+    batch: str | None = None,
+    images: Path | None = None,
+    budget: str | None = None,
+) -> "BuildPlan":
+    """What to build, of every command that builds: without `--precision` FP16, without `--backend` what suits; `auto`: all candidates.
+
+    Several ranges in `batch` become the optimization profiles of the backends that have them.
+    """
+    from optpipe.backends.registry import backends_from_text, parse_options
+    from optpipe.build.build import BuildPlan
+    from optpipe.core.card import batch_ranges_from_text
+    from optpipe.core.errors import require_existing
+    from optpipe.core.precision import budget_from_text, precisions_from_text
+
+    require_existing(images, "--images")
+    require_existing(ranges.calibration, "--calibration")
+    target, backend = require_device(targets.device), targets.backend or "auto"
+    choosing, named = targets.precision == "auto", backend not in ("auto", "all")
+    precisions = () if choosing else precisions_from_text(targets.precision or "fp16")
+    candidates = "all" if choosing and not named else backend
+    backends, options = backends_from_text(candidates, target, precisions), parse_options(targets.option)
+    if batch is not None and not choosing and len(batch_ranges_from_text(batch)) > 1:
+        for each in backends:
+            if any(known.name == "profiles" for known in each.describe_options(each.devices()[0])):
+                options.setdefault(each.name, {}).setdefault("profiles", batch)
+    return BuildPlan(
+        precisions=precisions,
+        backends=backends,
+        named=named,
+        automatic=backend == "auto" and not choosing,
+        device=target,
+        images=images,
+        calibration=ranges.calibration,
+        options=options,
+        budget=None if budget is None or choosing else budget_from_text(budget, "--budget"),
+        truncate=ranges.truncate,
+    )

@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE, PRECISION_METAVAR, complete_backend, complete_precision
+from optpipe.cli.options import (
+    LENGTHS,
+    CalibrationOptions,
+    ModelOptions,
+    TargetOptions,
+    build_plan_from_options,
+    model_from_options,
+)
 from optpipe.core import plan as params
-from optpipe.core.entries import Device
 from optpipe.core.plan import Param
 from optpipe.trace.nsys import Extra
 from optpipe.trace.ranges import Stage
 
 if TYPE_CHECKING:
+    from optpipe.build.build import BuildPlan
     from optpipe.cli.terminal import Terminal
+    from optpipe.core.entries import Device
     from optpipe.workspace.store import Store
 
 
@@ -41,48 +49,17 @@ class RecordingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """Which builds of MODEL."""
-
-    precision: Annotated[
-        str, Param("As for `optpipe build`.", metavar=PRECISION_METAVAR, complete=complete_precision)
-    ] = "fp16"
-    backend: Annotated[str, Param("As for `optpipe build`.", metavar="NAME[,…]", complete=complete_backend)] = "auto"
-    device: Annotated[Device | None, Param("Default: the best available for each backend.")] = None
-    batch: Annotated[
-        str | None, Param("Batch range of the optimization profile, or one fixed size.", metavar="MIN:OPT:MAX")
-    ] = None
-    shape: Annotated[tuple[str, ...], Param("As for `optpipe build`.", metavar="NAME=MIN:OPT:MAX")] = ()
-    weights: Annotated[str, params.WEIGHTS] = "default"
-    images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
-        None
-    )
-    calibration: Annotated[
-        Path | None, Param("As for `optpipe build`; without it, stored INT8 builds are used.", metavar="PATH")
-    ] = None
-    truncate: Annotated[bool, replace(params.TRUNCATE, setting=True)] = False
-    option: Annotated[
-        tuple[str, ...],
-        Param("Backend option, such as onnxruntime.cuda_graph=true.", metavar="BACKEND.KEY=VALUE"),
-    ] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class CaptureOptions:
     """What to record of MODEL, and how."""
 
     stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
+    images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
+        None
+    )
     batch_size: Annotated[
         tuple[int, ...], Param("Batch sizes to run, comma-separated.", metavar="SIZES", parse=params.sizes_from_text)
     ] = (1,)
-    length: Annotated[
-        tuple[int, ...] | None,
-        Param(
-            "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
-            metavar="TOKENS",
-            parse=params.sizes_from_text,
-        ),
-    ] = None
+    length: Annotated[tuple[int, ...] | None, LENGTHS] = None
     iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
     warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
     tracer: Annotated[Literal["nsys", "torch"], Param("Profiler; torch (torch.profiler) records less.")] = "nsys"
@@ -97,6 +74,8 @@ class CaptureOptions:
 
 
 def profile(
+    store: "Store",
+    terminal: "Terminal",
     model: Annotated[
         str | None,
         typer.Argument(
@@ -104,18 +83,17 @@ def profile(
         ),
     ] = None,
     recording: RecordingOptions = RecordingOptions(),
-    builds: BuildOptions = BuildOptions(),
+    targets: TargetOptions = TargetOptions(),
+    shapes: ModelOptions = ModelOptions(),
+    ranges: CalibrationOptions = CalibrationOptions(),
     capture: CaptureOptions = CaptureOptions(),
-    workspace: Path = DEFAULT_WORKSPACE,
 ) -> Outcome:
     """Profile each stage with nsys; find the bottleneck."""
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import BadInputError
     from optpipe.trace.document import document_from_diff, document_from_profile
     from optpipe.trace.files import redact
     from optpipe.trace.profile_model import diff_recordings, profile_recording
     from optpipe.workspace.places import require_writable_file
-    from optpipe.workspace.store import Store
 
     trace, diff = recording.trace, recording.diff
     if sum(given is not None for given in (model, trace, diff)) != 1:
@@ -124,29 +102,27 @@ def profile(
         raise BadInputError(f"--redacted {recording.redacted} requires --trace FILE")
     if recording.redacted is not None:
         require_writable_file(recording.redacted, "--redacted")
-    if model is None and (given := [*params.list_words(builds), *params.list_words(capture)]):
+    given = [word for each in (targets, shapes, ranges, capture) for word in params.list_words(each)]
+    if model is None and given:
         raise BadInputError(
             f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range, --redacted and --json"
         )
-    with Terminal() as terminal:
-        if diff is not None:
-            compared = diff_recordings(*diff, recording.range, terminal)
-            return Outcome(compared, lambda: document_from_diff(compared))
-        if trace is not None:
-            if recording.redacted is not None:
-                with terminal.step(f"redact {trace.name}"):
-                    redact(trace, recording.redacted)
-            judged = profile_recording(trace, recording.range, terminal)
-            return Outcome(judged, lambda: document_from_profile(judged))
-        assert model is not None
-        return _profile_model(model, builds, capture, Store(workspace), terminal)
+    if diff is not None:
+        return Outcome(diff_recordings(*diff, recording.range, terminal), document_from_diff)
+    if trace is not None:
+        if recording.redacted is not None:
+            with terminal.step(f"redact {trace.name}"):
+                redact(trace, recording.redacted)
+        return Outcome(profile_recording(trace, recording.range, terminal), document_from_profile)
+    assert model is not None
+    builds = build_plan_from_options(targets, ranges, batch=shapes.batch, images=capture.images)
+    return _profile_model(model, shapes, builds, capture, store, terminal)
 
 
 def _profile_model(
-    text: str, options: BuildOptions, capture: CaptureOptions, store: "Store", terminal: "Terminal"
+    text: str, shapes: ModelOptions, builds: "BuildPlan", capture: CaptureOptions, store: "Store", terminal: "Terminal"
 ) -> Outcome:
     """Builds what is to be profiled, or takes it from the store, then profiles it."""
-    from optpipe.cli.parsing import build_plan_from_options, model_from_options
     from optpipe.core.card import card_from_file
     from optpipe.core.errors import ExitStatus
     from optpipe.models.artifacts.lookup import require_card_lengths
@@ -162,17 +138,7 @@ def _profile_model(
     from optpipe.trace.record import BuildJob, ProfilePlan
     from optpipe.workspace.file_names import CARD
 
-    model = model_from_options(text, options.weights, options.batch, options.shape, store)
-    builds = build_plan_from_options(
-        options.precision,
-        options.backend,
-        options.device,
-        options.option,
-        images=options.images,
-        calibration=options.calibration,
-        batch=options.batch,
-    )
-    builds = replace(builds, truncate=options.truncate)
+    model = model_from_options(text, shapes, store)
     stages, batch_sizes, lengths = capture.stage or tuple(Stage), capture.batch_size, capture.length
     require_profilable(capture.tracer)
     if lengths is not None:  # refused before the build too
@@ -211,6 +177,4 @@ def _profile_model(
         images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(batch_sizes)),
     )
     found = profile_model(plan, built.artifacts, built.model, store, terminal)
-    document = replace(found, warnings=tuple(terminal.warnings))
-    status = ExitStatus.STAGE_FAILED if document.failed else ExitStatus.DONE
-    return Outcome(document, lambda: document_from_stages(document), status)
+    return Outcome(found, document_from_stages, ExitStatus.STAGE_FAILED if found.failed else ExitStatus.DONE)

@@ -1,8 +1,7 @@
 """`optpipe signoff MODEL` and `optpipe run`: judge a build by a policy."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,25 +9,32 @@ import typer
 
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
-    DEFAULT_WORKSPACE,
-    BatchOption,
-    BecauseOption,
-    DeviceOption,
-    DossierOption,
-    JunitOption,
+    CalibrationOptions,
     ModelArgument,
-    SignOption,
-    TruncateOption,
-    WaiveOption,
-    WeightsOption,
-    define_backend_option,
-    define_precision_option,
+    ModelOptions,
+    TargetOptions,
+    build_plan_from_options,
+    model_from_options,
 )
+from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
+from optpipe.core.measurement import MAX_CV
+from optpipe.core.plan import Param
 
 if TYPE_CHECKING:
+    from optpipe.cli.terminal import Terminal
     from optpipe.signoff.policy import Policy
     from optpipe.signoff.release import SignedDossier
+    from optpipe.workspace.store import Store
+from typing import TYPE_CHECKING
+
+from optpipe.cli.options import DossierArgument
+from optpipe.core.measurement import ROUNDS
+
+if TYPE_CHECKING:
+    from optpipe.cli.terminal import Terminal
+    from optpipe.signoff.verify import VerifiedDossier
+    from optpipe.workspace.store import Store
 
 
 def policy_from_file(path: Path) -> "Policy":
@@ -42,18 +48,6 @@ def policy_from_file(path: Path) -> "Policy":
             f"cannot read policy {path}: {error.strerror}; run optpipe signoff --init for a template"
         ) from error
     return policy_from_toml(source, str(path))
-
-
-def waivers_from_options(names: Sequence[str], reasons: Sequence[str]) -> dict[str, str]:
-    """Reads `--waive` with `--because`: one reason for all, or one each."""
-    if not names and not reasons:
-        return {}
-    if not names:
-        raise BadInputError("--because requires --waive CRITERION")
-    given = list(reasons) * len(names) if len(reasons) == 1 else list(reasons)
-    if len(given) != len(names) or not all(reason.strip() and reason.isprintable() for reason in given):
-        raise BadInputError("--waive requires a one-line --because TEXT, once for all or once per --waive")
-    return dict(zip(names, given, strict=True))
 
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -85,67 +79,89 @@ def write_step_summary(markdown: str) -> None:
             file.write(markdown + "\n")
 
 
+@dataclass(frozen=True, slots=True)
+class DossierOptions:
+    """What is written of a verdict, and which criteria are waived."""
+
+    waive: Annotated[tuple[str, ...], Param("Waive a criterion; requires --because.", metavar="CRITERION")] = ()
+    because: Annotated[
+        tuple[str, ...], Param("Reason for the waiver: once for all, or once per --waive.", metavar="TEXT")
+    ] = ()
+    output: Annotated[Path | None, Param("Folder for the dossier.", metavar="DIR")] = None
+    junit: Annotated[Path | None, Param("Also write the verdict as JUnit XML.", metavar="FILE")] = None
+    sign: Annotated[Path | None, Param("Sign the dossier with this SSH key.", metavar="KEY")] = None
+    max_cv: Annotated[float, params.MAX_CV] = MAX_CV
+
+    def read_waivers(self) -> dict[str, str]:
+        """The reason by criterion: one for all, or one each. Raises BadInputError for anything else."""
+        names, reasons = self.waive, self.because
+        if reasons and not names:
+            raise BadInputError("--because requires --waive CRITERION")
+        given = reasons * len(names) if len(reasons) == 1 else reasons
+        if len(given) != len(names) or not all(reason.strip() and reason.isprintable() for reason in given):
+            raise BadInputError("--waive requires a one-line --because TEXT, once for all or once per --waive")
+        return dict(zip(names, given, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class SignoffOptions:
+    """What is judged, and by which evidence."""
+
+    policy: Annotated[Path | None, Param("Release policy.", metavar="FILE")] = None
+    artifact: Annotated[str | None, Param("Artifact to judge.", metavar="ID")] = None
+    measure: Annotated[bool, Param("Run measurements that the policy requires and that are missing.")] = True
+    since: Annotated[
+        str | None, Param("Judge only bench runs since this date or time (UTC); default: all.", metavar="TIME")
+    ] = None
+    figures: Annotated[bool, Param("Include figures in the report.")] = True
+    init: Annotated[bool, Param("Write a policy template and its JSON Schema, then exit.")] = False
+
+
 def signoff(
+    store: "Store",
+    terminal: "Terminal",
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="As for `optpipe build`.", show_default=False)
     ] = None,
-    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="Release policy.")] = None,
-    artifact: Annotated[str | None, typer.Option(metavar="ID", help="Artifact to judge.")] = None,
-    waive: WaiveOption = None,
-    because: BecauseOption = None,
-    output: DossierOption = None,
-    junit: JunitOption = None,
-    sign: SignOption = None,
-    measure: Annotated[
-        bool, typer.Option(help="Run measurements that the policy requires and that are missing.")
-    ] = True,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Judge only bench runs since this date or time (UTC); default: all."),
-    ] = None,
-    max_cv: Annotated[str, typer.Option(help="Maximum coefficient of variation, as for `optpipe bench`.")] = "2.5 %",
-    figures: Annotated[bool, typer.Option(help="Include figures in the report.")] = True,
-    init: Annotated[bool, typer.Option(help="Write a policy template and its JSON Schema, then exit.")] = False,
-    workspace: Path = DEFAULT_WORKSPACE,
+    what: SignoffOptions = SignoffOptions(),
+    how: DossierOptions = DossierOptions(),
 ) -> Outcome:
     """Judge a build against a policy and write a dossier."""
-    if init:
-        return _write_policy_template(policy or Path("policy.toml"), output)
-    from optpipe.cli.parsing import model_from_options
-    from optpipe.cli.terminal import Terminal
-    from optpipe.core.errors import BadInputError
-    from optpipe.core.quantity import share_from_text
+    if what.init:
+        return _write_policy_template(what.policy or Path("policy.toml"), how.output)
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.document import document_from_verdict
     from optpipe.signoff.dossier import since_from_text
     from optpipe.signoff.release import document_from_signed, require_possible, sign_off
     from optpipe.signoff.steps import MeasurementBudget, measure_missing_evidence
-    from optpipe.workspace.store import Store
 
-    if model is None or policy is None:
+    if model is None or what.policy is None:
         raise BadInputError(
             "signoff requires MODEL and --policy FILE; run optpipe signoff --init for a policy template"
         )
     wanted = SignoffRequest(
         model,
-        policy_from_file(policy),
-        artifact,
-        waivers_from_options(waive or [], because or []),
-        None if since is None else since_from_text(since),
+        policy_from_file(what.policy),
+        what.artifact,
+        how.read_waivers(),
+        None if what.since is None else since_from_text(what.since),
     )
-    pace, store = MeasurementBudget(max_cv=share_from_text(max_cv, "--max-cv")), Store(workspace)
     require_step_summary()
-    require_possible(wanted, store, output, sign, junit)
-    with Terminal() as terminal:
-        if measure:
-            measure_missing_evidence(
-                wanted, lambda: model_from_options(model, "default", None, [], store), pace, store, terminal
-            )
-        signed = sign_off(wanted, store, output, sign, terminal, figures=figures)
-    write_ci_files(signed, junit)
-    document = document_from_signed(signed, terminal.warnings)
+    require_possible(wanted, store, how.output, how.sign, how.junit)
+    if what.measure:
+        measure_missing_evidence(
+            wanted,
+            lambda: model_from_options(model, ModelOptions(), store),
+            MeasurementBudget(max_cv=how.max_cv),
+            store,
+            terminal,
+        )
+    signed = sign_off(wanted, store, how.output, how.sign, terminal, figures=what.figures)
+    write_ci_files(signed, how.junit)
     return Outcome(
-        document, lambda: document_from_verdict(signed.verdict, signed.folder), signed.verdict.verdict.exit_status
+        document_from_signed(signed, terminal.warnings),
+        lambda _: document_from_verdict(signed.verdict, signed.folder),
+        signed.verdict.verdict.exit_status,
     )
 
 
@@ -153,7 +169,6 @@ def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
     import json as json_module
     from shlex import quote
 
-    from optpipe.core.errors import BadInputError
     from optpipe.signoff.policy import make_policy_schema, read_policy_template
     from optpipe.workspace.places import require_writable_file
 
@@ -170,79 +185,191 @@ def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
     schema.write_text(json_module.dumps(make_policy_schema(), indent=1) + "\n", encoding="utf-8")
     then = f"optpipe signoff MODEL --policy {quote(str(policy))}"
     text = f"wrote {policy} and {schema}; edit the limits, then run {then}"
-    return Outcome({"policy": str(policy), "schema": str(schema)}, lambda: text)
+    return Outcome({"policy": str(policy), "schema": str(schema)}, lambda _: text)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the pipeline measures, and on what."""
+
+    data: Annotated[Path | None, Param("Labeled images or texts to evaluate on.", metavar="DIR")] = None
+    images: Annotated[Path | None, Param("Images to verify outputs and preprocessing on.", metavar="DIR")] = None
+    min_time: Annotated[
+        float, Param("Minimum measurement time per load and process.", metavar="SECONDS", setting=True)
+    ] = 0.6
+    preprocess: Annotated[bool, Param("Derive and verify the DALI pipeline.")] = True
+    profile: Annotated[bool, Param("Profile the judged build with nsys.")] = True
 
 
 def run(
     model: ModelArgument,
     policy: Annotated[Path, typer.Option(metavar="FILE", help="Release policy.", show_default=False)],
-    precision: Annotated[
-        str | None, define_precision_option("As for `optpipe build`; default: the policy's, plus fp32.")
-    ] = None,
-    backend: Annotated[
-        str | None, define_backend_option("As for `optpipe build`; default: the policy's, or auto.")
-    ] = None,
-    device: DeviceOption = None,
-    batch: BatchOption = None,
-    weights: WeightsOption = "default",
-    calibration: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Images, texts or tensors to calibrate INT8 on.")
-    ] = None,
-    option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Backend option.")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Labeled images or texts to evaluate on.")] = None,
-    truncate: TruncateOption = False,
-    images: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to verify preprocessing on.")] = None,
-    min_time: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Minimum measurement time per load and process.")
-    ] = 0.6,
-    max_cv: Annotated[str, typer.Option(help="Maximum coefficient of variation of a VALID measurement.")] = "2.5 %",
-    preprocess: Annotated[bool, typer.Option(help="Derive and verify the DALI pipeline.")] = True,
-    profile: Annotated[bool, typer.Option(help="Profile the judged build with nsys.")] = True,
-    waive: WaiveOption = None,
-    because: BecauseOption = None,
-    output: DossierOption = None,
-    junit: JunitOption = None,
-    sign: SignOption = None,
-    workspace: Path = DEFAULT_WORKSPACE,
+    store: "Store",
+    terminal: "Terminal",
+    targets: TargetOptions = TargetOptions(),
+    shapes: ModelOptions = ModelOptions(),
+    ranges: CalibrationOptions = CalibrationOptions(),
+    what: RunOptions = RunOptions(),
+    how: DossierOptions = DossierOptions(),
 ) -> Outcome:
     """Run the pipeline from model to verdict, resumable.
 
-    Builds, evaluates, preprocesses, benchmarks, profiles and signs off as the policy requires.
+    Builds, evaluates, preprocesses, benchmarks, profiles and signs off as the policy requires: without --precision and
+    --backend the policy's, with FP32 beside.
     """
-    from optpipe.cli.parsing import build_plan_from_options, model_from_options
-    from optpipe.cli.terminal import Terminal
-    from optpipe.core.quantity import share_from_text
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.document import document_from_pipeline_run
     from optpipe.signoff.release import require_possible
     from optpipe.signoff.run import PipelinePlan, document_from_pipeline, run_pipeline
     from optpipe.signoff.steps import MeasurementBudget
-    from optpipe.workspace.store import Store
 
     rules = policy_from_file(policy)
-    wanted = SignoffRequest(model, rules, None, waivers_from_options(waive or [], because or []))
-    backend_text = backend or rules.build.backend or "auto"
-    judged = rules.build.precision
-    precision_text = precision or (f"fp32,{judged}" if judged not in (None, "fp32") else judged or "fp32")
-    build = build_plan_from_options(
-        precision_text, backend_text, device, option or [], images=images, calibration=calibration, batch=batch
-    )
+    wanted, judged = SignoffRequest(model, rules, None, how.read_waivers()), rules.build.precision
+    precisions = targets.precision or ",".join(dict.fromkeys(["fp32", *([judged] if judged else [])]))
+    targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.backend)
     plan = PipelinePlan(
         wanted=wanted,
-        build=replace(build, truncate=truncate),
-        data=data, images=images, pace=MeasurementBudget(min_time, max_cv=share_from_text(max_cv, "--max-cv")),
-        preprocess=preprocess, profile=profile, output=output, key=sign,
+        build=build_plan_from_options(targets, ranges, batch=shapes.batch, images=what.images),
+        data=what.data, images=what.images, pace=MeasurementBudget(what.min_time, max_cv=how.max_cv),
+        preprocess=what.preprocess, profile=what.profile, output=how.output, key=how.sign,
     )  # fmt: skip
     require_step_summary()
-    require_possible(wanted, Store(workspace), output, sign, junit)
-    with Terminal() as terminal:
-        walked = run_pipeline(
-            model_from_options(model, weights, batch, [], Store(workspace)), plan, Store(workspace), terminal
-        )
-    signed = walked.signed
-    write_ci_files(signed, junit)
+    require_possible(wanted, store, how.output, how.sign, how.junit)
+    done = run_pipeline(model_from_options(model, shapes, store), plan, store, terminal)
+    signed = done.signed
+    write_ci_files(signed, how.junit)
     return Outcome(
-        document_from_pipeline(walked, terminal.warnings),
-        lambda: document_from_pipeline_run(walked.steps, signed.verdict, signed.folder),
+        document_from_pipeline(done, terminal.warnings),
+        lambda _: document_from_pipeline_run(done.steps, signed.verdict, signed.folder),
         signed.verdict.verdict.exit_status,
     )
+
+
+def verify(
+    dossier: DossierArgument,
+    terminal: "Terminal",
+    allowed_signers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Require a signature by one of these signers (ssh-keygen format)."),
+    ] = None,
+    attestations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
+    ] = None,
+    public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
+) -> Outcome:
+    """Recompute every number and the verdict of a dossier, offline.
+
+    Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
+    """
+    from optpipe.core.errors import ExitStatus
+    from optpipe.core.verdict import VerificationRecord
+    from optpipe.signoff.document import document_from_verification
+    from optpipe.signoff.verify import verify_dossier
+
+    with terminal.step("verify"):
+        checked = verify_dossier(dossier, allowed_signers)
+        if attestations is not None or public_key is not None:
+            checked = _check_attestations(checked, attestations, public_key)
+    signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
+    if public_key is not None:
+        signature = f"attested with {public_key}" + (f", {signature}" if checked.signed else "")
+    found, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
+    record = VerificationRecord(
+        dossier=str(dossier),
+        intact=found is not None,
+        as_sealed=checked.as_sealed,
+        problems=checked.problems,
+        unbacked=checked.unbacked,
+        not_compared=checked.not_compared,
+        verdict=found.verdict if found else None,
+        recomputed=found,
+        signature=signature,
+        files=len(sizes),
+        size_bytes=sum(sizes),
+    )
+    status = ExitStatus.FAIL if checked.verdict and checked.as_sealed else ExitStatus.BAD_INPUT
+    return Outcome(record, document_from_verification, found.verdict.exit_status if found else status)
+
+
+def _check_attestations(
+    checked: "VerifiedDossier", attestations: Path | None, public_key: Path | None
+) -> "VerifiedDossier":
+    """The check with what is wrong with the attestations; a signature that is not right is a changed byte."""
+    from dataclasses import replace
+
+    from optpipe.core.errors import BadInputError
+    from optpipe.deploy.attest import find_attestation_problems
+    from optpipe.workspace.seal import SUMS
+
+    if attestations is None or public_key is None:
+        raise BadInputError("--attestations DIR and --public-key FILE belong together")
+    found = tuple(find_attestation_problems(attestations, checked.files.hash(SUMS), checked.verdict, public_key))
+    return replace(checked, problems=(*checked.problems, *found), as_sealed=checked.as_sealed and not found)
+
+
+def approve(
+    dossier: DossierArgument,
+    store: "Store",
+    terminal: "Terminal",
+    because: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Reason; required unless the verdict is PASS without waivers.")
+    ] = None,
+) -> Outcome:
+    """Set a verified dossier as the baseline for later sign-offs."""
+    from optpipe.signoff.verify import require_pass, verify_dossier
+    from optpipe.workspace.baselines import store_baseline
+
+    with terminal.step("verify"):
+        checked = verify_dossier(dossier)
+    _, found, _ = checked.require_intact()
+    require_pass(dossier, found, because, "set it as baseline")
+    target = store_baseline(checked.files, store.workspace, because)
+    document = {"model": found.model, "baseline": str(target), "verdict": found.verdict, "because": because}
+    return Outcome(document, lambda _: f"{dossier} is now the baseline for {found.model} ({target})")
+
+
+def attest(
+    dossier: DossierArgument,
+    store: "Store",
+    terminal: "Terminal",
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Private key in PEM, without a passphrase.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the attestations.")],
+) -> Outcome:
+    """Write signed attestations on a dossier.
+
+    `optpipe verify DOSSIER --attestations DIR --public-key FILE` checks them.
+    """
+    from optpipe.deploy.attest import attest_dossier
+
+    with terminal.step("attest"):
+        found = attest_dossier(dossier, key, output, store)
+    text = f"{found.result}  {', '.join(found.files)} in {found.folder}, signed by key {found.key[:12]}"
+    return Outcome(found, lambda _: text)
+
+
+def recheck(
+    dossier: DossierArgument,
+    store: "Store",
+    terminal: "Terminal",
+    python: Annotated[
+        Path | None,
+        typer.Option(metavar="ENV", help="Environment to compare with this one; default: this one with the dossier."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds, 8 or more; up to three times as many if noise hides a 4 % difference.")
+    ] = ROUNDS,
+    min_time: Annotated[float, typer.Option(min=0.05, help="Seconds to measure in each process.")] = 0.5,
+    max_slowdown: Annotated[str, typer.Option(help="Slow-down that must be excluded for a PASS.")] = "5 %",
+) -> Outcome:
+    """Measure a signed-off build again after an upgrade."""
+    from optpipe.core.quantity import share_from_text
+    from optpipe.deploy.document import document_from_recheck
+    from optpipe.deploy.recheck import RecheckPlan
+    from optpipe.deploy.recheck import recheck as run_recheck
+    from optpipe.deploy.signed_build import open_signed_build
+
+    plan = RecheckPlan(python, rounds, min_time, share_from_text(max_slowdown, "--max-slowdown"))
+    with terminal.step("verify the dossier"):
+        build = open_signed_build(dossier, store, because="to measure it again")
+    found = run_recheck(build, plan, store, terminal)
+    return Outcome(found, document_from_recheck, found.verdict.exit_status)

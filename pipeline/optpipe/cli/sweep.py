@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,85 +10,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optpipe.cli.groups import Given, Outcome
-from optpipe.cli.options import DEFAULT_WORKSPACE
-from optpipe.core.plan import Param
-from optpipe.core.quantity import share_from_text, share_to_text
-from optpipe.sweep.job import Matrix
+from optpipe.sweep.job import Matrix, SweepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from optpipe.cli.terminal import Terminal
     from optpipe.sweep.job import Cell, JobRecord
-    from optpipe.sweep.rows import SweepRecord
+    from optpipe.sweep.plan import SweepRecord
     from optpipe.sweep.slots import Slot
     from optpipe.sweep.sweep import Executor
     from optpipe.workspace.store import Store
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How the jobs are run."""
-
-    dry_run: Annotated[bool, Param("Only show the jobs and the estimated time.")] = False
-    again: Annotated[bool, Param("Measure again what is stored.")] = False
-    against: Annotated[
-        Path | None,
-        Param("Workspace of the baseline: PASS, FAIL or INCONCLUSIVE for each cell.", metavar="DIR"),
-    ] = None
-    tolerance: Annotated[
-        float,
-        Param(
-            "Slowdown against the baseline that still passes.",
-            metavar="SHARE",
-            parse=share_from_text,
-            show=share_to_text,
-        ),
-    ] = 0.02
-    shard: Annotated[str | None, Param("Only part I of N (Slurm, Kubernetes, ssh).", metavar="I/N")] = None
-    loads_per_process: Annotated[int, Param("Loads of one artifact measured by one process.", minimum=1)] = 1
-    slots: Annotated[int | None, Param("Use at most this many GPUs (or parts of the CPU).", minimum=1)] = None
-    cpu_slots: Annotated[int, Param("Equal parts of the processors, timed side by side.", minimum=1, setting=True)] = 1
-    job_timeout: Annotated[float, Param("Time limit of a process in seconds.", setting=True)] = 1800.0
-    lock_timeout: Annotated[float, Param("Seconds to wait for a GPU in use.", setting=True)] = 600.0
-    retries: Annotated[int, Param("Further tries of a job that crashed.", minimum=0, setting=True)] = 1
-    calibrate_host: Annotated[bool, Param("Measure the neighbor effect: one GPU alone and with all others busy.")] = (
-        False
-    )
-    rounds: Annotated[int, Param("Rounds of --calibrate-host.", setting=True)] = 10
-    on: Annotated[str | None, Param("Run on a Ray cluster.", metavar="ray|ray://HOST:PORT")] = None
-    node: Annotated[
-        tuple[str, ...],
-        Param("Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE"),
-    ] = ()
-    store: Annotated[
-        str | None,
-        Param("Workspace under one path on all nodes, or s3://, gs://; default: Ray's store.", metavar="DIR|URL"),
-    ] = None
-    pending_timeout: Annotated[float, Param("Seconds that a cluster may take to place a job.", setting=True)] = 300.0
-    node_labels: Annotated[bool, Param("Print this node's labels for `ray start`.")] = False
-    output: Annotated[Path | None, Param("Folder for the report (Markdown, JSON).", metavar="DIR")] = None
-
-
 def sweep(
+    store: "Store",
+    terminal: "Terminal",
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="As for `optpipe build`.")] = None,
     matrix: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Matrix of the sweep (TOML); a flag replaces its key.")
     ] = None,
     wanted: Annotated[Mapping[str, Any], Given(Matrix)] = {},
     option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option.")] = None,
-    how: RunOptions = RunOptions(),
-    workspace: Path = DEFAULT_WORKSPACE,
+    how: SweepOptions = SweepOptions(),
 ) -> Outcome:
     """Build and measure a matrix on this host's GPUs or on Ray.
 
     Every cell is a row, whatever came of it. What is stored is not measured again; an interrupted sweep goes on.
     """
-    from dataclasses import replace
-
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.errors import ExitStatus
     from optpipe.sweep.document import document_from_sweep
-    from optpipe.sweep.launch import Limits
     from optpipe.sweep.matrix import (
         cells_from_matrix,
         matrix_from_file,
@@ -98,7 +49,7 @@ def sweep(
     )
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
-    from optpipe.sweep.sweep import SweepOptions, run_sweep
+    from optpipe.sweep.sweep import run_sweep
     from optpipe.sweep.transport import is_bucket
     from optpipe.workspace.places import require_writable_folder
     from optpipe.workspace.store import Store
@@ -112,30 +63,21 @@ def sweep(
     given = {**wanted, **({"models": models} if models else {}), **({"options": [option]} if option else {})}
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
-    terminal = Terminal()
     slots, execute = _connect(how, terminal.warn)
     if how.store is not None and not is_bucket(how.store):
-        workspace = Path(how.store)
-    store = Store(workspace)
+        store = Store(Path(how.store))
     full = resolve_models(full, store, local=how.on is None)
     cells = select_shard(cells_from_matrix(full, list_kinds(slots)), shard)
     if how.calibrate_host:
-        return _calibrate_host(cells, slots, how, store)
-    options = SweepOptions(
-        how.dry_run,
-        how.again,
-        how.loads_per_process,
-        Limits(how.job_timeout, how.lock_timeout, how.retries, how.pending_timeout),
-    )
+        return _calibrate_host(cells, slots, how, store, terminal)
     # Ray prints the end of the log of a node that dies; what came of its jobs is in the table
-    with terminal, redirect_stdout(StringIO()) if how.on else nullcontext():
-        record = run_sweep(cells, slots, options, store, terminal, execute)
-    record = replace(record, warnings=tuple(terminal.warnings))
+    with redirect_stdout(StringIO()) if how.on else nullcontext():
+        record = run_sweep(cells, slots, how, store, terminal, execute)
     if baseline:
-        record = _judge(record, str(how.against), baseline, how.tolerance, workspace)
+        record = _judge(record, str(how.against), baseline, how.tolerance, store.workspace)
     if how.output is not None:
         record = replace(record, written=_write_report(record, how.output))
-    return Outcome(record, lambda: document_from_sweep(record), ExitStatus(record.exit_status))
+    return Outcome(record, document_from_sweep, ExitStatus(record.exit_status))
 
 
 def _read_baseline(folder: Path) -> "dict[str, list[JobRecord]]":
@@ -151,10 +93,8 @@ def _judge(
     record: "SweepRecord", name: str, before: "dict[str, list[JobRecord]]", tolerance: float, workspace: Path
 ) -> "SweepRecord":
     """The record with a verdict for each cell; an interrupted sweep stays one."""
-    from dataclasses import replace
-
     from optpipe.sweep.ledger import read_jobs
-    from optpipe.sweep.rows import judge_against
+    from optpipe.sweep.plan import judge_against
 
     # of `--again` the new records, not the ones that are kept beside them
     shown = {(row.key, row.run) for row in record.rows}
@@ -166,19 +106,19 @@ def _judge(
 
 
 def _print_node_labels() -> Outcome:
-    from optpipe.sweep.ray_cluster import describe_node
+    from optpipe.sweep.cluster import describe_node
 
     labels = describe_node()
-    return Outcome(labels, lambda: ",".join(f"{name}={value}" for name, value in labels.items()))
+    return Outcome({"labels": labels}, lambda _: ",".join(f"{name}={value}" for name, value in labels.items()))
 
 
-def _connect(how: RunOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
+def _connect(how: SweepOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
     """The slots and what runs on them: this host's, or a cluster's."""
     from functools import partial
 
     from optpipe.core.errors import BadInputError
+    from optpipe.sweep.cluster import selector_from_text
     from optpipe.sweep.local import run_locally
-    from optpipe.sweep.ray_cluster import selector_from_text
     from optpipe.sweep.transport import is_bucket, require_bucket
 
     selectors = tuple(selector_from_text(each) for each in how.node)
@@ -192,8 +132,7 @@ def _connect(how: RunOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slo
         raise BadInputError("--calibrate-host measures the host it runs on; run it there, without --on")
     if len({each.label for each in selectors}) < len(selectors):
         raise BadInputError("--node: each label may be given once")
-    from optpipe.sweep.ray_cluster import connect, list_cluster_slots
-    from optpipe.sweep.ray_driver import run_on_ray
+    from optpipe.sweep.cluster import connect, list_cluster_slots, run_on_ray
 
     shared = how.store
     if shared is not None and is_bucket(shared):
@@ -204,7 +143,7 @@ def _connect(how: RunOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slo
     return list_cluster_slots(selectors), partial(run_on_ray, shared=shared, selectors=selectors, warn=warn)
 
 
-def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":
+def _list_slots(how: SweepOptions) -> "tuple[Slot, ...]":
     import os
 
     from optpipe.core.errors import BadInputError
@@ -217,15 +156,15 @@ def _list_slots(how: RunOptions) -> "tuple[Slot, ...]":
     return (*gpus[: how.slots], *parts[: how.slots])
 
 
-def _calibrate_host(cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: RunOptions, store: "Store") -> Outcome:
+def _calibrate_host(
+    cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: SweepOptions, store: "Store", terminal: "Terminal"
+) -> Outcome:
     """Builds the first cell's artifact where it is not stored, and measures it alone and beside busy neighbors."""
-    from optpipe.cli.terminal import Terminal
-    from optpipe.sweep.calibration import calibrate_host
     from optpipe.sweep.document import document_from_neighbor_effect
+    from optpipe.sweep.neighbors import calibrate_host
 
-    with Terminal() as terminal:
-        found = calibrate_host(cells[0], slots, how.rounds, how.lock_timeout, store, terminal)
-    return Outcome(found, lambda: document_from_neighbor_effect(found))
+    found = calibrate_host(cells[0], slots, how.rounds, how.lock_s, store, terminal)
+    return Outcome(found, document_from_neighbor_effect)
 
 
 def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:

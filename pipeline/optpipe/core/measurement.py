@@ -177,7 +177,7 @@ class LoadSpec:
         measuring = 0 < self.min_seconds <= self.max_seconds < inf
         if not (measuring and 0 <= self.warm_up_seconds <= self.max_warm_up_seconds < inf):
             raise BadInputError(
-                "times must be positive and finite, with --min-time <= --max-time and --warm-up <= --max-warm-up"
+                "times must be positive and finite, with --min-time <= --max-time and warm-up <= max-warm-up"
             )
 
     def list_lengths(self) -> list[str]:

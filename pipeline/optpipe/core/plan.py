@@ -31,6 +31,8 @@ class Param:
     help: str
     flag: str = ""
     """Without its dashes; the field's name if empty."""
+    alias: str = ""
+    """A second flag, without its dashes."""
     metavar: str | None = None
     parse: Callable[[str, str], Any] | None = None
     """From a text and its flag to the value; raises BadInputError. None for what Typer reads: numbers, choices, paths."""
@@ -237,8 +239,8 @@ RATE = Param("Mean queries per second (server).", flag="rate")
 PERCENTILE = Param("Highest percentile to report; determines the sample count.")
 MIN_TIME = Param("Minimum measurement time per process.", flag="min-time", metavar="SECONDS")
 MAX_TIME = Param("Maximum measurement time per process.", flag="max-time", metavar="SECONDS")
-WARM_UP = Param("Minimum warm-up time.", flag="warm-up", metavar="SECONDS")
-MAX_WARM_UP = Param("Maximum warm-up time.", flag="max-warm-up", metavar="SECONDS")
+WARM_UP = Param("Minimum warm-up time.", flag="warm-up", metavar="SECONDS", setting=True)
+MAX_WARM_UP = Param("Maximum warm-up time.", flag="max-warm-up", metavar="SECONDS", setting=True)
 MAX_CV = Param(
     "Maximum coefficient of variation of a VALID measurement, such as 2.5%.",
     metavar="SHARE",

@@ -23,7 +23,7 @@ from optpipe.deploy.interpreter import Interpreter, list_output_changes, open_in
 from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord, VersionChange
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import ProcessGroup, group_processes
-from optpipe.measure.measure import RunContext
+from optpipe.measure.measure import BenchPlan, RunContext, prepare_session
 from optpipe.measure.pair import (
     MAX_ROUND_FACTOR,
     PAIR_CONFIDENCE,
@@ -34,7 +34,6 @@ from optpipe.measure.pair import (
 )
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.records import PairMetric
-from optpipe.measure.session_plan import BenchPlan, prepare_session
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file

@@ -30,7 +30,17 @@ from optpipe.measure.groups import (
     summarize_group,
 )
 from optpipe.measure.int8_notes import add_int8_notes
-from optpipe.measure.measure import RunContext, measure_load, recover_unfinished, write_measurements
+from optpipe.measure.measure import (
+    BenchPlan,
+    RunContext,
+    measure_load,
+    offer_recovery,
+    prepare_session,
+    recover_unfinished,
+    subject_from_artifact,
+    warn_about_threads,
+    write_measurements,
+)
 from optpipe.measure.process import PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.race import (
     FINAL_ROUNDS,
@@ -47,13 +57,6 @@ from optpipe.measure.search import (
     has_figures,
     judge_limit,
     sweep_batch_sizes,
-)
-from optpipe.measure.session_plan import (
-    BenchPlan,
-    offer_recovery,
-    prepare_session,
-    subject_from_artifact,
-    warn_about_threads,
 )
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths

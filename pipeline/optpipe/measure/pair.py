@@ -19,17 +19,20 @@ from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, Sub
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.measure.measure import RunContext, measure_load, recover_unfinished, write_measurements
+from optpipe.measure.measure import (
+    BenchPlan,
+    RunContext,
+    measure_load,
+    offer_recovery,
+    prepare_session,
+    recover_unfinished,
+    subject_from_artifact,
+    warn_about_threads,
+    write_measurements,
+)
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.recompute import measurements_from_run, recompute_requested
 from optpipe.measure.records import BenchPairRecord, PairedComparison, PairMetric, count_invalid
-from optpipe.measure.session_plan import (
-    BenchPlan,
-    offer_recovery,
-    prepare_session,
-    subject_from_artifact,
-    warn_about_threads,
-)
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths

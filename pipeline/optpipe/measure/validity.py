@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.measurement import MAX_CV, Mode, OutputCheck, Reason, Scenario
-from optpipe.measure.machine import POWER_CAP, THROTTLE_REASONS
+from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
 from optpipe.stats.stability import find_trend, find_two_modes
@@ -112,7 +112,7 @@ def _check_steadiness(evidence: ValidityEvidence) -> list[Reason]:
     return _invalidate(
         "not-steady",
         "latency was not stable after warm-up",
-        "increase --max-warm-up, or stop other work on the machine",
+        "increase max-warm-up (--set), or stop other work on the machine",
     )
 
 
@@ -124,7 +124,7 @@ def _check_drift(evidence: ValidityEvidence) -> list[Reason]:
     return _invalidate(
         "drift",
         f"it became up to {abs(found.change):.1%} {way} while it was measured (p = {found.p_value:.1g})",
-        "let the machine settle (clocks, temperature, other work), or increase --warm-up",
+        "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)",
         change=found.change,
         p_value=found.p_value,
     )
@@ -230,7 +230,7 @@ def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
                 return _invalidate(
                     "clocks-moved",
                     f"{name} moved between {slow:.0f} and {fast:.0f} MHz ({change:.0%})",
-                    "lock the clocks (nvidia-smi -lgc), or increase --warm-up",
+                    "lock the clocks (nvidia-smi -lgc), or increase warm-up (--set)",
                     change=change,
                 )
     return []

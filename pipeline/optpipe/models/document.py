@@ -1,10 +1,8 @@
 """What is stored as documents."""
 
 from collections.abc import Iterator, Mapping
-from shlex import quote
 from typing import Any
 
-from optpipe.backends.base import ToolCommand
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import EngineLayers
 from optpipe.core.precision import MixedPrecision, Placement
@@ -167,12 +165,6 @@ def _list_layers(found: EngineLayers) -> Iterator[Table | Sentence]:
     yield make_table(("layer", "operation", "in", "out", "tactic"), rows, title=title)
     if (more := len(found.layers) - SHOWN_LAYERS) > 0:
         yield Sentence(f"{more} more layers; --json lists all", Tone.FAINT)
-
-
-def document_from_tool_command(found: ToolCommand) -> Document:
-    """Ready to paste: notes as comments, then one argument a line."""
-    command = " \\\n  ".join(map(quote, found.arguments))
-    return make_document([Sentence("\n".join([*(f"# {note}" for note in found.notes), command]))])
 
 
 def document_from_removal(removal: Removal) -> Document:

@@ -66,11 +66,11 @@ class PreprocessRequest:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MAX_SECONDS:
-            raise BadInputError(f"--seconds {self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
+            raise BadInputError(f"--set seconds={self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
         if self.limit is not None and self.limit < 1:
             raise BadInputError(f"--limit {self.limit}: must be at least 1")
         if self.max_unreadable is not None and self.max_unreadable < 0:
-            raise BadInputError(f"--max-unreadable {self.max_unreadable}: must be 0 or greater")
+            raise BadInputError(f"--set max-unreadable={self.max_unreadable}: must be 0 or greater")
 
 
 def derive_preprocessing(
@@ -193,7 +193,7 @@ def choose_dali_plan(
     if decoder == "mixed" and not gpus:
         raise MissingError("--decode mixed: no NVIDIA GPU or driver found; use --decode cpu")
     on_gpu = decoder != "cpu" and bool(gpus)
-    for option, value, most in (("--threads", threads, MAX_THREADS), ("--batch-size", batch_size, MAX_BATCH_SIZE)):
+    for option, value, most in (("--set threads", threads, MAX_THREADS), ("--batch-size", batch_size, MAX_BATCH_SIZE)):
         if value is not None and not 1 <= value <= most:
             raise BadInputError(f"{option} {value}: must be between 1 and {most}")
     return DaliPlan(

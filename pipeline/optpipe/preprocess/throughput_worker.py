@@ -16,7 +16,7 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 from optpipe.core.transform import Transform
-from optpipe.measure.machine import read_busy_ticks, read_process_ticks
+from optpipe.measure.process import read_busy_ticks, read_process_ticks
 from optpipe.measure.trials import time_calls
 from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_file

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer, WeightsRecord
@@ -23,6 +22,7 @@ from optpipe.quantize.calibrate import (
     resolve_calibration_source,
     tables_from_entry,
 )
+from optpipe.quantize.placement import Target
 from optpipe.quantize.precision_graph import choose_calibration_device
 from optpipe.quantize.ranges import METHODS, write_table
 from optpipe.quantize.sensitivity import (
@@ -39,9 +39,6 @@ from optpipe.workspace.file_names import CALIBRATION_SET, ONNX
 from optpipe.workspace.places import require_writable_folder
 from optpipe.workspace.store import Store
 
-if TYPE_CHECKING:
-    from optpipe.quantize.placement import Target
-
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
@@ -52,7 +49,7 @@ class CalibrationPlan:
     count: int | None
     seed: int
     methods: tuple[str, ...]
-    target: "Target" = "tensorrt"
+    target: Target = "tensorrt"
     """Whose Q/DQ placement the methods and layers are judged in; the tables serve all targets."""
     sensitivity: bool = False
     budget: Budget | None = None
@@ -93,7 +90,7 @@ class CalibrationResult:
     model_id: str
     weights: WeightsRecord
     set: CalibrationSet
-    target: "Target"
+    target: Target
     tables: tuple[MethodResult, ...]
     best: str
     """The method whose graph is nearest to FP32."""

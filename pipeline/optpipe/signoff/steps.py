@@ -141,7 +141,7 @@ def run_bench_step(
     One that was interrupted ends what it is part of.
     """
     from optpipe.measure.bench import bench_artifacts
-    from optpipe.measure.session_plan import BenchPlan
+    from optpipe.measure.measure import BenchPlan
     from optpipe.measure.validity import LIMITS
     from optpipe.models.artifacts.lookup import find_artifacts
 

@@ -22,9 +22,9 @@ from optpipe.report.document import (
     make_table,
 )
 from optpipe.sweep.fleet import FleetRecord
-from optpipe.sweep.merge import MergeRecord
+from optpipe.sweep.ledger import MergeRecord
 from optpipe.sweep.neighbors import NeighborEffect
-from optpipe.sweep.rows import SweepRecord, SweepRow
+from optpipe.sweep.plan import SweepRecord, SweepRow
 
 _TONES = {
     "done": Tone.GOOD,
@@ -133,7 +133,7 @@ def document_from_fleet(record: FleetRecord) -> Document:
         "build",
         *figure_columns("length", "batch"),
         figure_column((record.slo or "p50").partition(" ")[0], "ms"),
-        *figure_columns(rate, f"{record.currency}/million", "kWh/million", "GPUs", f"{record.currency}/hour"),
+        *figure_columns(rate, "GPUs"),
         Column("standing", ColumnKind.STATE, rank=0),
     ]
     rows = [
@@ -145,10 +145,7 @@ def document_from_fleet(record: FleetRecord) -> Document:
             str(row.batch_size),
             cell_from_latency(row.latency_ns),
             cell_from_estimate(row.throughput, "{:,.0f}"),
-            cell_from_estimate(row.cost_per_million, "{:.3g}"),
-            cell_from_estimate(row.kwh_per_million, "{:.3g}"),
             _format_count(row.gpus),
-            cell_from_estimate(row.cost_per_hour, "{:,.2f}"),
             ", ".join(name for name, is_so in (("best", row.best), ("frontier", row.on_frontier)) if is_so),
         )
         for row in record.rows

@@ -1,53 +1,132 @@
-"""What the jobs of a workspace say across kinds of GPU: the best engine of each, what it costs, how many a load needs."""
+"""What the jobs of a workspace say across kinds of GPU: the best engine of each, how many a load needs."""
 
-import tomllib
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from math import ceil, inf
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Mode, Scenario, format_percentile_name
 from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Estimate
 from optpipe.measure.search import Slo
-from optpipe.sweep.capacity import ServiceTimes, count_gpus_needed
+from optpipe.stats.percentiles import count_queries_needed, count_transient_queries
 from optpipe.sweep.job import Cell, JobRecord, JobState, command_from_cell
 
-NS = 1e-9
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_GPUS = 100_000
+MOST_REQUESTS = 400_000
+"""Of one simulation; at a higher utilization the percentile would need more, and the load is too high for the limit in practice."""
 
 
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one GPU of a kind costs."""
-
-    per_hour: float
-    """In the currency of the list."""
-    watts: float | None = None
-    """What it draws with its share of the host."""
-
-
-class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`prices.toml`: `currency`, and a table for each kind."""
-
-    gpus: dict[str, Price]
-    currency: str = "USD"
-
-
-def prices_from_file(path: Path) -> PriceList:
-    """Reads a price list. Raises BadInputError that names the file and the key."""
-    with read_as_user_file(path, "a price list (TOML)"):
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    try:
-        found = msgspec.convert(table, PriceList)
-    except msgspec.ValidationError as error:
-        raise BadInputError(
-            f'{path}: {error}\nexpected [gpus."NVIDIA H200"] with per_hour and, if known, watts'
-        ) from error
-    if wrong := [kind for kind, price in found.gpus.items() if price.per_hour < 0 or (price.watts or 0) < 0]:
-        raise BadInputError(f"{path}: the price or power of {wrong[0]} is below zero")
+def _list_times(seconds: Mapping[int, float]) -> list[float]:
+    """Seconds by batch size, from 0 (which is none) to the largest; sizes below the smallest measured take as long as it."""
+    sizes = sorted(seconds)
+    found = [0.0]
+    for size in range(1, sizes[-1] + 1):
+        at = bisect_left(sizes, size)
+        high = sizes[at]
+        if at == 0 or high == size:
+            found.append(seconds[high])
+            continue
+        low = sizes[at - 1]
+        share = (size - low) / (high - low)
+        found.append(seconds[low] + share * (seconds[high] - seconds[low]))
     return found
+
+
+def compute_highest_rate(seconds: Mapping[int, float]) -> float:
+    """Requests per second of one GPU at its best batch size, from the seconds of a batch by its size."""
+    return max(size / time for size, time in seconds.items())
+
+
+def simulate_queue(
+    rate_per_s: float, gpus: int, seconds: Mapping[int, float], *, requests: int, delay_s: float = 0.0, seed: int = 0
+) -> "np.ndarray":
+    """Latencies in seconds, shape `(requests,)`, in order of arrival, where a batch takes `seconds` by its size.
+
+    Raises BadInputError for a load that is none.
+    """
+    import numpy as np
+
+    if not rate_per_s > 0 or gpus < 1 or requests < 1:
+        raise BadInputError(
+            f"a simulation needs a positive rate, GPUs and requests, got {rate_per_s:g}, {gpus}, {requests}"
+        )
+    arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, requests)).tolist()
+    times, most = _list_times(seconds), max(seconds)
+    free = [0.0] * gpus
+    heapify(free)
+    latencies = [0.0] * requests
+    at = 0
+    while at < requests:
+        begin = max(free[0], arrivals[at])
+        full = at + most - 1
+        if delay_s > 0 and (full >= requests or arrivals[full] > begin):
+            limit = max(begin, arrivals[at] + delay_s)
+            begin = min(limit, arrivals[full]) if full < requests else limit
+        end = at + 1
+        while end < requests and end - at < most and arrivals[end] <= begin:
+            end += 1
+        done = begin + times[end - at]
+        heapreplace(free, done)
+        for index in range(at, end):
+            latencies[index] = done - arrivals[index]
+        at = end
+    return np.asarray(latencies)
+
+
+def count_gpus_needed(
+    rate_per_s: float,
+    seconds: Mapping[int, float],
+    percent: float,
+    limit_s: float,
+    *,
+    delay_s: float = 0.0,
+    seed: int = 0,
+) -> int | None:
+    """The smallest number of GPUs whose simulated percentile of latency is within the limit; None where no number is enough."""
+    if min(seconds.values()) > limit_s:
+        return None
+    low = max(1, ceil(rate_per_s / compute_highest_rate(seconds) * (1 + 1e-9)))
+    high = low
+    found: dict[int, float] = {}
+
+    def percentile(gpus: int) -> float:
+        if gpus not in found:
+            found[gpus] = _simulate_percentile(rate_per_s, gpus, seconds, percent, delay_s, seed)
+        return found[gpus]
+
+    while percentile(high) > limit_s:
+        low, high = high + 1, high + max(1, high // 8)
+        if high > MOST_GPUS:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if percentile(middle) <= limit_s else (middle + 1, high)
+    return high
+
+
+def _simulate_percentile(
+    rate_per_s: float, gpus: int, seconds: Mapping[int, float], percent: float, delay_s: float, seed: int
+) -> float:
+    import numpy as np
+
+    utilization = rate_per_s / (gpus * compute_highest_rate(seconds))
+    if utilization >= 1:
+        return float("inf")
+    left_out = count_transient_queries(utilization, percent) + gpus * max(seconds)
+    requests = min(MOST_REQUESTS, left_out + count_queries_needed(utilization, percent))
+    latencies = simulate_queue(rate_per_s, gpus, seconds, requests=requests, delay_s=delay_s, seed=seed)
+    return float(np.percentile(latencies[min(left_out, requests // 2) :], percent, method="higher"))
+
+
+NS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +147,9 @@ class FleetRow:
     best: bool = False
     """Of its model on this kind."""
     on_frontier: bool = False
-    """No other is cheaper (without prices: faster) and quicker to answer."""
-    cost_per_million: Estimate | None = None
-    kwh_per_million: Estimate | None = None
+    """No other has more throughput and is quicker to answer."""
     gpus: Estimate | None = None
     """For the load, within the limit; the interval is that of the measured times."""
-    cost_per_hour: Estimate | None = None
-    """Of that many."""
     length: int | None = None
     """Tokens of every sequence."""
     sample: str = "image"
@@ -99,7 +174,6 @@ class FleetRecord:
     missing: tuple[MissingCell, ...]
     slo: str | None
     load_per_s: float | None
-    currency: str | None
     warnings: tuple[str, ...] = ()
 
 
@@ -108,7 +182,6 @@ def compare_fleet(
     *,
     model: str | None = None,
     slo: Slo | None = None,
-    prices: PriceList | None = None,
     load_per_s: float | None = None,
 ) -> FleetRecord:
     """The answers. Raises BadInputError where nothing was measured."""
@@ -123,15 +196,14 @@ def compare_fleet(
         cell = one.cell
         key = cell.kind, one.fingerprint, cell.recipe.model, _name_build(cell), cell.load.length
         engines.setdefault(key, []).append(one)
-    rows = [row for found in engines.values() if (row := _choose_row(found, slo, prices, load_per_s)) is not None]
+    rows = [row for found in engines.values() if (row := _choose_row(found, slo, load_per_s)) is not None]
     rows = _mark(rows)
-    warnings = _list_warnings(rows, engines.values(), slo, prices)
+    warnings = _list_warnings(rows, engines.values(), slo)
     return FleetRecord(
         tuple(sorted(rows, key=lambda row: (row.model, row.kind, -row.throughput.value))),
         _list_missing(records),
         None if slo is None else str(slo),
         load_per_s,
-        prices.currency if prices else None,
         tuple(warnings),
     )
 
@@ -149,9 +221,7 @@ def _name_build(cell: Cell) -> str:
     return " ".join(words)
 
 
-def _choose_row(
-    found: Sequence[JobRecord], slo: Slo | None, prices: PriceList | None, load_per_s: float | None
-) -> FleetRow | None:
+def _choose_row(found: Sequence[JobRecord], slo: Slo | None, load_per_s: float | None) -> FleetRow | None:
     """The batch size with the highest throughput among those that keep the limit; None where none does."""
     name = "p50" if slo is None else format_percentile_name(slo.percent)
     able = [
@@ -170,28 +240,14 @@ def _choose_row(
         latency, rate, one.artifact, one.run, length=one.cell.load.length,
         sample=one.sample,
     )  # fmt: skip
-    price = prices.gpus.get(one.cell.kind) if prices else None
-    if price is not None:
-        row = replace(row, cost_per_million=_invert(rate, price.per_hour * 1e6 / 3600))
-        if price.watts is not None:
-            row = replace(row, kwh_per_million=_invert(rate, price.watts * 1e6 / 3.6e6))
     if load_per_s is not None:
-        gpus = _count_gpus([each for each, _, _ in able], load_per_s, slo, rate)
-        row = replace(row, gpus=gpus, cost_per_hour=gpus.scale(price.per_hour) if price and gpus else None)
+        row = replace(row, gpus=_count_gpus([each for each, _, _ in able], load_per_s, slo, rate))
     return row
 
 
 def _read(record: JobRecord, name: str) -> Estimate | None:
     figure = record.group.figures.get(name) if record.group else None
     return None if figure is None else figure.estimate
-
-
-def _invert(rate: Estimate, factor: float) -> Estimate:
-    """`factor` over a rate, with the bounds exchanged; infinite where the rate's interval reaches 0."""
-    if rate.low is None:
-        return Estimate(factor / rate.value)
-    low, high = rate.bounds
-    return Estimate(factor / rate.value, factor / high, factor / low if low > 0 else inf)
 
 
 def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, rate: Estimate) -> Estimate | None:
@@ -210,17 +266,17 @@ def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, 
         if min(times.values()) <= 0:  # an interval that reaches 0 bounds nothing
             counts.append(1.0)
             continue
-        need = count_gpus_needed(load_per_s, ServiceTimes(times), slo.percent, slo.limit_ns * NS)
-        if need.gpus is None:
+        need = count_gpus_needed(load_per_s, times, slo.percent, slo.limit_ns * NS)
+        if need is None:
             return None
-        counts.append(float(ceil(need.gpus / streams)))
+        counts.append(float(ceil(need / streams)))
     return Estimate(counts[0], min(counts), max(counts), "simulated queue with batching")
 
 
 def _mark(rows: Sequence[FleetRow]) -> list[FleetRow]:
     """Marks the best of each model, length and kind, and the frontier of each model and length over kinds.
 
-    The frontier is of cost, or throughput, against latency.
+    The frontier is of throughput against latency.
     """
     marked = []
     for row in rows:
@@ -234,18 +290,11 @@ def _mark(rows: Sequence[FleetRow]) -> list[FleetRow]:
 
 
 def _dominates(one: FleetRow, other: FleetRow) -> bool:
-    mine, theirs = _weigh(one), _weigh(other)
+    mine, theirs = ((-row.throughput.value, row.latency_ns.value) for row in (one, other))
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
-def _weigh(row: FleetRow) -> tuple[float, float]:
-    cost = row.cost_per_million.value if row.cost_per_million else -row.throughput.value
-    return cost, row.latency_ns.value
-
-
-def _list_warnings(
-    rows: Sequence[FleetRow], engines: Iterable[Sequence[JobRecord]], slo: Slo | None, prices: PriceList | None
-) -> list[str]:
+def _list_warnings(rows: Sequence[FleetRow], engines: Iterable[Sequence[JobRecord]], slo: Slo | None) -> list[str]:
     found = []
     if slo is not None:
         shown = {(row.kind, row.fingerprint, row.model, row.build, row.length) for row in rows}
@@ -256,8 +305,6 @@ def _list_warnings(
         ]
         found += [f"{name} does not meet {slo} at any measured batch size" for name in lost]
     for kind in dict.fromkeys(row.kind for row in rows):
-        if prices is not None and kind not in prices.gpus:
-            found.append(f"the price list has no entry for {kind}; its costs are unknown")
         if len({row.fingerprint for row in rows if row.kind == kind}) > 1:
             found.append(f"{kind}: rows are from several environments (driver, power limit or versions differ)")
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -12,6 +13,7 @@ from optpipe.core.entries import Device, Environment
 from optpipe.core.files import hash_value
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, MeasurementGroup, Mode, Scenario
 from optpipe.core.plan import Param, choices_from_text, to_command
+from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record
 
 KEY_LENGTH = 16
@@ -90,6 +92,61 @@ class Cell:
         recipe = asked["recipe"]
         recipe["files"] = sorted(self.recipe.files.values())
         return hash_value(asked)[:KEY_LENGTH]
+
+
+START_S = 5.0
+"""Seconds until a process measures (imports, hashes, loading): a guess."""
+LOAD_S = 3.0
+"""Seconds of a process of a load, beside its warm-up and measurement, where no earlier job tells: a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one process does: it builds `recipe`, or measures `cells`, which differ in their loads alone, one after the other."""
+
+    recipe: Recipe
+    kind: str
+    """Of the slot that it needs."""
+    cells: tuple[Cell, ...] = ()
+    load_s: float = LOAD_S
+    """Expected seconds of each cell."""
+    workspace: str = ""
+    artifact: str | None = None
+    """What is measured."""
+    cpus: tuple[int, ...] = ()
+    attempts: tuple[str, ...] = ()
+    """Why earlier tries gave nothing."""
+
+    @property
+    def timing(self) -> bool:
+        """Whether it measures."""
+        return bool(self.cells)
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds of the whole, with the start of its process."""
+        return START_S + self.load_s * len(self.cells)
+
+    @property
+    def recipe_key(self) -> str:
+        """What must be equal for one build to serve both."""
+        return hash_value(plain_from_record(self.recipe))[:KEY_LENGTH]
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutcome:
+    """What came of one cell of a task, or of its build."""
+
+    state: JobState
+    reason: str = ""
+    artifact: str | None = None
+    run: str | None = None
+    group: MeasurementGroup | None = None
+    seconds: float = 0.0
+    """Of the whole task."""
+    started_utc: str = ""
+    crashed: bool = False
+    """The process ended without a word: another try may succeed."""
 
 
 def compute_job_key(cell: Cell, fingerprint: str) -> str:
@@ -205,8 +262,8 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     percentile: Annotated[float, replace(params.PERCENTILE, setting=True)] = 99.0
     min_seconds: Annotated[float, params.MIN_TIME] = 1.0
     max_seconds: Annotated[float, params.MAX_TIME] = 60.0
-    warm_up_seconds: Annotated[float, replace(params.WARM_UP, setting=True)] = 0.5
-    max_warm_up_seconds: Annotated[float, replace(params.MAX_WARM_UP, setting=True)] = 20.0
+    warm_up_seconds: Annotated[float, params.WARM_UP] = 0.5
+    max_warm_up_seconds: Annotated[float, params.MAX_WARM_UP] = 20.0
 
 
 def matrix_from_cell(cell: Cell) -> Matrix:
@@ -244,3 +301,52 @@ def command_from_cell(cell: Cell) -> str:
     """The command that sweeps this cell alone; what is the default is left out."""
     options = [word for each in cell.options for word in ("--option", each)]
     return to_command("sweep", cell.recipe.model, matrix_from_cell(cell), *options)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """How the jobs are run."""
+
+    dry_run: Annotated[bool, Param("Only show the jobs and the estimated time.")] = False
+    again: Annotated[bool, Param("Measure again what is stored.")] = False
+    against: Annotated[
+        Path | None,
+        Param("Workspace of the baseline: PASS, FAIL or INCONCLUSIVE for each cell.", metavar="DIR"),
+    ] = None
+    tolerance: Annotated[
+        float,
+        Param(
+            "Slowdown against the baseline that still passes.",
+            metavar="SHARE",
+            parse=share_from_text,
+            show=share_to_text,
+            setting=True,
+        ),
+    ] = 0.02
+    shard: Annotated[str | None, Param("Only part I of N (Slurm, Kubernetes, ssh).", metavar="I/N")] = None
+    loads_per_process: Annotated[int, Param("Loads of one artifact measured by one process.", minimum=1)] = 1
+    slots: Annotated[
+        int | None, Param("Use at most this many GPUs (or parts of the CPU).", minimum=1, setting=True)
+    ] = None
+    cpu_slots: Annotated[int, Param("Equal parts of the processors, timed side by side.", minimum=1, setting=True)] = 1
+    task_s: Annotated[float, Param("Time limit of a process in seconds.", flag="job-timeout", setting=True)] = 1800.0
+    lock_s: Annotated[float, Param("Seconds to wait for a GPU in use.", flag="lock-timeout", setting=True)] = 600.0
+    retries: Annotated[int, Param("Further tries of a job that crashed.", minimum=0, setting=True)] = 1
+    calibrate_host: Annotated[bool, Param("Measure the neighbor effect: one GPU alone and with all others busy.")] = (
+        False
+    )
+    rounds: Annotated[int, Param("Rounds of --calibrate-host.", setting=True)] = 10
+    on: Annotated[str | None, Param("Run on a Ray cluster.", metavar="ray|ray://HOST:PORT")] = None
+    node: Annotated[
+        tuple[str, ...],
+        Param("Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE"),
+    ] = ()
+    store: Annotated[
+        str | None,
+        Param("Workspace under one path on all nodes, or s3://, gs://; default: Ray's store.", metavar="DIR|URL"),
+    ] = None
+    pending_s: Annotated[
+        float, Param("Seconds that a cluster may take to place a job.", flag="pending-timeout", setting=True)
+    ] = 300.0
+    node_labels: Annotated[bool, Param("Print this node's labels for `ray start`.")] = False
+    output: Annotated[Path | None, Param("Folder for the report (Markdown, JSON).", metavar="DIR")] = None

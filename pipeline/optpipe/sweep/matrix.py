@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from optpipe.backends.registry import BACKENDS, backends_from_text
+from optpipe.backends.registry import BACKENDS, backends_from_text, parse_options
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import Device, ModelInfo, weights_from_text
 from optpipe.core.errors import BadInputError, read_as_user_file, require_existing
@@ -90,10 +90,7 @@ def require_sound(matrix: Matrix) -> None:
         raise BadInputError("the server scenario requires rates (--rate QUERIES_PER_SECOND)")
     if any(not rate > 0 for rate in matrix.rates):
         raise BadInputError(f"rates must be positive, got {min(matrix.rates):g}")
-    for text in (*matrix.build_options, *(each for given in matrix.options for each in given)):
-        backend, dot, rest = text.partition(".")
-        if backend not in BACKENDS or not dot or "=" not in rest:
-            raise BadInputError(f"option {text}: expected BACKEND.KEY=VALUE with a backend of {', '.join(BACKENDS)}")
+    parse_options((*matrix.build_options, *(each for given in matrix.options for each in given)))
     if matrix.profile is not None:
         batch_range_from_text(matrix.profile, "--profile")
     weights_from_text(matrix.weights, matrix.seed)

@@ -7,6 +7,7 @@ gives one ratio, Student's t over rounds its interval. A stopped neighbor keeps 
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,17 +16,20 @@ from pathlib import Path
 from secrets import randbits
 from typing import ClassVar
 
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import plain_from_record
+from optpipe.measure.measure import BenchPlan
 from optpipe.measure.pair import prepare_subject, read_trial_ns
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.session_plan import BenchPlan
 from optpipe.measure.worker.plan import Point
 from optpipe.models.artifacts.lookup import find_artifacts
-from optpipe.stats.ratio import Ratio, alternate, ratio_from_rounds
-from optpipe.sweep.slots import Slot, name_host
+from optpipe.stats.ratio import SMALLEST_ROUNDS, Ratio, alternate, ratio_from_rounds
+from optpipe.sweep.job import Cell, JobState, SweepOptions, Task
+from optpipe.sweep.local import find_built, run_task
+from optpipe.sweep.slots import Slot, hold_locks, list_locks, name_host
 from optpipe.workspace.entry import ID_LENGTH, get_utc_time
 from optpipe.workspace.runs import list_records, write_record
 from optpipe.workspace.store import Store
@@ -127,3 +131,31 @@ def measure_neighbor_effect(
 
 def _open_pool(slot: Slot, folder: Path) -> WorkerPool:
     return WorkerPool(folder, slot.cpus, environment={**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu or ""})
+
+
+def calibrate_host(
+    cell: Cell, slots: Sequence[Slot], rounds: int, lock_s: float, store: Store, listener: Listener
+) -> NeighborEffect:
+    """The neighbor effect of the slots of the cell's kind. Raises MissingError for fewer than two, BadInputError for too few rounds."""
+    mine = [slot for slot in slots if slot.kind == cell.kind]
+    if len(mine) < 2:
+        raise MissingError(
+            f"--calibrate-host requires two or more slots of {cell.kind}, found {len(mine)}; for a CPU, add --set cpu-slots=2"
+        )
+    if rounds < SMALLEST_ROUNDS:
+        raise BadInputError(f"--rounds {rounds}: must be at least {SMALLEST_ROUNDS}")
+    locks = sorted({lock for slot in mine for lock in list_locks(slot, timing=True, serialized=False)})
+    with hold_locks(locks, lock_s):
+        artifact = find_built(store.workspace, cell.recipe, mine[0].fingerprint)
+        if artifact is None:
+            with listener.step(f"build {cell.recipe.label}"):
+                artifact = _build(cell, mine[0], store)
+        return measure_neighbor_effect(artifact, cell.load.batch_size, mine, store, listener, rounds=rounds)
+
+
+def _build(cell: Cell, slot: Slot, store: Store) -> str:
+    task = Task(cell.recipe, slot.kind, workspace=str(store.workspace))
+    (outcome,) = run_task(task, slot, SweepOptions(), threading.Event())
+    if outcome.state is not JobState.DONE or outcome.artifact is None:
+        raise StageError(f"{cell.recipe.label}: {outcome.reason}")
+    return outcome.artifact

@@ -1,14 +1,20 @@
 """What a sweep will do: which cells are stored, which cannot be done, which run, and for how long by earlier runs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
+from math import exp, floor, log, log1p
 from statistics import fmean, median
 
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.files import hash_value
+from optpipe.core.quantity import Estimate
 from optpipe.core.records import plain_from_record
-from optpipe.sweep.job import Cell, JobRecord, Recipe, compute_job_key
+from optpipe.core.verdict import Verdict
+from optpipe.stats.means import Mean, mean_from_values, reject_by_holm, subtract_means
+from optpipe.sweep.job import LOAD_S, START_S, Cell, JobRecord, JobState, Recipe, Task, compute_job_key
 from optpipe.sweep.matrix import find_obstacle
 from optpipe.sweep.slots import Slot
 
@@ -24,45 +30,38 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCell:
-    """One cell with what will be done about it."""
+class SweepRow:
+    """One cell and what is known of it."""
 
     cell: Cell
-    standing: Standing
+    state: str
+    """A `JobState`, or a `Standing` of what was not run."""
     reason: str = ""
-    record: JobRecord | None = None
-    """What is stored."""
-    estimate_s: float | None = None
-    """From earlier jobs; None where there were none like it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweepPlan:
-    """The cells in the order of the matrix."""
-
-    cells: tuple[PlannedCell, ...]
-    slots: tuple[Slot, ...]
-
-    def select(self, standing: Standing) -> tuple[PlannedCell, ...]:
-        """The cells of one standing."""
-        return tuple(one for one in self.cells if one.standing is standing)
-
-    @property
-    def estimate_s(self) -> float | None:
-        """Wall-clock seconds over the slots; None where no earlier job tells."""
-        left = self.select(Standing.RUN)
-        known = [one.estimate_s for one in left if one.estimate_s is not None]
-        if not known and left:
-            return None
-        total = sum(known) + (len(left) - len(known)) * (sum(known) / len(known) if known else 0.0)
-        used = {one.cell.kind for one in left}
-        return total / max(1, sum(slot.kind in used for slot in self.slots))
+    key: str | None = None
+    fingerprint: str | None = None
+    """Of its environment: rows of several are not to be mixed."""
+    host: str | None = None
+    clock_ahead_s: float = 0.0
+    """Of the host, by the clock of the sweep's driver; 0 where they agree."""
+    slot: str | None = None
+    artifact: str | None = None
+    run: str | None = None
+    processes: int = 0
+    """VALID ones."""
+    sample: str = "image"
+    """What the throughput counts: `image` or `sample`."""
+    figures: Mapping[str, Estimate] | None = None
+    """`p50` and other percentiles in ns, `throughput` in images or samples per s."""
+    seconds: float | None = None
+    """Measured; of what is to run, estimated from earlier jobs."""
+    attempts: tuple[str, ...] = ()
+    stored: bool = False
 
 
 def plan_sweep(
     cells: Sequence[Cell], slots: Sequence[Slot], stored: Mapping[str, Sequence[JobRecord]], *, again: bool = False
-) -> SweepPlan:
-    """The plan. `again` measures what is stored once more."""
+) -> tuple[SweepRow, ...]:
+    """A row of each cell: what is stored of it, or what is to be done. `again` measures what is stored once more."""
     times = _learn_times([records[0] for records in stored.values()])
     by_cell: dict[str, list[JobRecord]] = {}
     for records in stored.values():
@@ -75,17 +74,28 @@ def plan_sweep(
         found = by_cell.get(cell.key, [])
         ours = [one for one in found if one.finished and one.fingerprint in here.get(cell.kind, [])]
         if ours and not again:
-            planned.append(PlannedCell(cell, Standing.STORED, ours[0].reason, ours[0]))
+            planned.append(_row_from_record(ours[0], stored=True))
         elif (why := find_obstacle(cell)) is not None:
-            planned.append(PlannedCell(cell, Standing.IMPOSSIBLE, why))
-        elif cell.kind not in here:
-            done = next((one for one in found if one.finished), None)
-            reason = f"no {cell.kind} here; run the sweep on a host that has one and merge its workspace"
-            standing = Standing.ELSEWHERE if done is None else Standing.STORED
-            planned.append(PlannedCell(cell, standing, reason if done is None else done.reason, done))
+            planned.append(SweepRow(cell, Standing.IMPOSSIBLE, why, sample=cell.load.sample))
+        elif cell.kind in here:
+            planned.append(SweepRow(cell, Standing.RUN, sample=cell.load.sample, seconds=_estimate(cell, times)))
+        elif (done := next((one for one in found if one.finished), None)) is not None:
+            planned.append(_row_from_record(done, stored=True))
         else:
-            planned.append(PlannedCell(cell, Standing.RUN, estimate_s=_estimate(cell, times)))
-    return SweepPlan(tuple(planned), tuple(slots))
+            reason = f"no {cell.kind} here; run the sweep on a host that has one and merge its workspace"
+            planned.append(SweepRow(cell, Standing.ELSEWHERE, reason, sample=cell.load.sample))
+    return tuple(planned)
+
+
+def estimate_total(rows: Sequence[SweepRow], slots: Sequence[Slot]) -> float | None:
+    """Wall-clock seconds over the slots; None where no earlier job tells."""
+    left = [row for row in rows if row.state == Standing.RUN]
+    known = [row.seconds for row in left if row.seconds is not None]
+    if not known and left:
+        return None
+    total = sum(known) + (len(left) - len(known)) * (sum(known) / len(known) if known else 0.0)
+    used = {row.cell.kind for row in left}
+    return total / max(1, sum(slot.kind in used for slot in slots))
 
 
 _Times = Mapping[tuple[str, ...], Sequence[float]]
@@ -116,55 +126,21 @@ def _list_likenesses(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
     return (recipe.model, recipe.precision, *engine), (recipe.model, *engine), engine, ()
 
 
-START_S = 5.0
-"""Seconds until a process measures (imports, hashes, loading): a guess."""
-LOAD_S = 3.0
-"""Seconds of a process of a load, beside its warm-up and measurement, where no earlier job tells: a guess."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Cells of one recipe and kind that one process measures one after the other."""
-
-    recipe: Recipe
-    kind: str
-    cells: tuple[Cell, ...]
-    load_s: float = LOAD_S
-    """Expected seconds of each."""
-
-    @property
-    def expected_s(self) -> float:
-        """Seconds of the whole, with the start of its process."""
-        return START_S + self.load_s * len(self.cells)
-
-    @property
-    def recipe_key(self) -> str:
-        """What must be equal for one build to serve both."""
-        return compute_recipe_key(self.recipe)
-
-
-def compute_recipe_key(recipe: Recipe) -> str:
-    """The hash of a recipe."""
-    return hash_value(plain_from_record(recipe))[:16]
-
-
-def list_works(plan: SweepPlan, loads_per_process: int) -> tuple[Work, ...]:
+def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, ...]:
     """What is to run, at most `loads_per_process` cells to one process, in the order of the matrix."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedCell]] = {}
-    for one in plan.select(Standing.RUN):
-        cell = one.cell
-        groups.setdefault((compute_recipe_key(cell.recipe), cell.kind, cell.options), []).append(one)
-    return tuple(
-        _make_work(planned[at : at + loads_per_process])
-        for planned in groups.values()
-        for at in range(0, len(planned), loads_per_process)
-    )
-
-
-def _make_work(planned: Sequence[PlannedCell]) -> Work:
-    cells = tuple(one.cell for one in planned)
-    times = [guess_load_s(one.cell) if one.estimate_s is None else one.estimate_s for one in planned]
-    return Work(cells[0].recipe, cells[0].kind, cells, fmean(times))
+    groups: dict[tuple[str, str, tuple[str, ...]], list[SweepRow]] = {}
+    for row in rows:
+        if row.state == Standing.RUN:
+            key = hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options
+            groups.setdefault(key, []).append(row)
+    found = []
+    for group in groups.values():
+        for at in range(0, len(group), loads_per_process):
+            part = group[at : at + loads_per_process]
+            times = [guess_load_s(row.cell) if row.seconds is None else row.seconds for row in part]
+            cells = tuple(row.cell for row in part)
+            found.append(Task(cells[0].recipe, cells[0].kind, cells, fmean(times)))
+    return tuple(found)
 
 
 def guess_load_s(cell: Cell) -> float:
@@ -195,3 +171,230 @@ def shard_from_text(text: str) -> tuple[int, int]:
 def key_of(cell: Cell, slot: Slot) -> str:
     """The job's key on a slot."""
     return compute_job_key(cell, slot.fingerprint)
+
+
+def sort_tasks(tasks: Iterable[Task]) -> list[Task]:
+    """The longest first: with n slots the last ends at most 4/3 - 1/(3n) times as late as in the best order."""
+    return sorted(tasks, key=lambda task: -task.expected_s)
+
+
+def take_task(waiting: MutableSequence[Task], at: int, ends: Sequence[float], slots: int, now: float) -> Task:
+    """Removes the task at index `at` for a slot of its kind that is free `now`, and puts back the loads that other slots do sooner.
+
+    `slots` is how many the kind has; `ends` are the times in seconds when those that are in use are expected to be free.
+    """
+    task = waiting.pop(at)
+    if len(task.cells) < 2 or slots == 1:
+        return task
+    left_s = task.expected_s + START_S  # one more process has to start where the task is divided
+    for other in waiting:
+        if left_s >= task.expected_s * slots:  # enough for the others to do meanwhile
+            return task
+        left_s += other.expected_s if other.kind == task.kind else 0.0
+    free = sorted([*(max(now, end) for end in ends), *[now] * (slots - len(ends))])
+    together = min((left_s + total) / count for count, total in enumerate(accumulate(free), start=1))
+    count = max(1, floor((together - now - START_S) / task.load_s))
+    if count < len(task.cells):
+        rest = replace(task, cells=task.cells[count:])
+        place = next((at for at, each in enumerate(waiting) if each.expected_s <= rest.expected_s), len(waiting))
+        waiting.insert(place, rest)
+    return replace(task, cells=task.cells[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class CellVerdict:
+    """One cell against its baseline."""
+
+    cell: str
+    label: str
+    verdict: Verdict
+    reason: str
+    ratio: Estimate | None = None
+    """Of the p50 latencies, now over baseline: above 1 is slower."""
+    p_value: float | None = None
+    """That it is no slower than the tolerance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """All cells against their baselines."""
+
+    baseline: str
+    tolerance: float
+    level: float
+    """Probability of any false FAIL."""
+    method: str
+    """What holds it over all cells."""
+    cells: tuple[CellVerdict, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL where a cell fails, PASS where all pass."""
+        verdicts = {one.verdict for one in self.cells}
+        if Verdict.FAIL in verdicts:
+            return Verdict.FAIL
+        return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.INCONCLUSIVE
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRecord:
+    """The JSON document of `optpipe sweep`."""
+
+    rows: tuple[SweepRow, ...]
+    slots: tuple[str, ...]
+    seconds: float
+    estimate_s: float | None
+    dry_run: bool
+    serialized: bool
+    """Whether GPUs of this host timed one after the other."""
+    interrupted: bool = False
+    regression: Regression | None = None
+    """Against a baseline, where one was given."""
+    warnings: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    exit_status: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows are in each state."""
+        return dict(Counter(row.state for row in self.rows))
+
+
+def fill_rows(rows: Sequence[SweepRow], records: Mapping[str, JobRecord]) -> tuple[SweepRow, ...]:
+    """The rows with what came of them; `records` are those of this sweep by the key of their cell."""
+    return tuple(
+        row if (found := records.get(row.cell.key)) is None else replace(_row_from_record(found), cell=row.cell)
+        for row in rows
+    )
+
+
+def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
+    figures = None if record.group is None else {name: one.estimate for name, one in record.group.figures.items()}
+    return SweepRow(
+        record.cell,
+        record.state,
+        record.reason,
+        key=record.key,
+        fingerprint=record.fingerprint,
+        host=record.place.host if record.place else None,
+        clock_ahead_s=record.place.clock_ahead_s if record.place else 0.0,
+        slot=record.place.slot if record.place else None,
+        artifact=record.artifact,
+        run=record.run,
+        processes=record.group.processes if record.group else 0,
+        sample=record.sample,
+        figures=figures,
+        seconds=record.seconds,
+        attempts=record.attempts,
+        stored=stored,
+    )
+
+
+def judge_status(rows: Sequence[SweepRow], *, interrupted: bool, dry_run: bool) -> ExitStatus:
+    """INTERRUPTED; STAGE_FAILED where a cell failed, INCONCLUSIVE where one is INVALID, MISSING where none could be done."""
+    states = {row.state for row in rows}
+    if interrupted:
+        return ExitStatus.INTERRUPTED
+    if dry_run:
+        return ExitStatus.DONE
+    if JobState.FAILED in states:
+        return ExitStatus.STAGE_FAILED
+    if JobState.INVALID in states:
+        return ExitStatus.INCONCLUSIVE
+    return ExitStatus.DONE if JobState.DONE in states else ExitStatus.MISSING
+
+
+def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
+    """What a reader of the table must know: environments that differ within a kind."""
+    found = []
+    for kind in dict.fromkeys(row.cell.kind for row in rows):
+        prints = {row.fingerprint for row in rows if row.cell.kind == kind and row.fingerprint}
+        if len(prints) > 1:
+            found.append(
+                f"{kind}: rows are from {len(prints)} environments (driver, power limit or versions differ); do not compare "
+                "them with each other"
+            )
+    clocks = {row.host: row.clock_ahead_s for row in rows if row.clock_ahead_s}
+    found += [
+        f"the clock of host {host} is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's: the timestamps of its "
+        "rows are off, durations are not affected"
+        for host, ahead in clocks.items()
+    ]
+    elsewhere = Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE)
+    found += [
+        f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which is not available here"
+        for kind, count in elsewhere.items()
+    ]
+    return found
+
+
+LEVEL = 0.025
+"""Probability of any false FAIL in one sweep."""
+METHOD = "Holm"
+TOLERANCE = 0.02
+"""Slowdown that still passes."""
+
+
+def judge_against(
+    rows: Sequence[SweepRow],
+    now: Mapping[str, JobRecord],
+    baseline: Mapping[str, Sequence[JobRecord]],
+    name: str,
+    tolerance: float = TOLERANCE,
+) -> Regression:
+    """Each row against the baseline's job of the same key, else of the same cell. `now` has the records by key."""
+    by_cell: dict[str, JobRecord] = {}
+    for records in baseline.values():
+        by_cell.setdefault(records[0].cell.key, records[0])
+    prepared = []
+    for row in rows:
+        record = now.get(row.key or "")
+        same = baseline.get(row.key or "")
+        prepared.append((row, *_compare(record, same[0] if same else by_cell.get(row.cell.key))))
+    limit = log1p(tolerance)
+    p_values = [1.0 if ratio is None else ratio.compute_p_value_above(limit) for _, ratio, _ in prepared]
+    failed = reject_by_holm(p_values, LEVEL)
+    cells = [
+        _judge(row, ratio, why, p_value, tolerance, broken=broken)
+        for (row, ratio, why), p_value, broken in zip(prepared, p_values, failed, strict=True)
+    ]
+    return Regression(name, tolerance, LEVEL, METHOD, tuple(cells))
+
+
+def _compare(now: JobRecord | None, before: JobRecord | None) -> tuple[Mean | None, str]:
+    """The mean of the logarithm of the ratio; or why there is none."""
+    if now is None or now.state is not JobState.DONE:
+        return None, "not measured" if now is None else f"{now.state}: {now.reason}"
+    if before is None or before.state is not JobState.DONE:
+        return None, "not measured in the baseline" if before is None else f"the baseline is {before.state}"
+    if now.fingerprint != before.fingerprint:
+        return None, "the baseline was measured in another environment (GPU, driver, power limit or versions)"
+    if now.run == before.run:
+        return None, "it is the baseline's own run"
+    sides = []
+    for record in (now, before):
+        figure = record.group.figures.get("p50") if record.group else None
+        mean = mean_from_values([log(each) for each in figure.processes]) if figure else None
+        if mean is None:
+            return None, "fewer than three VALID processes on one side; raise --processes"
+        sides.append(mean)
+    return subtract_means(sides[0], sides[1]), ""
+
+
+def _judge(
+    row: SweepRow, ratio: Mean | None, why: str, p_value: float, tolerance: float, *, broken: bool
+) -> CellVerdict:
+    if ratio is None:
+        return CellVerdict(row.cell.key, row.cell.label, Verdict.INCONCLUSIVE, why)
+    low, high = (exp(each) for each in ratio.interval(1 - 2 * LEVEL))
+    shown = Estimate(exp(ratio.value), low, high)
+    if broken:
+        verdict, reason = Verdict.FAIL, f"{shown.value - 1:+.1%} exceeds the tolerance of {tolerance:.1%}"
+    elif high <= 1 + tolerance:
+        verdict, reason = Verdict.PASS, ""
+    else:
+        verdict, reason = (
+            Verdict.INCONCLUSIVE,
+            f"the interval reaches {high - 1:+.1%}, beyond the tolerance; use more --processes",
+        )
+    return CellVerdict(row.cell.key, row.cell.label, verdict, reason, shown, p_value)

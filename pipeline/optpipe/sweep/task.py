@@ -1,14 +1,14 @@
-"""What one process of a sweep does: a build, or the loads of one artifact. `python -m optpipe.sweep TASK.json OUTCOME.json`."""
+"""What one process of a sweep does: a build, or the loads of one artifact. `python -m optpipe.sweep.task TASK.json OUTCOME.json`."""
 
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from optpipe.backends.registry import backends_from_text
+from optpipe.backends.registry import backends_from_text, parse_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import weights_from_text
@@ -20,7 +20,7 @@ from optpipe.core.process import end_with_parent, handle_interrupts
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
-from optpipe.measure.session_plan import BenchPlan
+from optpipe.measure.measure import BenchPlan
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
@@ -31,56 +31,10 @@ from optpipe.models.artifacts.lookup import (
 )
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.sweep.job import Cell, JobState, Recipe, command_from_cell
+from optpipe.sweep.job import Cell, CellOutcome, JobState, Task, command_from_cell
 from optpipe.workspace.entry import Run, load_run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a process is told: to build `recipe`, or to measure `cells`, which differ in their loads alone."""
-
-    workspace: str
-    recipe: Recipe
-    cells: tuple[Cell, ...] = ()
-    artifact: str | None = None
-    cpus: tuple[int, ...] = ()
-
-    @property
-    def timing(self) -> bool:
-        """Whether it measures."""
-        return bool(self.cells)
-
-    @property
-    def label(self) -> str:
-        """What it is called while it runs."""
-        if not self.cells:
-            return f"build {self.recipe.label}"
-        more = f" and {len(self.cells) - 1} more" if len(self.cells) > 1 else ""
-        return self.cells[0].label + more
-
-
-@dataclass(frozen=True, slots=True)
-class CellOutcome:
-    """What came of one cell, or of the build."""
-
-    state: JobState
-    reason: str = ""
-    artifact: str | None = None
-    run: str | None = None
-    group: MeasurementGroup | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOutcome:
-    """What came of a task: an outcome for each cell; one for a build."""
-
-    cells: tuple[CellOutcome, ...]
-    seconds: float = 0.0
-    started_utc: str = ""
-    crashed: bool = False
-    """The process ended without a word: another try may succeed."""
 
 
 def build_recipe(task: Task) -> CellOutcome:
@@ -92,7 +46,7 @@ def build_recipe(task: Task) -> CellOutcome:
         named=True,
         device=recipe.device,
         calibration=None if recipe.calibration is None else Path(recipe.calibration),
-        options=options_from_texts(recipe.options),
+        options=parse_options(recipe.options),
         truncate=recipe.truncate,
     )
     model = Model(
@@ -113,16 +67,6 @@ def build_recipe(task: Task) -> CellOutcome:
     return CellOutcome(JobState.DONE, artifact=found.entry.id)
 
 
-def options_from_texts(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """`BACKEND.KEY=VALUE` by backend; the matrix has checked the form."""
-    found: dict[str, dict[str, str]] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        backend, _, key = name.partition(".")
-        found.setdefault(backend, {})[key] = value
-    return found
-
-
 def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
     """Measures the cells in one bench run for each kind of load; one that cannot be measured does not stop the others."""
     store = Store(Path(task.workspace))
@@ -130,11 +74,14 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
     (artifact,), _ = select_runnable(find_artifacts(task.artifact, store))
     outcomes: dict[str, CellOutcome] = {}
     able: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in limit_load(task):
+    by_memory = sorted(
+        task.cells, key=lambda cell: (cell.load.length or 0, cell.load.batch_size, cell.load.rate_per_s or 0.0)
+    )  # it runs out last
+    for cell in by_memory:
         try:
             choose_batch_sizes(artifact, (cell.load.batch_size,), _suggest_wider(cell, artifact))
             require_lengths(artifact, None if cell.load.length is None else (cell.load.length,))
-            artifact.resolve_effective_options(options_from_texts(cell.options))
+            artifact.resolve_effective_options(parse_options(cell.options))
         except BadInputError as error:
             outcomes[cell.key] = CellOutcome(JobState.IMPOSSIBLE, tell_on_one_line(error), task.artifact)
             continue
@@ -163,7 +110,7 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
         lengths=None if first.load.length is None else (first.load.length,),
         processes=first.processes,
         to_the_end=True,
-        options=options_from_texts(first.options),
+        options=parse_options(first.options),
         limits={**LIMITS, "max_cv": first.max_cv},
     )
     result = bench_artifacts((artifact,), plan, store, SilentListener())
@@ -220,7 +167,7 @@ def main() -> None:
         os.sched_setaffinity(0, task.cpus)
     with handle_interrupts():
         outcomes = _do(task)
-    write_bytes(path, json_from_record(TaskOutcome(outcomes)))
+    write_bytes(path, json_from_record(outcomes))
 
 
 def _do(task: Task) -> tuple[CellOutcome, ...]:
@@ -228,11 +175,11 @@ def _do(task: Task) -> tuple[CellOutcome, ...]:
     try:
         return measure_cells(task) if task.timing else (build_recipe(task),)
     except OptpipeError as error:
-        return (outcome_from_error(error),) * max(1, len(task.cells))
+        return mark_all(task, outcome_from_error(error))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        return (CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}"),) * max(1, len(task.cells))
+        return mark_all(task, CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}"))
 
 
 def outcome_from_error(error: OptpipeError) -> CellOutcome:
@@ -244,13 +191,6 @@ def outcome_from_error(error: OptpipeError) -> CellOutcome:
 def tell_on_one_line(error: OptpipeError) -> str:
     """What happened and the way out, which a terminal shows on two lines."""
     return "; ".join(str(error).splitlines())
-
-
-def limit_load(task: Task) -> tuple[Cell, ...]:
-    """The cells by rising length and batch size: memory runs out last."""
-    return tuple(
-        sorted(task.cells, key=lambda cell: (cell.load.length or 0, cell.load.batch_size, cell.load.rate_per_s or 0.0))
-    )
 
 
 def explain_crash(returncode: int, log: Path) -> str:
@@ -266,13 +206,10 @@ def explain_crash(returncode: int, log: Path) -> str:
     return f"its process ended with status {returncode}{said}"
 
 
-def mark_all(task: Task, state: JobState, reason: str) -> tuple[CellOutcome, ...]:
-    """The same outcome for every cell."""
-    return (CellOutcome(state, reason),) * max(1, len(task.cells))
+def mark_all(task: Task, outcome: CellOutcome) -> tuple[CellOutcome, ...]:
+    """The same outcome for every cell, or for the build."""
+    return (outcome,) * max(1, len(task.cells))
 
 
-def spoil(outcome: CellOutcome, why: str) -> CellOutcome:
-    """An outcome that may no longer be believed."""
-    if outcome.state is not JobState.DONE:
-        return outcome
-    return replace(outcome, state=JobState.INVALID, reason=why)
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ from typing import Any, cast
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape, first_line
 from optpipe.models.artifacts.lookup import find_reference
-from optpipe.sweep.merge import take_in
+from optpipe.sweep.ledger import take_in
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import product
@@ -76,7 +76,7 @@ class ModelProfileDocument(ProfileRecord):
     main: str | None = None
     """The stage that is shown in full: the first inference, else the last that has a trace."""
     not_run: tuple[BlockedArtifact, ...] = ()
-    run_dir: Path = Path()
+    run_dir: Path = field(default_factory=Path)
     warnings: tuple[str, ...] = ()
 
 

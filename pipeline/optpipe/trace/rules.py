@@ -349,7 +349,9 @@ def find_slow_first_iteration(context: RuleContext) -> _Found | None:
         f"the first of {len(walls)} iterations takes {format_duration(walls[0])}, the others {format_duration(others)}"
     )
     on_gpu = context.measured.trace.kernels.height > 0
-    advice = "warm up before serving" + ("; a CUDA graph is uploaded on its first replay" if on_gpu else " (--warm-up)")
+    advice = "warm up before serving" + (
+        "; a CUDA graph is uploaded on its first replay" if on_gpu else " (--set warm-up)"
+    )
     return _Found(evidence, int(walls[0] - others), advice)
 
 

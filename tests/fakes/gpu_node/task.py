@@ -15,7 +15,8 @@ from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.tensorrt import TensorRT
 from optpipe.core.process import end_with_parent
 from optpipe.core.records import json_from_record, read_record
-from optpipe.sweep.task import Task, TaskOutcome, build_recipe
+from optpipe.sweep.job import Task
+from optpipe.sweep.task import build_recipe
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.files import write_bytes
 
@@ -33,4 +34,4 @@ if __name__ == "__main__":
     patch.object(TensorRT, "load", load).start()
     task = read_record(Path(sys.argv[1]), Task)
     outcomes = runpy.run_path(str(EMPTY))["measure"](task) if task.timing else (build_recipe(task),)
-    write_bytes(Path(sys.argv[2]), json_from_record(TaskOutcome(outcomes)))
+    write_bytes(Path(sys.argv[2]), json_from_record(outcomes))

@@ -14,7 +14,7 @@ def cluster():
     """Three nodes that this process is connected to; `s3://bucket` and `gs://bucket` are reached from all of them."""
     if find_spec("ray") is None:
         pytest.skip("needs Ray: pip install 'optpipe[ray]'")
-    from optpipe.sweep.ray_cluster import connect
+    from optpipe.sweep.cluster import connect
 
     kept = dict(os.environ)
     with serve_buckets():

@@ -56,7 +56,7 @@ def baseline(folder):
 
 
 def test_the_same_network_passes_within_a_wide_tolerance(folder, baseline):
-    ran, shown = sweep(folder, "same", 8, "--against", baseline, "--tolerance", "900%")
+    ran, shown = sweep(folder, "same", 8, "--against", baseline, "--set", "tolerance=900%")
     assert (ran.status, shown.status) == (0, 0), shown.stdout
     (cell,) = ran.document["regression"]["cells"]
     assert (cell["verdict"], cell["ratio"]["high"] <= 10) == ("PASS", True)
@@ -65,13 +65,13 @@ def test_the_same_network_passes_within_a_wide_tolerance(folder, baseline):
 
 def test_what_is_measured_again_is_judged_not_what_was_stored(folder, baseline):
     shutil.copytree(baseline, folder / "again")
-    ran, _ = sweep(folder, "again", 8, "--again", "--against", baseline, "--tolerance", "900%")
+    ran, _ = sweep(folder, "again", 8, "--again", "--against", baseline, "--set", "tolerance=900%")
     (cell,) = ran.document["regression"]["cells"]
     assert (cell["verdict"], cell["reason"], cell["ratio"]["value"] != 1) == ("PASS", "", True)
 
 
 def test_a_network_that_became_ten_times_deeper_fails(folder, baseline):
-    ran, shown = sweep(folder, "slower", 80, "--against", baseline, "--tolerance", "50%")
+    ran, shown = sweep(folder, "slower", 80, "--against", baseline, "--set", "tolerance=50%")
     assert (ran.status, shown.status) == (1, 1), shown.stdout
     (cell,) = ran.document["regression"]["cells"]
     assert (cell["verdict"], cell["ratio"]["low"] > 1.5) == ("FAIL", True)

@@ -8,7 +8,7 @@ import pytest
 
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.sweep import transport
-from optpipe.sweep.launch import Limits
+from optpipe.sweep.job import SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.transport import get_chunk, put_chunks, remove_folder, require_bucket
 from optpipe.workspace.entry import load_run
@@ -90,7 +90,7 @@ def test_a_byte_that_changes_in_the_bucket_is_found_by_the_driver_and_the_job_ru
         return get_chunk(name)
 
     monkeypatch.setattr(transport, "get_chunk", get)
-    record = sweep(tmp_path, (1,), kinds=("cpu-a",), shared=url, limits=Limits(retries=2, pending_s=60))
+    record = sweep(tmp_path, (1,), kinds=("cpu-a",), shared=url, limits=SweepOptions(retries=2, pending_s=60))
     assert spoiled
     assert_each_once(tmp_path, record, 1)
 

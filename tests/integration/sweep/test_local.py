@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.events import SilentListener
-from optpipe.sweep.job import JobState, Matrix
-from optpipe.sweep.launch import Limits
+from optpipe.sweep.job import JobState, Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting, run_locally
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.plan import list_works, plan_sweep
+from optpipe.sweep.plan import list_tasks, plan_sweep
 from optpipe.sweep.slots import list_slots
-from optpipe.sweep.sweep import SweepOptions, run_sweep
+from optpipe.sweep.sweep import run_sweep
 from optpipe.workspace.store import Store
 from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
 from tests.integration.conftest import optpipe
@@ -116,7 +115,7 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
         (("digits", "--set", "cpu-slots=10000"), 2, "--set cpu-slots=10000: only "),
         (("digits", "--against", "/no/such", "--dry-run", "--precision", "fp32"), 0, "to run"),
         (("digits", "--against", "/no/such", "--precision", "fp32"), 2, "no jobs found"),
-        (("digits", "--tolerance", "x"), 2, "--tolerance x"),
+        (("digits", "--set", "tolerance=x"), 2, "--tolerance x"),
         (("digits", "--precision", "fp32", "--calibrate-host"), 3, "--set cpu-slots=2"),
         ((), 2, "no model to sweep"),
     ],
@@ -151,7 +150,7 @@ def run_empty(workspace, count, watch=None, limits=None):
             if watch is not None:
                 watch(record)
 
-        given = Setting(setting.workspace, limits or Limits(retries=3), program=EMPTY)
+        given = Setting(setting.workspace, limits or SweepOptions(retries=3), program=EMPTY)
         return run_locally(works, slots, given, told)
 
     return run_sweep(empty_cells(count), list_slots(2), SweepOptions(), Store(workspace), SilentListener(), execute)
@@ -223,17 +222,17 @@ def test_two_sweeps_of_one_workspace_run_each_job_once(tmp_path):
 
 
 def test_a_gpu_that_somebody_holds_ends_in_a_row(tmp_path, monkeypatch):
-    import optpipe.sweep.locks as locks
+    import optpipe.sweep.slots as locks
 
     monkeypatch.setattr(locks, "FOLDER", tmp_path / "locks")
     with locks.hold_locks([(locks.QUIET, False)], 1):
-        record = run_empty(tmp_path / "w", 1, limits=Limits(lock_s=0.5))
+        record = run_empty(tmp_path / "w", 1, limits=SweepOptions(lock_s=0.5))
     assert record.rows[0].state == JobState.FAILED
     assert "in use by process" in record.rows[0].reason
 
 
 def test_a_disk_that_is_full_ends_in_rows(tmp_path):
-    works = list_works(plan_sweep(empty_cells(2), list_slots(1), {}), 1)
+    works = list_tasks(plan_sweep(empty_cells(2), list_slots(1), {}), 1)
     (tmp_path / "store").mkdir(parents=True)
     (tmp_path / "tmp").write_text("in the way")  # as where nothing can be written
     found = []

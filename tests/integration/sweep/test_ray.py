@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
-from optpipe.sweep.job import Matrix
-from optpipe.sweep.launch import Limits
+from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import Setting
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.plan import list_works, plan_sweep
+from optpipe.sweep.plan import list_tasks, plan_sweep
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
-from tests.fakes.ray_nodes import add_node, list_tasks
+from tests.fakes.ray_nodes import add_node
+from tests.fakes.ray_nodes import list_tasks as list_running
 from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, sweep
 from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
 from tests.integration.conftest import optpipe
@@ -42,23 +42,22 @@ def test_a_kind_without_a_node_is_a_row(cluster, tmp_path):
 
 
 def test_a_task_that_no_node_takes_ends_in_a_row(cluster, tmp_path):
-    from optpipe.sweep.ray_cluster import list_cluster_slots
-    from optpipe.sweep.ray_driver import run_on_ray
+    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
 
     cells = cells_from_matrix(
         Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
     )
     ghost = replace(list_cluster_slots()[0], kind="cpu-gone")
-    works = list_works(plan_sweep([replace(cells[0], kind="cpu-gone")], [ghost], {}), 1)
+    works = list_tasks(plan_sweep([replace(cells[0], kind="cpu-gone")], [ghost], {}), 1)
     found = []
-    run_on_ray(works, [ghost], Setting(tmp_path, Limits(pending_s=3), program=EMPTY), found.append)
+    run_on_ray(works, [ghost], Setting(tmp_path, SweepOptions(pending_s=3), program=EMPTY), found.append)
     assert [(one.state, one.reason) for one in found] == [
         ("failed", "no node of kind cpu-gone took it within 3 s (--set pending-timeout)")
     ]
 
 
 def test_real_jobs_of_a_real_model(cluster, tmp_path):
-    program = (sys.executable, "-m", "optpipe.sweep")
+    program = (sys.executable, "-m", "optpipe.sweep.task")
     record = sweep(tmp_path, (1,), kinds=("cpu-b",), program=program, models=("digits",))
     states = {row.state for row in record.rows}
     assert states <= {"done", "invalid"}, [row.reason for row in record.rows]
@@ -68,37 +67,35 @@ def test_real_jobs_of_a_real_model(cluster, tmp_path):
 
 
 def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(cluster, tmp_path):
-    from optpipe.sweep.ray_cluster import list_cluster_slots
-    from optpipe.sweep.ray_driver import run_on_ray
+    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
 
     stale = [replace(slot, fingerprint="another") for slot in list_cluster_slots()]
     cells = cells_from_matrix(
         Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
     )
     found = []
-    works = list_works(plan_sweep(cells, stale, {}), 1)
-    run_on_ray(works, stale, Setting(tmp_path, Limits(pending_s=60), program=EMPTY), found.append)
+    works = list_tasks(plan_sweep(cells, stale, {}), 1)
+    run_on_ray(works, stale, Setting(tmp_path, SweepOptions(pending_s=60), program=EMPTY), found.append)
     assert [one.state for one in found] == ["failed"]
     assert "versions differ" in found[0].reason
 
 
 def test_a_node_that_cannot_write_ends_in_rows_that_say_so(cluster, tmp_path):
-    from optpipe.sweep.ray_cluster import list_cluster_slots
-    from optpipe.sweep.ray_driver import run_on_ray
+    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
 
     matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=(1, 2), gpus=("cpu-a",))
     slots, found = list_cluster_slots(), []
-    works = list_works(plan_sweep(cells_from_matrix(matrix, ("cpu-a",)), slots, {}), 1)
-    setting = Setting(tmp_path, Limits(pending_s=60, retries=1), program=EMPTY)
+    works = list_tasks(plan_sweep(cells_from_matrix(matrix, ("cpu-a",)), slots, {}), 1)
+    setting = Setting(tmp_path, SweepOptions(pending_s=60, retries=1), program=EMPTY)
     run_on_ray(works, slots, setting, found.append, shared="/dev/full/workspace")
     assert [one.state for one in found] == ["failed", "failed"]
     assert "NotADirectoryError" in found[0].reason
 
 
 def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(cluster, tmp_path, monkeypatch):
-    from optpipe.sweep import ray_driver
+    from optpipe.sweep import cluster as driver
 
-    monkeypatch.setattr(ray_driver, "time", lambda: time.time() - 3600)  # the driver's clock: to it the nodes are ahead
+    monkeypatch.setattr(driver, "time", lambda: time.time() - 3600)  # the driver's clock: to it the nodes are ahead
     record = sweep(tmp_path, (1, 2), kinds=("cpu-a",))
     assert_each_once(tmp_path, record, 2)
     (said,) = record.warnings
@@ -109,7 +106,7 @@ def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(c
 
 def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_path):
     from optpipe.core.errors import MissingError
-    from optpipe.sweep.ray_cluster import selector_from_text
+    from optpipe.sweep.cluster import selector_from_text
 
     capped = add_node(cluster, "cpu-b", **{"optpipe/power-limit-w": "350", "optpipe/mig": "off"})
     try:
@@ -132,7 +129,7 @@ def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monke
         node = add_node(cluster, "cpu-full")
         monkeypatch.delenv("TMPDIR")
         fill_disk(disk, leave_bytes=8192)  # where nothing can be written Python takes another folder
-        limits = Limits(task_s=120, lock_s=300, retries=1, pending_s=300)
+        limits = SweepOptions(task_s=120, lock_s=300, retries=1, pending_s=300)
         record = sweep(tmp_path / "w", (1, 2), kinds=("cpu-full", "cpu-a"), limits=limits)
         states = {(row.cell.kind, row.state) for row in record.rows}
         assert states == {("cpu-full", "failed"), ("cpu-a", "done")}
@@ -145,20 +142,19 @@ def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monke
 
 
 def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_node(cluster, tmp_path, monkeypatch):
-    from optpipe.sweep.ray_cluster import list_cluster_slots
-    from optpipe.sweep.ray_driver import run_on_ray
+    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
 
     fake = ROOT / "tests" / "fakes" / "gpu_node"
     with monkeypatch.context() as there:  # what starts here believes in an NVIDIA L4
         there.setenv("PYTHONPATH", f"{fake}:{ROOT / 'pipeline'}")
-        told = optpipe("sweep", "--node-labels", "--json").document
+        told = optpipe("sweep", "--node-labels", "--json").document["labels"]
         node = add_node(cluster, told.pop("optpipe/kind"), gpus=1, **told)
     try:
         matrix = Matrix(models=("digits",), precisions=("fp16",), backends=("tensorrt-rtx",), gpus=("NVIDIA L4",))
         slots, found = list_cluster_slots(), []
-        works = list_works(plan_sweep(cells_from_matrix(matrix, ()), slots, {}), 1)
+        works = list_tasks(plan_sweep(cells_from_matrix(matrix, ()), slots, {}), 1)
         program = (sys.executable, str(fake / "task.py"))
-        run_on_ray(works, slots, Setting(tmp_path, Limits(pending_s=60), program=program), found.append)
+        run_on_ray(works, slots, Setting(tmp_path, SweepOptions(pending_s=60), program=program), found.append)
     finally:
         cluster.remove_node(node)
     ((record,), store) = found, Store(tmp_path)
@@ -174,7 +170,7 @@ def kill_one(what):
     """Kills a task's own process, or the Ray worker above it, with SIGKILL, as soon as there is one."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        for child, worker in list_tasks(EMPTY[1]).items():
+        for child, worker in list_running(EMPTY[1]).items():
             with suppress(ProcessLookupError):
                 os.kill(child if what == "child" else worker, signal.SIGKILL)
                 return

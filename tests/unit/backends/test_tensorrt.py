@@ -1,4 +1,4 @@
-"""TensorRT without a GPU: its options and their trtexec flags, its timing cache, and what TensorRT-RTX's own parser makes of a graph."""
+"""TensorRT without a GPU: its options, its timing cache, and what TensorRT-RTX's own parser makes of a graph."""
 
 import ast
 import json
@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.console import text_of
-from tests.fakes.entries import artifact_info
 from tests.fakes.graphs import onnx_model
 from tests.fakes.tensorrt_api.build_case import SPEC, save_graph
 
@@ -26,9 +24,7 @@ from optpipe.backends.tensorrt_builder import (
     BuilderOptions,
     capabilities_from_text,
     describe_in_key,
-    list_builder_flags,
     list_profile_shapes,
-    list_shape_flags,
     options_from_given,
     require_supported,
     sources_from_text,
@@ -36,18 +32,21 @@ from optpipe.backends.tensorrt_builder import (
 )
 from optpipe.backends.tensorrt_session import choose_profile
 from optpipe.build.build import warn_of_plugins
-from optpipe.cli.parsing import build_plan_from_options, model_from_options
+from optpipe.cli.options import (
+    CalibrationOptions,
+    ModelOptions,
+    TargetOptions,
+    build_plan_from_options,
+    model_from_options,
+)
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text, join_batch_ranges
-from optpipe.core.entries import ENGINE_LAYERS, EngineLayer, EngineLayers, GraphInfo, ModelInfo, WeightsRecord
+from optpipe.core.entries import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.core.records import plain_from_record, read_record
-from optpipe.models.artifacts.lookup import command_from_artifact
-from optpipe.models.document import document_from_tool_command
+from optpipe.core.records import read_record
 from optpipe.workspace.environment import list_gpus
-from optpipe.workspace.files import write_json
 from optpipe.workspace.store import Store
 
 RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)
@@ -118,11 +117,12 @@ def test_what_the_command_line_gives_reaches_the_plan(tmp_path: Path) -> None:
     several, library = "1:1:1,1:32:64", tmp_path / "mine.so"
     library.write_bytes(b"code")
     given, where = [f"tensorrt-rtx.plugins={library}"], "tensorrt-rtx,onnxruntime"
-    plan = build_plan_from_options("fp32", where, None, given, images=None, calibration=None, batch=several)
+    targets = TargetOptions("fp32", where, option=tuple(given))
+    plan = build_plan_from_options(targets, CalibrationOptions(), batch=several)
     assert plan.options == {"tensorrt-rtx": {"profiles": several, "plugins": str(library)}}
-    assert model_from_options("digits", "default", several, [], Store(tmp_path)).batch == (1, 32, 64)
+    assert model_from_options("digits", ModelOptions(batch=several), Store(tmp_path)).batch == (1, 32, 64)
     with pytest.raises(BadInputError, match="--batch 1:x"):
-        model_from_options("digits", "default", "1:1:1,1:x", [], Store(tmp_path))
+        model_from_options("digits", ModelOptions(batch="1:1:1,1:x"), Store(tmp_path))
     heard = SilentListener()
     warn_of_plugins(plan, heard)
     (said,) = heard.warnings
@@ -309,87 +309,3 @@ def test_every_name_that_we_use_exists_in_tensorrt_11_and_none_that_it_removed(b
 def test_what_only_tensorrt_rtx_has_exists_there(library) -> None:
     assert names_used() >= RTX_ONLY
     assert set(dir(library)) | set(dir(library.IBuilderConfig)) | set(dir(library.IRuntimeConfig)) >= RTX_ONLY
-
-
-# the equivalent trtexec command
-
-TRTEXEC_11 = {
-    "--onnx", "--saveEngine", "--minShapes", "--optShapes", "--maxShapes", "--profile", "--noTF32", "--memPoolSize",
-    "--builderOptimizationLevel", "--hardwareCompatibilityLevel", "--maxAuxStreams", "--tacticSources", "--timingCacheFile",
-    "--sparsity", "--versionCompatible", "--refit", "--stripWeights", "--dynamicPlugins", "--profilingVerbosity", "--skipInference",
-}  # fmt: skip
-"""Of `trtexec --help`, samples/common/sampleOptions.cpp in NVIDIA/TensorRT at 11.1; `tensorrt_rtx` adds --computeCapabilities."""
-IMAGE = InputSpec("image", "float32", (1, 3, 8, 8), (8, 3, 8, 8), (64, 3, 8, 8))
-SCALE = InputSpec("scale", "float32", (1,), (1,), (1,), batch=None)
-ALL = BuilderOptions(
-    workspace_bytes=1 << 26, optimization_level=5, hardware_compatibility="ampere+", version_compatible=True, refit=True,
-    strip_weights=True, sparse_weights=True, aux_streams=2, tactic_sources="-JIT_CONVOLUTIONS", timing_cache="/tmp/a cache",
-)  # fmt: skip
-
-
-def test_every_option_has_a_flag_that_trtexec_has() -> None:
-    flags = list(list_builder_flags(ALL, Precision.FP16, "tensorrt"))
-    assert {flag.partition("=")[0] for flag in flags} <= TRTEXEC_11
-    assert flags == [
-        "--noTF32", "--memPoolSize=workspace:67108864B", "--builderOptimizationLevel=5", "--hardwareCompatibilityLevel=ampere+",
-        "--maxAuxStreams=2", "--tacticSources=-JIT_CONVOLUTIONS", "--timingCacheFile=/tmp/a cache", "--sparsity=enable",
-        "--versionCompatible", "--refit", "--stripWeights",
-    ]  # fmt: skip
-    assert list(list_builder_flags(BuilderOptions(), Precision.TF32, "tensorrt")) == []
-    rtx = BuilderOptions(compute_capabilities="8.6,12.0")
-    assert list(list_builder_flags(rtx, Precision.TF32, "tensorrt-rtx")) == ["--computeCapabilities=86,120"]
-
-
-def test_shapes_are_given_for_what_changes_and_once_for_each_profile() -> None:
-    assert list(list_shape_flags(BuilderOptions(), (SCALE,))) == []
-    several = list(list_shape_flags(BuilderOptions(profiles="1:1:1,1:32:64"), (IMAGE, SCALE)))
-    assert several[:2] == ["--profile=0", "--minShapes=image:1x3x8x8"]
-    assert several[3:6] == ["--maxShapes=image:1x3x8x8", "--profile=1", "--minShapes=image:1x3x8x8"]
-
-
-@pytest.fixture
-def produce(tmp_path):
-    store = Store(tmp_path)
-
-    def make(info, write=lambda _: None, *parents):
-        def fill(folder):
-            write(folder)
-            return info
-
-        recipe = {"of": type(info).__name__, "backend": getattr(info, "backend", None)}
-        return store.produce(
-            type(info), recipe, fill, parents=tuple(each.id for each in parents), listener=SilentListener()
-        )[0]
-
-    return store, make
-
-
-def test_the_command_is_ready_to_paste_for_an_engine_alone(produce) -> None:
-    store, make = produce
-    card = ModelCard("digits", "card:digits", Task.OTHER, (IMAGE,))
-    info = ModelInfo("digits", "card:digits", WeightsRecord("file", "0" * 64), simplified=True, own_precision=None)
-    model = make(info, lambda folder: write_json(folder / "card.json", card.to_dict()))
-    graph = make(GraphInfo(Precision.FP16), lambda _: None, model)
-
-    def artifact(backend):
-        def write(folder):
-            for name in ("model.engine", "plugin-0-mine.so"):
-                (folder / name).write_bytes(b"code")
-
-        details = {"gpu": None, "builder": plain_from_record(BuilderOptions(timing_cache="/data/a cache"))}
-        built = artifact_info(backend=backend, precision="fp16", device="cuda", file="model.engine", details=details)
-        return make(built, write, model, graph)
-
-    engine = artifact("tensorrt")
-    text = text_of(document_from_tool_command(command_from_artifact(engine.id, "trtexec", store)), width=400)
-    comment, *lines = text.splitlines()
-    assert comment == "# fp16 is in the graph: networks are strongly typed"
-    assert [line.strip(" \\") for line in lines] == [
-        "trtexec", f"--onnx={graph.path}/model.onnx", "--saveEngine=model.engine",
-        "--minShapes=image:1x3x8x8", "--optShapes=image:8x3x8x8", "--maxShapes=image:64x3x8x8",
-        "--noTF32", "'--timingCacheFile=/data/a cache'", f"--dynamicPlugins={engine.path}/plugin-0-mine.so",
-        "--profilingVerbosity=detailed", "--skipInference",
-    ]  # fmt: skip
-    for entry, said in ((artifact("onnxruntime"), "artifact of onnxruntime"), (graph, "needs an artifact")):
-        with pytest.raises(BadInputError, match=said):
-            command_from_artifact(entry.id, "trtexec", store)

@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 import typer
 
 from optpipe.cli.app import app, print_outcome
 from optpipe.cli.groups import Outcome
+from optpipe.cli.schemas import read_schemas
 from optpipe.report.document import make_document, make_table
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
@@ -45,7 +47,9 @@ def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "optpipe", "doctor", "--json"], capture_output=True, text=True, check=True
     )
-    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    document, schemas = json.loads(done.stdout), read_schemas()
+    jsonschema.validate(document, {**schemas, "$ref": "#/documents/doctor"})
+    findings = {each["name"]: each for each in document["findings"]}
     for backend in ("tensorrt", "tensorrt-rtx", "torch-tensorrt", "onnxruntime", "inductor", "torch"):
         assert f"backend {backend}" in findings
     assert all(each["install"] for each in findings.values() if not each["found"])
@@ -135,7 +139,9 @@ CLOSED = "standard output is closed"
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("closing", "reads"), [("", True), (">&-", False)])
-def test_a_closed_output_is_one_line_and_the_commands_own_status(words, status, closing, reads, tmp_path):
+def test_a_closed_output_is_one_line_and_the_commands_own_status(
+    words: str, status: int, closing: str, reads: bool, tmp_path: Path
+) -> None:
     """Where a reader has gone (`| head`) the status is the result's; where there never was one, a success is none."""
     shell = f'({sys.executable} -m optpipe {words} {closing}; echo "status $?" >&2) | true'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -176,7 +182,9 @@ def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
         print_outcome(fails)()
 
 
-def test_a_failure_suggests_commands_for_the_workspace_at_hand(tmp_path, monkeypatch, capsys):
+def test_a_failure_suggests_commands_for_the_workspace_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
     for options, hint in (([], ""), (["--workspace", "my work"], " --workspace 'my work'")):
         with pytest.raises(SystemExit):
@@ -229,7 +237,9 @@ def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> N
         (("preprocess",), "--images"), (("profile",), "--images"), (("sweep",), "--calibration"), (("evaluate",), "--task"),
     ],
 )  # fmt: skip
-def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(command, option, capfd, tmp_path):
+def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
+    command: tuple[str, ...], option: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     name, *more = command
     with pytest.raises(SystemExit) as ended:
         app([name, "digits", *more, option, "nowhere", "--workspace", str(tmp_path / "workspace")])
@@ -251,7 +261,9 @@ def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(command, o
         ("sweep --dry-run nothing.onnx", "nothing.onnx: no such file"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(arguments, said, capfd, tmp_path, monkeypatch):
+def test_options_that_cannot_be_meant_are_refused(
+    arguments: str, said: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         app(arguments.split())

@@ -3,31 +3,34 @@
 from pathlib import Path
 
 import pytest
+from tests.command_line import call
 
 from optpipe.cli import terminal as terminal_module
-from optpipe.cli.build import calibrate
-from optpipe.cli.compare import compare
+from optpipe.cli.build import CalibrateOptions, calibrate
+from optpipe.cli.compare import CompareOptions, compare
 from optpipe.cli.deploy import deploy
-from optpipe.cli.dossier import attest
 from optpipe.cli.profile import RecordingOptions, profile
-from optpipe.cli.signoff import run, signoff
-from optpipe.cli.sweep import RunOptions, sweep
+from optpipe.cli.signoff import DossierOptions, SignoffOptions, attest, run, signoff
+from optpipe.cli.sweep import sweep
 from optpipe.cli.terminal import Terminal
 from optpipe.core.errors import BadInputError
+from optpipe.sweep.job import SweepOptions
 
 NOWHERE = Path("/proc/x")
+POLICY = Path("policy.toml")
+JUDGED = SignoffOptions(policy=POLICY)
 COMMANDS = {
-    "attest": lambda: attest(Path("none"), Path("none"), NOWHERE),
-    "calibrate": lambda: calibrate("digits", output=NOWHERE),
-    "compare": lambda: compare(output=NOWHERE),
-    "deploy": lambda: deploy(Path("none"), "folder", NOWHERE),
-    "profile --redacted": lambda: profile(recording=RecordingOptions(trace=Path("none"), redacted=NOWHERE)),
-    "run": lambda: run("digits", Path("policy.toml"), output=NOWHERE),
-    "run --junit": lambda: run("digits", Path("policy.toml"), junit=NOWHERE),
-    "signoff": lambda: signoff("digits", Path("policy.toml"), output=NOWHERE),
-    "signoff --junit": lambda: signoff("digits", Path("policy.toml"), junit=NOWHERE),
-    "signoff --init": lambda: signoff(policy=NOWHERE, init=True),
-    "sweep": lambda: sweep(["digits"], how=RunOptions(output=NOWHERE)),
+    "attest": lambda: call(attest, Path("none"), key=Path("none"), output=NOWHERE),
+    "calibrate": lambda: call(calibrate, "digits", how=CalibrateOptions(output=NOWHERE)),
+    "compare": lambda: call(compare, how=CompareOptions(output=NOWHERE)),
+    "deploy": lambda: call(deploy, dossier=Path("none"), to="folder", output=NOWHERE),
+    "profile --redacted": lambda: call(profile, recording=RecordingOptions(trace=Path("none"), redacted=NOWHERE)),
+    "run": lambda: call(run, "digits", POLICY, how=DossierOptions(output=NOWHERE)),
+    "run --junit": lambda: call(run, "digits", POLICY, how=DossierOptions(junit=NOWHERE)),
+    "signoff": lambda: call(signoff, model="digits", what=JUDGED, how=DossierOptions(output=NOWHERE)),
+    "signoff --junit": lambda: call(signoff, model="digits", what=JUDGED, how=DossierOptions(junit=NOWHERE)),
+    "signoff --init": lambda: call(signoff, what=SignoffOptions(policy=NOWHERE, init=True)),
+    "sweep": lambda: call(sweep, models=["digits"], how=SweepOptions(output=NOWHERE)),
 }
 
 
@@ -46,21 +49,26 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(folder, command):
     assert [each.name for each in folder.iterdir()] == ["policy.toml"]
 
 
-@pytest.mark.parametrize("command", [run, signoff])
+@pytest.mark.parametrize(
+    "command",
+    [lambda: call(run, "digits", POLICY), lambda: call(signoff, model="digits", what=JUDGED)],
+    ids=["run", "signoff"],
+)
 def test_a_step_summary_that_cannot_be_written_is_refused_at_once(command, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/proc/x")
     with pytest.raises(BadInputError, match="GITHUB_STEP_SUMMARY /proc/x: /proc is not writable"):
-        command("digits", Path("policy.toml"))
+        command()
 
 
 def test_junit_does_not_lie_in_the_dossier_whose_seal_it_would_break():
+    how = DossierOptions(output=Path("out"), junit=Path("out/junit.xml"))
     with pytest.raises(BadInputError, match=r"--junit out/junit\.xml: out is sealed when it is written"):
-        signoff("digits", Path("policy.toml"), output=Path("out"), junit=Path("out/junit.xml"))
+        call(signoff, model="digits", what=JUDGED, how=how)
 
 
 def test_reports_of_a_fleet_are_not_silently_left_out():
     with pytest.raises(BadInputError, match="--fleet writes no reports"):
-        compare(fleet=True, output=Path("reports"))
+        call(compare, how=CompareOptions(fleet=True, output=Path("reports")))
 
 
 @pytest.mark.parametrize("said", ["uv pip install optpipe[hf]", "cannot read [/data/1.jpg]", "no [red] here"])

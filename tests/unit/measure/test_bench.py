@@ -12,8 +12,8 @@ from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.precision import Precision
 from optpipe.core.records import compare_recomputed, json_from_record
 from optpipe.measure.bench import recover_run
+from optpipe.measure.measure import _find_coarsest_precision, offer_recovery
 from optpipe.measure.recompute import recompute_bench
-from optpipe.measure.session_plan import _find_coarsest_precision, offer_recovery
 from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run
 

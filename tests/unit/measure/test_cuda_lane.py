@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
-from optpipe.measure.worker.checks import Reservoir, probe_cache
-from optpipe.measure.worker.lanes import CudaLane
-from optpipe.measure.worker.loops import PointRun, run_load
-from optpipe.measure.worker.rotation import draw_rotation
+from optpipe.measure.worker.checks import Reservoir, draw_rotation, probe_cache
+from optpipe.measure.worker.loops import CudaLane, PointRun, run_load
 from optpipe.measure.worker.spool import Spool, frame_from_spool
 
 LOG: list[str] = []

@@ -14,7 +14,7 @@ from optpipe.core.measurement import LoadSpec, Measurement, Scenario, Subject, V
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.measure.figures import GROUPS, PARTS, compute_figures, estimate_energy_per_image, estimate_throughput
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
-from optpipe.measure.machine import MachineSampler, read_busy_ticks
+from optpipe.measure.process import MachineSampler, read_busy_ticks
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
 from optpipe.signoff.policy import Criterion

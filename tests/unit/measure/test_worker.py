@@ -24,15 +24,18 @@ from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker import checks, loops
 from optpipe.measure.worker.__main__ import Worker
 from optpipe.measure.worker.checks import (
+    MAX_ROTATED_BATCHES,
+    MIN_ROTATED_BATCHES,
     Reservoir,
     check_outputs,
     compute_untimed_outputs,
+    draw_rotation,
     limit_output_checks,
+    make_unseen_batch,
     probe_cache,
 )
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR, PointRun, run_load
 from optpipe.measure.worker.plan import Point, SessionPlan, WorkerStart
-from optpipe.measure.worker.rotation import MAX_ROTATED_BATCHES, MIN_ROTATED_BATCHES, draw_rotation, make_unseen_batch
 from optpipe.measure.worker.spool import CHUNK_RECORDS, Spool, count_spooled, frame_from_spool, request_stop
 from optpipe.stats.percentiles import (
     count_queries_needed,
@@ -269,7 +272,9 @@ def test_nan_is_called_by_its_name():
 MS = 1_000_000
 
 
-def measured(folder, durations_ns, *, min_seconds=0.0, max_seconds=1000000000.0):
+def measured(
+    folder: Path, durations_ns: Iterator[int], *, min_seconds: float = 0.0, max_seconds: float = 1e9
+) -> list[int]:
     """The durations that were taken until the load had enough for p99."""
     point = LoadSpec(1, min_seconds=min_seconds, max_seconds=max_seconds)
     taken: list[int] = []
@@ -404,9 +409,7 @@ def test_a_short_point_goes_on_with_the_buffers_of_the_one_before_and_its_output
         assert report.output_check.passed
 
 
-@pytest.mark.parametrize(
-    "change", [{"batch_size": 2}, pytest.param({"max_warm_up_seconds": 0.01}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("change", [{"batch_size": 2}, {"max_warm_up_seconds": 0.01}])
 def test_another_load_or_one_that_warms_up_begins_anew(measure, change):
     measure(SHORT)
     assert measure(replace(SHORT, **change))[1] == 16

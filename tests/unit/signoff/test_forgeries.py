@@ -153,12 +153,14 @@ def verify_dossier_of(folder):
 
 
 def test_an_unsigned_dossier_says_what_it_proves(dossier):
-    from optpipe.cli.dossier import verify
+    from tests.command_line import call
 
-    outcome = verify(dossier, None)
+    from optpipe.cli.signoff import verify
+
+    outcome = call(verify, dossier)
     assert outcome.status == 0
     assert outcome.document.unbacked
-    said = text_of(outcome.text(), width=200)
+    said = text_of(outcome.show(outcome.document), width=200)
     assert "it proves that the folder agrees with itself, not who made it or where it was measured" in said
     assert "no raw file  trust.outputs: stated by builds/verification-" in said
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record, make_slot, other_environment
 
 from optpipe.sweep.job import JobState
-from optpipe.sweep.plan import plan_sweep
-from optpipe.sweep.rows import LEVEL, judge_against, make_rows
+from optpipe.sweep.plan import LEVEL, fill_rows, judge_against, plan_sweep
 
 
 def judge(pairs, **options):
@@ -23,7 +22,7 @@ def judge(pairs, **options):
 
 def judge_records(cells, before, now, **options):
     plan = plan_sweep(cells, [make_slot()], {})
-    rows = make_rows(plan, {one.cell.key: one for one in now})
+    rows = fill_rows(plan, {one.cell.key: one for one in now})
     return judge_against(rows, {one.key: one for one in now}, {one.key: [one] for one in before}, "base", **options)
 
 

@@ -7,7 +7,7 @@ from tests.fakes.sweeps import make_recipe
 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.events import SilentListener
-from optpipe.sweep.built import find_built, note_built
+from optpipe.sweep.local import find_built, note_built
 from optpipe.workspace.store import Store
 
 

@@ -7,8 +7,6 @@ from math import ceil, inf
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot
@@ -19,10 +17,8 @@ from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.quantity import Estimate
 from optpipe.measure.search import slo_from_text
 from optpipe.sweep.document import document_from_fleet
-from optpipe.sweep.fleet import Price, PriceList, compare_fleet, prices_from_file
+from optpipe.sweep.fleet import compare_fleet
 from optpipe.sweep.job import Cell, JobState, command_from_cell
-
-PRICES = PriceList({H200: Price(3.6, 700.0), L4: Price(0.72)})
 
 
 def jobs_of(*records):
@@ -40,15 +36,7 @@ FLEET = jobs_of(
 )  # fmt: skip
 
 
-def test_cost_per_million_is_price_over_rate_with_its_interval():
-    (row,) = compare_fleet(jobs_of(measured(H200, 8, 2.0)), prices=PRICES).rows
-    assert row.throughput.value == pytest.approx(4000)
-    assert row.cost_per_million.value == pytest.approx(3.6 / 3600 * 1e6 / 4000)
-    assert row.cost_per_million.low < row.cost_per_million.value < row.cost_per_million.high
-    assert row.kwh_per_million.value == pytest.approx(0.7 / 3600 * 1e6 / 4000)
-
-
-def test_an_interval_that_reaches_zero_bounds_no_cost_and_no_number():
+def test_an_interval_that_reaches_zero_bounds_no_number():
     scattered = make_record(make_cell(H200, 8), p50_ms=(0.1, 2.0, 9.0))
     rate = Estimate(2000.0, 0.0, 9000.0)
     figures = scattered.group.figures | {
@@ -56,18 +44,16 @@ def test_an_interval_that_reaches_zero_bounds_no_cost_and_no_number():
         "p50": replace(scattered.group.figures["p50"], estimate=Estimate(4e6, 0.0, 9e6)),
     }
     jobs = jobs_of(replace(scattered, group=replace(scattered.group, figures=figures)))
-    (row,) = compare_fleet(jobs, prices=PRICES, load_per_s=10_000).rows
-    assert row.cost_per_million.low == pytest.approx(3.6 / 3600 * 1e6 / 9000)
-    assert row.cost_per_million.high == inf
+    (row,) = compare_fleet(jobs, load_per_s=10_000).rows
     assert (row.gpus.value, row.gpus.low, row.gpus.high) == (5, 2, inf)
-    assert "5 [2, inf]" in text_of(document_from_fleet(compare_fleet(jobs, prices=PRICES, load_per_s=10_000)))
+    assert "5 [2, inf]" in text_of(document_from_fleet(compare_fleet(jobs, load_per_s=10_000)))
     (limited,) = compare_fleet(jobs, slo=slo_from_text("p50=10ms"), load_per_s=1000).rows
     assert limited.gpus.low == 1
 
 
 @pytest.mark.slow
 def test_the_limit_decides_the_batch_size_and_the_load_the_number():
-    found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000, prices=PRICES)
+    found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000)
     chosen = {(row.kind, row.build): row.batch_size for row in found.rows}
     assert chosen == {(H200, "onnxruntime fp16"): 8, (H200, "onnxruntime fp32"): 8, (L4, "onnxruntime fp16"): 1}
     counts = {row.kind: row.gpus for row in found.rows if row.best}
@@ -154,45 +140,20 @@ def test_an_impossible_cell_is_not_missing_and_a_failed_one_says_why():
     assert not any("batch 64" in one.label for one in compare_fleet(FLEET | jobs_of(impossible)).missing)
 
 
-def test_the_frontier_is_what_none_is_cheaper_and_quicker_than():
-    found = compare_fleet(FLEET, prices=PRICES)
+def test_the_frontier_is_what_none_is_faster_and_quicker_than():
+    found = compare_fleet(FLEET)
     for row in found.rows:
-        rivals = [(each.cost_per_million.value, each.latency_ns.value) for each in found.rows if each is not row]
-        mine = row.cost_per_million.value, row.latency_ns.value
+        rivals = [(-each.throughput.value, each.latency_ns.value) for each in found.rows if each is not row]
+        mine = -row.throughput.value, row.latency_ns.value
         beaten = any(a <= mine[0] and b <= mine[1] and (a, b) != mine for a, b in rivals)
         assert row.on_frontier == (not beaten)
 
 
-@pytest.mark.slow
 def test_the_whole_text():
-    found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000, prices=PRICES)
+    found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000)
     assert_golden(text_of(document_from_fleet(found), width=150), "fleet.txt")
 
 
 def test_nothing_measured_is_said():
     with pytest.raises(BadInputError, match="measure with `optpipe sweep"):
         compare_fleet({})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('[gpus."NVIDIA H200"]\nper_hour = "3"', "per_hour"),
-        ('[gpus."NVIDIA H200"]\nper_hour = -3', "below zero"),
-        ('[gpus."NVIDIA H200"]\nprice = 3', "price"),
-        ("currency = 'EUR'", "gpus"),
-        ("[[", "cannot be read as a price list"),
-    ],
-)
-def test_a_wrong_price_list_is_named(tmp_path, text, said):
-    (tmp_path / "prices.toml").write_text(text)
-    with pytest.raises(BadInputError, match=said) as error:
-        prices_from_file(tmp_path / "prices.toml")
-    assert "prices.toml" in str(error.value)
-
-
-@given(st.floats(0.1, 1000), st.floats(0.01, 100))
-def test_twice_the_price_is_twice_the_cost(price, p50_ms):
-    jobs = jobs_of(measured(H200, 8, p50_ms))
-    one, two = (compare_fleet(jobs, prices=PriceList({H200: Price(each)})).rows[0] for each in (price, 2 * price))
-    assert two.cost_per_million.value == pytest.approx(2 * one.cost_per_million.value)

@@ -11,7 +11,7 @@ from tests.fakes.sweeps import make_cell, make_record
 
 from optpipe.core.errors import BadInputError
 from optpipe.sweep.job import JobState
-from optpipe.sweep.ledger import claim_job, find_conflicts, keep_backed, read_job, read_jobs, sort_records, write_job
+from optpipe.sweep.ledger import claim_job, keep_backed, list_conflicts, read_job, read_jobs, sort_records, write_job
 from optpipe.workspace.entry import MANIFEST
 
 CELL = make_cell()
@@ -38,8 +38,8 @@ def test_records_are_read_as_they_were_written_and_one_written_twice_is_one(tmp_
 
 
 def test_verdicts_that_differ_are_a_conflict_and_a_crash_before_a_result_is_none():
-    assert find_conflicts(RECORDS[:3]) is None
-    assert "done in bench-2, done in bench-1, invalid" in str(find_conflicts(RECORDS))
+    assert list(list_conflicts({"key": RECORDS[:3]})) == []
+    assert "done in bench-2, done in bench-1, invalid" in next(list_conflicts({"key": RECORDS}))
 
 
 def test_a_damaged_record_is_named_with_the_way_out(tmp_path):

@@ -15,8 +15,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.sweep.job import JobState
-from optpipe.sweep.ledger import write_job
-from optpipe.sweep.merge import merge_workspaces
+from optpipe.sweep.ledger import merge_workspaces, write_job
 from optpipe.workspace.entry import Manifest
 from optpipe.workspace.files import hash_files
 from optpipe.workspace.store import Store

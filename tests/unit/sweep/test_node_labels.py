@@ -4,7 +4,7 @@ import pytest
 from tests.unit.sweep.test_slots import two_gpus  # noqa: F401 # a fixture
 
 from optpipe.core.errors import BadInputError
-from optpipe.sweep.ray_cluster import describe_node, selector_from_text
+from optpipe.sweep.cluster import describe_node, selector_from_text
 from optpipe.workspace.environment import list_gpus
 
 

@@ -6,24 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell
 
-from optpipe.sweep.order import sort_works, take_work
-from optpipe.sweep.plan import START_S, Work
+from optpipe.sweep.job import START_S, Task
+from optpipe.sweep.plan import sort_tasks, take_task
 
 
 def make_work(loads, load_s):
     cells = tuple(make_cell(batch=size) for size in range(1, loads + 1))
-    return Work(cells[0].recipe, cells[0].kind, cells, load_s)
+    return Task(cells[0].recipe, cells[0].kind, cells, load_s)
 
 
 def run(works, slots, *, divide=True):
     """When the last slot ends if works take as long as expected, and what was run; undivided, the order of `works` is kept."""
-    waiting = [(work, None) for work in works]
+    waiting = list(works)
     ends, ran = [0.0] * slots, []
     while waiting:
         ends.sort()
         now, *others = ends
         busy = [end for end in others if end > now]
-        work = take_work(waiting, 0, busy, slots, now) if divide else waiting.pop(0)[0]
+        work = take_task(waiting, 0, busy, slots, now) if divide else waiting.pop(0)
         ran.append(work)
         ends[0] = now + work.expected_s
     return max(ends), ran
@@ -38,12 +38,12 @@ def test_longest_first_ends_within_a_third_of_the_best_order(works, slots):
         max(sum(work.expected_s for work, mine in zip(works, dealt, strict=True) if mine == slot) for slot in dealt)
         for dealt in product(range(slots), repeat=len(works))
     )
-    assert run(sort_works(works), slots, divide=False)[0] <= best * (4 / 3 - 1 / (3 * slots)) * (1 + 1e-9)
+    assert run(sort_tasks(works), slots, divide=False)[0] <= best * (4 / 3 - 1 / (3 * slots)) * (1 + 1e-9)
 
 
 @given(works_of, st.integers(1, 8))
 def test_dividing_ends_no_later_than_before_by_more_than_one_load(works, slots):
-    whole = sort_works(works)
+    whole = sort_tasks(works)
     ended, ran = run(whole, slots)
     longest = START_S + max(work.load_s for work in works)
     for before in (works, whole):
@@ -66,8 +66,7 @@ def test_as_many_works_as_slots_stay_whole():
 
 
 def test_the_rest_of_a_work_waits_in_its_place():
-    waiting = [(make_work(10, 3.0), "why"), (make_work(1, 2.0), "")]
-    taken = take_work(waiting, 0, [], 4, 0.0)
-    assert [(len(work.cells), note) for work, note in waiting] == [(10 - len(taken.cells), "why"), (1, "")]
-    assert waiting[0][0].cells + taken.cells != taken.cells
-    assert {cell.key for work, _ in waiting[:1] for cell in work.cells}.isdisjoint(cell.key for cell in taken.cells)
+    waiting = [make_work(10, 3.0), make_work(1, 2.0)]
+    taken = take_task(waiting, 0, [], 4, 0.0)
+    assert [len(work.cells) for work in waiting] == [10 - len(taken.cells), 1]
+    assert {cell.key for cell in waiting[0].cells}.isdisjoint(cell.key for cell in taken.cells)

@@ -8,8 +8,16 @@ from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot, othe
 
 from optpipe.sweep.document import document_from_sweep
 from optpipe.sweep.job import JobState
-from optpipe.sweep.plan import Standing, list_works, plan_sweep
-from optpipe.sweep.rows import SweepRecord, judge_status, list_warnings, make_rows
+from optpipe.sweep.plan import (
+    Standing,
+    SweepRecord,
+    estimate_total,
+    fill_rows,
+    judge_status,
+    list_tasks,
+    list_warnings,
+    plan_sweep,
+)
 
 
 def plan_of(cells, records=(), slots=None, **options):
@@ -18,7 +26,7 @@ def plan_of(cells, records=(), slots=None, **options):
 
 
 def standings(plan):
-    return [one.standing for one in plan.cells]
+    return ["stored" if row.stored else row.state for row in plan]
 
 
 def test_what_is_done_is_stored_and_what_failed_runs_again():
@@ -46,13 +54,13 @@ def test_a_kind_that_is_not_here_is_a_row_and_its_merged_result_is_shown():
 def test_the_estimate_is_from_jobs_like_it_over_the_slots():
     measured = make_record(make_cell(batch=1))
     plan = plan_of([make_cell(batch=size) for size in (1, 2, 4, 8, 16)], [measured])
-    assert plan.estimate_s == 4 * 12.0 / 2
-    assert plan_of([make_cell()]).estimate_s is None
+    assert estimate_total(plan, (make_slot(0), make_slot(1))) == 4 * 12.0 / 2
+    assert estimate_total(plan_of([make_cell()]), [make_slot()]) is None
 
 
 def test_one_process_takes_loads_of_one_recipe():
     cells = [make_cell(batch=size, precision=precision) for precision in ("fp16", "fp32") for size in (1, 2, 4)]
-    works = list_works(plan_of(cells), 2)
+    works = list_tasks(plan_of(cells), 2)
     assert [(work.recipe.precision, len(work.cells)) for work in works] == [
         ("fp16", 2),
         ("fp16", 1),
@@ -63,7 +71,7 @@ def test_one_process_takes_loads_of_one_recipe():
 
 def record_of(cells, records, **changes):
     plan = plan_of(cells, ())
-    rows = make_rows(plan, {one.cell.key: one for one in records})
+    rows = fill_rows(plan, {one.cell.key: one for one in records})
     status = judge_status(rows, interrupted=False, dry_run=False)
     made = SweepRecord(
         rows, ("NVIDIA H200 (GPU-0)", "NVIDIA H200 (GPU-1)"), 75.0, 90.0, dry_run=False, serialized=False
@@ -85,7 +93,7 @@ def test_every_cell_is_a_row_whatever_came_of_it():
     assert [row.state for row in record.rows][:4] == ["done", "failed", "invalid", "elsewhere"]
     assert record.exit_status == 4
     assert_golden(text_of(document_from_sweep(record), width=150), "sweep.txt")
-    planned = replace(record, rows=make_rows(plan_of(cells), {}), dry_run=True)
+    planned = replace(record, rows=fill_rows(plan_of(cells), {}), dry_run=True)
     assert_golden(text_of(document_from_sweep(planned), width=150), "sweep-dry-run.txt")
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from optpipe.core.errors import MissingError
-from optpipe.sweep.ray_cluster import connect
+from optpipe.sweep.cluster import connect
 
 
 class AuthenticationError(Exception):

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.sweeps import make_cell, make_record, make_slot
 
+from optpipe.sweep.cluster import CLOCKS_S, bound_clock_difference
 from optpipe.sweep.fleet import compare_fleet
-from optpipe.sweep.plan import plan_sweep
-from optpipe.sweep.ray_driver import CLOCKS_S, bound_clock_difference
-from optpipe.sweep.rows import judge_against, list_warnings, make_rows
+from optpipe.sweep.plan import fill_rows, judge_against, list_warnings, plan_sweep
 
 seconds = st.floats(0, 1e6)
 
@@ -25,7 +24,7 @@ def test_a_difference_is_never_overstated(sent, there, back, ahead):
 
 def rows_of(*records):
     plan = plan_sweep([one.cell for one in records], [make_slot()], {})
-    return make_rows(plan, {one.cell.key: one for one in records})
+    return fill_rows(plan, {one.cell.key: one for one in records})
 
 
 def on_host(record, host, ahead):
@@ -46,7 +45,8 @@ def test_what_is_answered_does_not_depend_on_the_time_of_day():
     before, now = make_record(cell, run="before"), make_record(cell, run="now", p50_ms=(1.1, 1.11, 1.09))
     for when in ("1999-01-01T00:00:00", "2099-01-01T00:00:00"):
         other = on_host(replace(now, started_utc=when), "a", 1e9)
-        assert plan_sweep([make_cell(batch=8)], [make_slot()], {other.key: [other]}).estimate_s == 12.0
+        (row,) = plan_sweep([make_cell(batch=8)], [make_slot()], {other.key: [other]})
+        assert row.seconds == 12.0
         assert compare_fleet({other.key: [other]}).rows == compare_fleet({now.key: [now]}).rows
         verdicts = [
             judge_against(rows_of(each), {each.key: each}, {before.key: [before]}, "base").cells

@@ -15,19 +15,21 @@ from tests.fakes.sweeps import make_cell, make_slot
 import optpipe.sweep.slots as slots_module
 from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
-from optpipe.sweep.launch import Limits, run_task
-from optpipe.sweep.locks import QUIET, TakenError, hold_locks, list_locks
+from optpipe.sweep.job import SweepOptions, Task
+from optpipe.sweep.local import run_task
 from optpipe.sweep.slots import (
-    GpuProcess,
+    QUIET,
+    TakenError,
     divide_cpus,
-    find_strangers,
+    find_foreign,
+    hold_locks,
     list_cpu_slots,
     list_descendants,
     list_gpu_processes,
     list_kinds,
+    list_locks,
     list_slots,
 )
-from optpipe.sweep.task import Task
 from optpipe.workspace.environment import list_gpus
 
 
@@ -52,11 +54,10 @@ def test_the_cpu_is_one_slot_or_equal_parts_of_another_environment():
     assert first.fingerprint == second.fingerprint != whole.fingerprint
 
 
-def test_a_stranger_is_whoever_is_not_ours_and_before_a_job_everybody():
-    mine, other, hosts = (GpuProcess(pid, "python") for pid in (os.getpid(), 1, 2**31 - 1))
-    assert find_strangers([mine, other], {mine.pid}, running=True) == (other,)
-    assert find_strangers([mine, hosts], {mine.pid}, running=True) == ()
-    assert find_strangers([hosts], (), running=False) == (hosts,)
+def test_a_foreign_process_is_one_that_is_not_ours_and_is_known_here():
+    mine, other, of_the_host = os.getpid(), 1, 2**31 - 1
+    seen = dict.fromkeys((mine, other, of_the_host), "python")
+    assert find_foreign(seen, {mine}) == {other: "python"}
 
 
 def test_children_of_a_job_are_its_own():
@@ -205,44 +206,43 @@ def test_a_slot_for_each_gpu_that_cuda_shows_and_one_for_the_processors(two_gpus
 
 def test_who_is_on_a_gpu_is_named(two_gpus):
     two_gpus.processes = (7,)
-    assert [str(one) for one in list_gpu_processes("GPU-0")] == ["python3 (process 7)"]
-    assert list_gpu_processes("GPU-1") == ()
+    assert list_gpu_processes("GPU-0") == {7: "python3 (process 7)"}
+    assert list_gpu_processes("GPU-1") == {}
 
 
 def test_a_gpu_in_use_is_not_measured_and_the_row_says_by_whom(two_gpus, tmp_path):
     two_gpus.processes = (7,)
     cell = make_cell()
-    task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)
-    outcome = run_task(task, make_slot(0), Limits(), threading.Event(), ("false",))
-    assert outcome.cells[0].state == "invalid"
-    assert outcome.cells[0].reason == "not measured: GPU-0 is in use by python3 (process 7)"
+    task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
+    outcome = run_task(task, make_slot(0), SweepOptions(), threading.Event(), ("false",))
+    assert outcome[0].state == "invalid"
+    assert outcome[0].reason == "not measured: GPU-0 is in use by python3 (process 7)"
 
 
 def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(tmp_path):
     cell = make_cell("cpu")
-    task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)
+    task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
     for program, said in (
         ("import os, sys; print('last words', file=sys.stderr); sys.exit(3)", "ended with status 3: last words"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     ):
-        outcome = run_task(task, make_slot(kind="cpu"), Limits(), threading.Event(), (sys.executable, "-c", program))
-        assert (outcome.crashed, outcome.cells[0].state) == (True, "failed")
-        assert said in outcome.cells[0].reason
+        outcome = run_task(
+            task, make_slot(kind="cpu"), SweepOptions(), threading.Event(), (sys.executable, "-c", program)
+        )
+        assert (outcome[0].crashed, outcome[0].state) == (True, "failed")
+        assert said in outcome[0].reason
 
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
     cell = make_cell("cpu")
-    task = Task(str(tmp_path), cell.recipe, (cell,), "a" * 12)
+    task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
     seconds = f"987.{os.getpid()}"  # of this test alone
     program = f"import subprocess, sys, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(987)"
     outcome = run_task(
-        task, make_slot(kind="cpu"), Limits(task_s=0.5), threading.Event(), (sys.executable, "-c", program)
+        task, make_slot(kind="cpu"), SweepOptions(task_s=0.5), threading.Event(), (sys.executable, "-c", program)
     )
-    assert (
-        "longer than 0 s (--set job-timeout)" in outcome.cells[0].reason
-        or "KeyboardInterrupt" in outcome.cells[0].reason
-    )
+    assert "longer than 0 s (--set job-timeout)" in outcome[0].reason or "KeyboardInterrupt" in outcome[0].reason
     deadline = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], check=False, capture_output=True).returncode == 0:
         assert time.monotonic() < deadline

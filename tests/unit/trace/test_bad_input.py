@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.command_line import call
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import SAMPLE
@@ -81,19 +82,19 @@ def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
 
 def test_what_cannot_be_asked_together() -> None:
     with pytest.raises(BadInputError, match="exactly one of"):
-        profile()
+        call(profile)
     with pytest.raises(BadInputError, match="exactly one of"):
-        profile("resnet50", RecordingOptions(trace=SAMPLE))
+        call(profile, model="resnet50", recording=RecordingOptions(trace=SAMPLE))
 
 
 def test_an_unknown_range_names_those_there_are(tmp_path: Path) -> None:
     path = phenomena.without_gpu().write(tmp_path / "cpu.sqlite")
     with pytest.raises(BadInputError, match=r"no NVTX range named 'nothing'.*optpipe.iteration"):
-        profile(recording=RecordingOptions(trace=path, range="nothing"))
+        call(profile, recording=RecordingOptions(trace=path, range="nothing"))
 
 
 def test_a_trace_without_gpu_rows_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
-    outcome = profile(recording=RecordingOptions(trace=phenomena.without_gpu().write(tmp_path / "cpu.sqlite")))
+    outcome = call(profile, recording=RecordingOptions(trace=phenomena.without_gpu().write(tmp_path / "cpu.sqlite")))
     assert outcome.status is ExitStatus.DONE
     assert isinstance(outcome.document, TraceProfile)
     assert outcome.document.trace_quality.withheld["kernels"].startswith("no GPU rows")

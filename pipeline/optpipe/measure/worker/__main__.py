@@ -16,16 +16,17 @@ from optpipe.core.process import end_with_parent
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker.checks import (
     Reservoir,
+    Rotation,
     check_outputs,
     compute_untimed_outputs,
     count_reference_inputs,
+    draw_rotation,
     limit_output_checks,
+    pool_from_files,
     probe_cache,
 )
-from optpipe.measure.worker.lanes import CpuLane, CudaLane, Lane
-from optpipe.measure.worker.loops import PointRun, run_load
+from optpipe.measure.worker.loops import CpuLane, CudaLane, Lane, PointRun, run_load
 from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart, session_from_loader
-from optpipe.measure.worker.rotation import Rotation, draw_rotation, pool_from_files
 from optpipe.measure.worker.spool import Spool
 
 _Prepared = tuple[Rotation, list[dict[str, Any]], list[Lane]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.base import Device, ToolCommand
+from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
@@ -356,20 +356,3 @@ def _is_fixed(artifact: StoredArtifact) -> bool:
         (axis := axes.get(each.name)) is not None and each.type.tensor_type.shape.dim[axis].dim_value > 0
         for each in graph.input
     )
-
-
-def command_from_artifact(prefix: str, tool: str, store: Store) -> ToolCommand:
-    """The command of another tool that builds a stored artifact. Raises BadInputError for an entry that it cannot build."""
-    found = store.find(prefix)
-    if found.manifest.kind != ArtifactInfo.KIND:
-        raise BadInputError(f"--as {tool} needs an artifact; {found.path.name} is none")
-    entry = store.find(found.id, ArtifactInfo)
-    parents = [store.find(parent) for parent in entry.manifest.parents]
-    model = next(each for each in parents if each.manifest.kind == ModelInfo.KIND)
-    inputs = card_from_file(model.file(CARD)).inputs
-    command = BACKENDS[entry.info.backend].show_as(tool, entry.info, entry.path, parents[-1].file(ONNX), inputs)
-    if command is None:
-        raise BadInputError(
-            f"--as {tool} has no command for an artifact of {entry.info.backend}, which {found.path.name} is"
-        )
-    return command

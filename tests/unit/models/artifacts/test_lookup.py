@@ -8,7 +8,8 @@ import pytest
 from tests.fakes.entries import artifact_info
 from tests.fakes.graphs import onnx_model
 
-from optpipe.cli.bench import TargetOptions, find_pair
+from optpipe.cli.bench import find_pair
+from optpipe.cli.options import TargetOptions
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
@@ -35,7 +36,15 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 """
 
 
-def built(store, name, source, weights="a", precision="fp32", path=None, kind="file"):
+def built(
+    store: Store,
+    name: str,
+    source: str,
+    weights: str = "a",
+    precision: str = "fp32",
+    path: str | None = None,
+    kind: str = "file",
+) -> Entry:
     card, record = ModelCard(name, source, Task.OTHER, INPUTS), WeightsRecord(kind, weights)
 
     def exported(folder: Path) -> ModelInfo:
@@ -69,7 +78,9 @@ def verified(store: Store, artifact: Entry, samples: int) -> Entry[ReferenceInfo
         (("torch", "onnxruntime"), "`optpipe build net.onnx --backend torch,onnxruntime` builds it", "cannot"),
     ],
 )
-def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(store, backends, said, unsaid):
+def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(
+    store: Store, backends: tuple[str, ...], said: str, unsaid: str
+) -> None:
     save_relu("net.onnx")
     with pytest.raises(BadInputError) as refused:
         find_artifacts("net.onnx", store, backends=backends)

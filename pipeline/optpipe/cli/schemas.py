@@ -1,0 +1,147 @@
+"""The JSON documents of the commands: their version, and a JSON Schema of each, made from the records that are printed."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+
+from optpipe.core.records import plain_from_record
+from optpipe.core.verdict import StepRecord, Verdict
+
+Json = dict[str, Any]
+SCHEMA_VERSION = 1
+"""Of all documents together: raised whenever the shape of one of them changes."""
+SCHEMA_FILE = Path(__file__).with_name("documents.schema.json")
+
+
+class Approval(TypedDict):
+    """Of `signoff approve`."""
+
+    model: str
+    baseline: str
+    verdict: Verdict
+    because: str | None
+
+
+class PolicyTemplate(TypedDict):
+    """Of `signoff --init`."""
+
+    policy: str
+    schema: str
+
+
+class NodeLabels(TypedDict):
+    """Of `sweep --node-labels`."""
+
+    labels: dict[str, str]
+
+
+class SignedPlace(TypedDict):
+    """What `signoff` adds to the verdict."""
+
+    dossier: str
+    warnings: list[str]
+
+
+class PipelineRun(SignedPlace):
+    """What `run` adds."""
+
+    steps: list[StepRecord]
+
+
+class Failure(TypedDict):
+    """Of any command that fails."""
+
+    message: str
+    exit_status: int
+
+
+DOCUMENTS = {
+    "build": ("build.records:BuildResult", "build.choose:ChoiceResult"),
+    "calibrate": ("quantize.calibration_run:CalibrationResult",),
+    "preprocess": ("preprocess.records:PreprocessRecord",),
+    "bench": ("measure.records:BenchRecord", "measure.records:BenchPairRecord", "preprocess.end_to_end:EndToEndRecord"),
+    "evaluate": ("evaluate.result:Evaluation",),
+    "profile": (
+        "trace.profile_model:ModelProfileDocument",
+        "trace.records:TraceProfile",
+        "trace.report:ProfileDiff",
+    ),
+    "compare": ("core.comparison:Comparison", "sweep.fleet:FleetRecord"),
+    "signoff": ("core.verdict:VerdictRecord", "cli.schemas:PolicyTemplate"),
+    "signoff approve": ("cli.schemas:Approval",),
+    "signoff attest": ("deploy.attest:AttestRecord",),
+    "signoff recheck": ("deploy.records:RecheckRecord",),
+    "verify": ("core.verdict:VerificationRecord",),
+    "run": ("core.verdict:VerdictRecord",),
+    "deploy": ("deploy.records:DeployResult",),
+    "sweep": ("sweep.plan:SweepRecord", "sweep.neighbors:NeighborEffect", "cli.schemas:NodeLabels"),
+    "store ls": ("models.artifacts.housekeeping:StoreListing",),
+    "store show": ("models.artifacts.housekeeping:EntryDetails", "models.artifacts.housekeeping:RunDetails"),
+    "store rm": ("models.artifacts.housekeeping:Removal",),
+    "store gc": ("models.artifacts.housekeeping:Removal",),
+    "store merge": ("sweep.ledger:MergeRecord",),
+    "doctor": ("build.doctor:Diagnosis", "build.doctor:OptionListing"),
+}
+"""The records that a command prints, `module:class`."""
+ADDED: Json = {"signoff": SignedPlace, "run": PipelineRun}
+"""What a command adds to its record."""
+
+
+def make_document(record: object) -> Json:
+    """What `--json` prints of a record or a mapping."""
+    return {"schema_version": SCHEMA_VERSION, **plain_from_record(record)}
+
+
+def make_schemas() -> Json:
+    """The JSON Schemas of all documents, by command; what differs between two versions is the shape, so they hold no prose."""
+    kinds = {
+        name: [
+            getattr(import_module(f"optpipe.{module}"), kind) for module, kind in (each.split(":") for each in where)
+        ]
+        for name, where in DOCUMENTS.items()
+    }
+    every = list(dict.fromkeys([kind for some in kinds.values() for kind in some] + [*ADDED.values(), Failure]))
+    found, parts = msgspec.json.schema_components(
+        every, schema_hook=lambda _: {"type": "string"}, ref_template="#/$defs/{name}"
+    )
+    refs = dict(zip(every, found, strict=True))
+    version = {"properties": {"schema_version": {"const": SCHEMA_VERSION}}, "required": ["schema_version"]}
+    documents = {
+        name: {"allOf": [version, {"anyOf": [_describe(name, kind, refs) for kind in some]}]}
+        for name, some in sorted(kinds.items())
+    }
+    documents["error"] = {"allOf": [version, {"properties": {"error": refs[Failure]}, "required": ["error"]}]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "schema_version": SCHEMA_VERSION,
+        "documents": documents,
+        "$defs": {name: _leave_out_prose(part) for name, part in sorted(parts.items())},
+    }
+
+
+def _describe(name: str, kind: Any, refs: dict[Any, Any]) -> Any:
+    added = ADDED.get(name) if kind.__name__ == "VerdictRecord" else None
+    return refs[kind] if added is None else {"allOf": [refs[kind], refs[added]]}
+
+
+def _leave_out_prose(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_leave_out_prose(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: {name: _leave_out_prose(each) for name, each in value.items()}
+        if key == "properties"
+        else _leave_out_prose(value)
+        for key, value in part.items()
+        if key not in ("description", "title", "default")
+    }
+
+
+def read_schemas() -> Json:
+    """The schemas as shipped."""
+    found: Json = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    return found

@@ -165,7 +165,7 @@ class NodeCost:
     type: str
     macs: int
     bytes: int
-    channels: tuple[int, int] | None
+    channels: tuple[int, int] | None = None
     """Input and output channels of a matrix product, per group of a convolution."""
 
 

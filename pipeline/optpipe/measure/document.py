@@ -27,7 +27,7 @@ from optpipe.measure.records import (
     TuningRecord,
     UnjudgedPoint,
 )
-from optpipe.report.charts import ChartData, Curve, StageBar, draw_figures
+from optpipe.report.charts import Bar, Curve, draw_comparison
 from optpipe.report.document import (
     PAGE_ONLY,
     TEXT_ONLY,
@@ -454,7 +454,7 @@ def draw_measurements(
     measured: Sequence[RecordedMeasurement],
     runs: Sequence[Run],
     root: Path,
-    stages: tuple[StageBar, ...] = (),
+    stages: tuple[Bar, ...] = (),
     stage_files: tuple[RawFile, ...] = (),
 ) -> list[Figure]:
     """The figures of `comparison`; file paths are relative to the folder `root` that the report will lie in."""
@@ -462,7 +462,7 @@ def draw_measurements(
     chosen = _choose_measurements(measured, comparison)
     latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
     machine = _read_machine_traces(chosen, folders, root)
-    return draw_figures(ChartData(comparison, latencies, machine, stages, stage_files))
+    return draw_comparison(comparison, latencies, machine, stages, stage_files)
 
 
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:

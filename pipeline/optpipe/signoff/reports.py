@@ -20,11 +20,11 @@ from optpipe.measure.overview import Overview, collect_build_facts
 from optpipe.measure.recompute import measurements_from_run
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.records import PreprocessRecord
-from optpipe.report.charts import StageBar
+from optpipe.report.charts import Bar
 from optpipe.report.document import Figure, Page, RawFile
 from optpipe.signoff.document import page_from_comparison, page_from_verdict
 from optpipe.signoff.dossier import Dossier
-from optpipe.trace.charts import draw_profile
+from optpipe.trace.document import draw_profile
 from optpipe.trace.records import TraceProfile
 from optpipe.trace.report import read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run
@@ -53,7 +53,7 @@ def make_dossier_page(dossier: Dossier, verdict: VerdictRecord, found: Overview,
     if figures:
         stages, stage_files = tuple(_list_stage_bars(dossier)), tuple(_list_build_files(dossier))
         drawn = draw_measurements(found.comparison, found.measured, found.runs, folder, stages, stage_files)
-        drawn += [] if profile is None else draw_profile(profile, profile_files)
+        drawn += [] if profile is None else list(draw_profile(profile, profile_files))
     pictures, files = list(_list_pictures(found.runs, folder)), list_raw_files(found.runs, folder)
     return page_from_verdict(verdict, found.comparison, drawn, pictures, profile, files)
 
@@ -158,13 +158,13 @@ def _list_build_files(dossier: Dossier) -> Iterator[RawFile]:
         yield RawFile(name, dossier.files.hash(name), len(dossier.files.read(name)))
 
 
-def _list_stage_bars(dossier: Dossier) -> Iterator[StageBar]:
+def _list_stage_bars(dossier: Dossier) -> Iterator[Bar]:
     """How long each stage of each build in a dossier took when it was made."""
     counts = Counter(_describe_build(each) for each in dossier.artifacts)
     for build in dossier.artifacts:
         label = _describe_build(build) + (f" {build.id[:8]}" if counts[_describe_build(build)] > 1 else "")
         ancestry = [dossier.manifests[each] for each in build.manifest.parents if each in dossier.manifests]
-        yield from (StageBar(label, each.kind, each.seconds) for each in (*ancestry, build.manifest))
+        yield from (Bar(label, each.kind, each.seconds) for each in (*ancestry, build.manifest))
 
 
 def _describe_build(build: Entry[ArtifactInfo]) -> str:

@@ -1,6 +1,6 @@
 """What limits a stage: the largest part of its time, told from the split of the timeline."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,7 +11,6 @@ from optpipe.core.quantity import format_duration
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.trace.analysis import VERSION_SUFFIX, Analysis
 from optpipe.trace.kernels import KernelKind, shorten_name
-from optpipe.trace.read import Trace
 from optpipe.trace.roofline import LIMITED_SHARE, Roofline
 from optpipe.trace.timeline import (
     IdleCause,
@@ -70,19 +69,6 @@ class Bottleneck:
     """How much of the time without the profiler a kernel runs; None where kernels are not known."""
 
 
-def compute_idle_scale(measured: Analysis, undisturbed_ns: float | None) -> float:
-    """What is left of the GPU's waiting where an iteration takes `undisturbed_ns` without the profiler; 1 where not known.
-
-    Kernels and copies take as long with it as without: what iterations take less without it, the GPU waits less.
-    """
-    split = measured.split
-    waiting_ns = split.idle_ns - split.copy_only_ns
-    if undisturbed_ns is None or not waiting_ns:
-        return 1.0
-    left_ns = undisturbed_ns * measured.iterations.height - split.busy_ns - split.copy_only_ns
-    return min(1.0, max(0.0, left_ns / waiting_ns))
-
-
 def find_long_gaps(timeline: Timeline) -> TimeIntervals:
     """The gaps in which the host was away for at least 50 µs: it did other work than launching."""
     waits = timeline.idle[IdleCause.HOST_WAIT]
@@ -123,10 +109,23 @@ def _judge_windows(
     timeline = measured.timeline
     away = int(sum_within(find_long_gaps(timeline), starts, ends).sum())
     idle = {cause: int(sum_within(timeline.idle[cause], starts, ends).sum()) for cause in IdleCause}
-    gpu, basis = _find_gpu_limit(measured, roofs)
+    if roofs is not None and measured.iterations.height and measured.split.busy_ns:
+        gpu, basis = _limit_at_peaks(measured, roofs)
+    elif measured.trace.metrics.height:
+        gpu, basis = _limit_by_counters(measured)
+    else:
+        kinds = ", ".join(
+            f"{kind} {share:.0%}" for kind, share in measured.kinds.select("kind", "share").head(3).iter_rows()
+        )
+        gpu, basis = (
+            LimitingFactor.GPU,
+            f"by their names {kinds}; to see whether memory or arithmetic limits them, use ",
+        )
+        basis += "the model's graph (optpipe profile MODEL) or GPU metrics (--record gpu-metrics)"
+    host_ns, kernel_ns = idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]
     parts = {
         gpu: float(sum_within(timeline.busy, starts, ends).sum()),
-        LimitingFactor.LAUNCH: idle_scale * (idle[IdleCause.HOST_WAIT] - away + idle[IdleCause.KERNEL_WAIT]),
+        LimitingFactor.LAUNCH: idle_scale * (host_ns + kernel_ns),
         LimitingFactor.CPU: idle_scale * away,
         LimitingFactor.COPY: float(idle[IdleCause.COPY]),
         LimitingFactor.SYNCHRONIZATION: idle_scale * idle[IdleCause.SYNCHRONIZATION],
@@ -134,8 +133,13 @@ def _judge_windows(
     span = max(sum(parts.values()), 1)
     limit = max(parts, key=lambda part: parts[part])
     shares = {part: ns / span for part, ns in parts.items()}
+    launch = "the GPU waits between kernels for the next launch"
+    if kernel_ns > host_ns:
+        launch = "the GPU waits for already launched kernels to start: for each other, or for their launch to arrive"
+    if measured.kernels["name"].str.contains("nvjpeg").any():
+        launch += "; or for its JPEG decoder, which recordings do not show"
     why = {
-        LimitingFactor.LAUNCH: _explain_launch(measured, idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]),
+        LimitingFactor.LAUNCH: launch,
         LimitingFactor.CPU: "the GPU waits while the host does work other than launching",
         LimitingFactor.COPY: "copies run while no kernel does",
         LimitingFactor.SYNCHRONIZATION: "the GPU is idle while the host returns from a synchronizing call",
@@ -143,35 +147,18 @@ def _judge_windows(
     return Bottleneck(limit, shares[limit], shares, why, idle_scale, busy_share=shares[gpu])
 
 
-def _explain_launch(measured: Analysis, host_ns: int, kernel_ns: int) -> str:
-    why = "the GPU waits between kernels for the next launch"
-    if kernel_ns > host_ns:
-        why = "the GPU waits for already launched kernels to start: for each other, or for their launch to arrive"
-    if measured.kernels["name"].str.contains("nvjpeg").any():
-        why += "; or for its JPEG decoder, which recordings do not show"
-    return why
-
-
-def _find_gpu_limit(measured: Analysis, roofs: Roofline | None) -> tuple[LimitingFactor, str]:
-    if roofs is not None and measured.iterations.height and measured.split.busy_ns:
-        return _limit_at_peaks(measured, roofs)
-    if measured.metrics.height:
-        return _limit_by_counters(measured.metrics)
-    kinds = [f"{kind} {share:.0%}" for kind, share in measured.kinds.select("kind", "share").head(3).iter_rows()]
-    why = f"by their names {', '.join(kinds)}; to see whether memory or arithmetic limits them, use the model's graph "
-    return LimitingFactor.GPU, why + "(optpipe profile MODEL) or GPU metrics (--record gpu-metrics)"
-
-
-def _limit_by_counters(metrics: pl.DataFrame) -> tuple[LimitingFactor, str]:
+def _limit_by_counters(measured: Analysis) -> tuple[LimitingFactor, str]:
     """Shares of the peaks of memory and arithmetic, both while a kernel runs: over 70 % of one, it limits."""
-
-    def busy(pattern: str) -> dict[str, float]:
-        rows = metrics.filter(pl.col("name").str.contains(pattern) & pl.col("mean_busy").is_not_null())
-        return {
-            str(name).partition(" [")[0]: float(value) for name, value in rows.select("name", "mean_busy").iter_rows()
-        }
-
-    memory, math = busy(_MEMORY_METRICS), busy(_MATH_METRICS)
+    inside = measured.trace.metrics.filter(
+        pl.col("time_ns").is_between(measured.timeline.start_ns, measured.timeline.end_ns)
+    )
+    at = array_from_column(inside, "time_ns")
+    sampled = inside.filter(sum_within(measured.timeline.busy, at, at + 1) > 0)
+    means = sampled.group_by(pl.col("name").cast(pl.String)).agg(pl.col("value").mean()).sort("name")
+    memory, math = (
+        {name.partition(" [")[0]: value for name, value in means.filter(pl.col("name").str.contains(each)).iter_rows()}
+        for each in (_MEMORY_METRICS, _MATH_METRICS)
+    )
     if not memory or not math:
         return LimitingFactor.GPU, "the recorded GPU metrics do not distinguish memory from arithmetic"
     moved, computed = sum(memory.values()), max(math.values())
@@ -288,41 +275,23 @@ def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: 
     longest = np.argsort(starts - ends, kind="stable")[:most]
     starts, ends = starts[longest], ends[longest]
     causes = {cause: sum_within(measured.timeline.idle[cause], starts, ends).tolist() for cause in IdleCause}
-    return tuple(
-        Gap(
-            start_ns=start,
-            duration_ns=end - start,
-            by_cause={cause: parts[place] for cause, parts in causes.items() if parts[place]},
-            before=_find_operation_after(measured, end),
-            host=", ".join(_find_calls_during(measured, start, end)) or "no CUDA call",
-        )
-        for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
-    )
-
-
-def _find_operation_after(measured: Analysis, end_ns: int) -> str | None:
     operations, trace = measured.timeline.operations, measured.trace
-    following = int(np.searchsorted(operations.starts, end_ns))
-    if following >= operations.starts.size:
-        return None
-    row = int(operations.row[following])
-    return (
-        shorten_name(str(trace.kernels["name"][row]))
-        if operations.is_kernel[following]
-        else str(trace.copies["kind"][row])
-    )
-
-
-def _find_calls_during(measured: Analysis, start_ns: int, end_ns: int) -> Iterable[str]:
-    api = measured.trace.api
-    if api["start_ns"].is_sorted():  # as in almost every export: then nothing that starts later has to be looked at
-        api = api.head(int(api["start_ns"].search_sorted(end_ns)))
-    overlapping = api.filter(pl.col("end_ns") > start_ns)
-    overlapping = overlapping.filter(pl.col("start_ns") < end_ns)
-    names = overlapping.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("ns")).sort("ns", descending=True)[
-        "name"
-    ]
-    return names.cast(pl.String).str.replace(VERSION_SUFFIX, "").unique(maintain_order=True).head(2).to_list()
+    in_order = trace.api["start_ns"].is_sorted()  # as in almost every export
+    gaps = []
+    for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        following, before = int(np.searchsorted(operations.starts, end)), None
+        if following < operations.starts.size:
+            row = int(operations.row[following])
+            is_kernel = operations.is_kernel[following]
+            before = shorten_name(str(trace.kernels["name"][row])) if is_kernel else str(trace.copies["kind"][row])
+        # what starts later does not have to be looked at
+        calls = trace.api.head(int(trace.api["start_ns"].search_sorted(end))) if in_order else trace.api
+        during = calls.filter((pl.col("end_ns") > start) & (pl.col("start_ns") < end))
+        names = during.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True)["name"]
+        named = names.cast(pl.String).str.replace(VERSION_SUFFIX, "").unique(maintain_order=True).head(2)
+        by_cause = {cause: parts[place] for cause, parts in causes.items() if parts[place]}
+        gaps.append(Gap(start, end - start, by_cause, before, ", ".join(named) or "no CUDA call"))
+    return tuple(gaps)
 
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
@@ -364,15 +333,34 @@ def check_quality(
     measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True
 ) -> Quality:
     """Checks `measured`; with the time of an iteration outside the profiler, its overhead is a measured one."""
-    checks = [
-        _check_gpu_rows(measured, expects_gpu=expects_gpu),
-        _check_graph_mode(measured),
+    trace, kernels, needs_kernels = measured.trace, measured.trace.kernels, ("kernels", "idle_by_cause", "tensor_cores")
+    checks = []
+    if kernels.height:
+        checks.append(Check("gpu_rows", Verdict.PASS, f"{kernels.height} kernels"))
+    elif not expects_gpu and trace.api.is_empty():
+        detail = "no GPU rows, and none expected: the stage runs on the CPU"
+        checks.append(Check("gpu_rows", Verdict.PASS, detail, needs_kernels))
+    else:
+        why = (
+            "CUDA calls were recorded, but no kernels"
+            if trace.api.height
+            else "neither CUDA calls nor kernels were recorded"
+        )
+        checks.append(Check("gpu_rows", Verdict.INCONCLUSIVE, f"no GPU rows: {why}", needs_kernels))
+    if count := trace.graph_launches_untraced:
+        detail = f"{count} CUDA graph launches are one opaque row each; record with --cuda-graph-trace=node"
+        checks.append(Check("graph_mode", Verdict.FAIL, detail, needs_kernels))
+    else:
+        graphs = kernels["graph_node"].is_not_null().sum()
+        detail = f"node: {graphs} kernels of CUDA graphs have their own rows" if graphs else "no CUDA graph"
+        checks.append(Check("graph_mode", Verdict.PASS, detail))
+    checks += [
         _check_lost_events(measured),
         _check_constant_kernel_count(measured),
         _check_projection_against_wall(measured),
         _check_overhead(measured, unprofiled_iteration_ns),
     ]
-    devices = measured.trace.kernels["device"].n_unique()
+    devices = kernels["device"].n_unique()
     if devices > 1:
         detail = f"kernels of {devices} GPUs, whose busy times would mix; record one GPU with CUDA_VISIBLE_DEVICES"
         checks.append(Check("one_gpu", Verdict.INCONCLUSIVE, detail, ("idle_by_cause",)))
@@ -380,72 +368,31 @@ def check_quality(
     return Quality(combine_verdicts(check.verdict for check in checks), tuple(checks), withheld)
 
 
-def _check_gpu_rows(measured: Analysis, *, expects_gpu: bool) -> Check:
-    if measured.trace.kernels.height:
-        return Check("gpu_rows", Verdict.PASS, f"{measured.trace.kernels.height} kernels")
-    withheld = ("kernels", "idle_by_cause", "tensor_cores")
-    if not expects_gpu and measured.trace.api.is_empty():
-        return Check("gpu_rows", Verdict.PASS, "no GPU rows, and none expected: the stage runs on the CPU", withheld)
-    calls = measured.trace.api.height
-    why = "CUDA calls were recorded, but no kernels" if calls else "neither CUDA calls nor kernels were recorded"
-    return Check("gpu_rows", Verdict.INCONCLUSIVE, f"no GPU rows: {why}", withheld)
-
-
-def _check_graph_mode(measured: Analysis) -> Check:
-    count = measured.trace.graph_launches_untraced
-    if count:
-        detail = f"{count} CUDA graph launches are one opaque row each; record with --cuda-graph-trace=node"
-        return Check("graph_mode", Verdict.FAIL, detail, ("kernels", "idle_by_cause", "tensor_cores"))
-    graphs = measured.trace.kernels["graph_node"].is_not_null().sum()
-    return Check(
-        "graph_mode",
-        Verdict.PASS,
-        f"node: {graphs} kernels of CUDA graphs have their own rows" if graphs else "no CUDA graph",
-    )
-
-
 def _check_lost_events(measured: Analysis) -> Check:
-    if measured.trace.diagnostics:
-        return Check("lost_events", Verdict.FAIL, measured.trace.diagnostics[0], _OF_ALL_EVENTS)
     trace, api_row = measured.trace, measured.timeline.operations.api_row
+    if trace.diagnostics:
+        return Check("lost_events", Verdict.FAIL, trace.diagnostics[0], _OF_ALL_EVENTS)
     launching = match_names(trace.api, LAUNCH_CALLS)
     answered = np.zeros(trace.api.height, dtype=np.bool_)
     answered[api_row[api_row >= 0]] = True
-    # Launches into a graph under capture run nothing and do not count.
-    launching &= answered | ~_find_captured_calls(trace)
-    launches, lost = int(launching.sum()), int((launching & ~answered).sum())
-    if (
-        launches
-        and lost / launches > _LOST_SHARE
-        and measured.trace.kernels.height
-        and not measured.trace.graph_launches_untraced
-    ):
-        detail = f"{lost} of {launches} launches have no kernel: events were lost; record a shorter range"
-        return Check("lost_events", Verdict.FAIL, detail, _OF_ALL_EVENTS)
-    if not launches and measured.trace.kernels.height:
-        detail = "the launching API calls were not recorded; trace with -t cuda"
-        return Check("lost_events", Verdict.INCONCLUSIVE, detail, ("executions", "idle_by_cause"))
-    return Check("lost_events", Verdict.PASS, f"{launches - lost} of {launches} launches have their kernels")
-
-
-def _find_captured_calls(trace: Trace) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    begins = np.sort(
-        array_from_column(
-            trace.api.filter(match_names(trace.api, r"^(cudaStreamBeginCapture|cuStreamBeginCapture)")), "start_ns"
-        )
+    # launches into a graph under capture run nothing and do not count
+    begins, ends = (
+        np.sort(array_from_column(trace.api.filter(match_names(trace.api, rf"^(cuda|cu)Stream{edge}Capture")), column))
+        for edge, column in (("Begin", "start_ns"), ("End", "end_ns"))
     )
-    ends = np.sort(
-        array_from_column(
-            trace.api.filter(match_names(trace.api, r"^(cudaStreamEndCapture|cuStreamEndCapture)")), "end_ns"
-        )
-    )
-    if begins.size == 0 or ends.size == 0:
-        return np.zeros(trace.api.height, dtype=np.bool_)
     following = np.searchsorted(ends, begins)
     known = following < ends.size
     captures = unite_intervals(begins[known], ends[following[known]])
     starts = array_from_column(trace.api, "start_ns")
-    return np.asarray(sum_within(captures, starts, starts + 1) > 0)
+    launching &= answered | (sum_within(captures, starts, starts + 1) == 0)
+    launches, lost = int(launching.sum()), int((launching & ~answered).sum())
+    if launches and lost / launches > _LOST_SHARE and trace.kernels.height and not trace.graph_launches_untraced:
+        detail = f"{lost} of {launches} launches have no kernel: events were lost; record a shorter range"
+        return Check("lost_events", Verdict.FAIL, detail, _OF_ALL_EVENTS)
+    if not launches and trace.kernels.height:
+        detail = "the launching API calls were not recorded; trace with -t cuda"
+        return Check("lost_events", Verdict.INCONCLUSIVE, detail, ("executions", "idle_by_cause"))
+    return Check("lost_events", Verdict.PASS, f"{launches - lost} of {launches} launches have their kernels")
 
 
 def _check_constant_kernel_count(measured: Analysis) -> Check:

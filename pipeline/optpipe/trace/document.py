@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.verdict import Verdict
+from optpipe.report.charts import Bar, Point, draw_bars, draw_points
 from optpipe.report.document import (
     Cell,
     Column,
     Document,
+    Figure,
     Part,
+    RawFile,
     Row,
     Section,
     Sentence,
@@ -56,7 +59,6 @@ def list_profile_parts(profile: TraceProfile) -> Iterator[Part]:
     if not distorted:
         yield from _tabulate_gaps(profile.gaps)
         yield from _tabulate_ranges(measured.ranges)
-    yield from _tabulate_metrics(profile)
     if profile.tensor_cores is not None:
         yield from _describe_tensor_cores(profile.tensor_cores)
     if profile.roofline is not None:
@@ -221,21 +223,6 @@ def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
     yield from _list_table(columns, cells, len(cells), caption if on_gpu else "")
 
 
-def _tabulate_metrics(profile: TraceProfile) -> Iterator[Part]:
-    """GPU metrics, where they were recorded."""
-    metrics = [
-        (
-            _shorten(each.name),
-            *("" if value is None else f"{value:.0f}" for value in (each.mean, each.mean_busy, each.max)),
-            str(each.samples),
-        )
-        for each in profile.gpu_metrics
-        if each.max
-    ]
-    names = ("mean", "while a kernel runs", "max", "samples")
-    yield from _list_table(["GPU metric", *figure_columns(*names)], metrics, len(metrics))
-
-
 def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
     unknown = f", {found.unknown} cannot be determined from the kernel's name" if found.unknown else ""
     used = f"{found.used} of {found.eligible} eligible {found.basis} use them{unknown}"
@@ -395,3 +382,73 @@ def _format_change(before: float, after: float) -> Cell:
     if not before:
         return Cell("new", Tone.BAD)
     return Cell(f"{after / before - 1:+.0%}", Tone.GOOD if after < before else Tone.BAD)
+
+
+_UNITS = {True: "Tensor Cores", False: "other units"}
+
+
+def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> Iterator[Figure]:
+    """Kernels by time, their time by kind of work, what Tensor Cores could save, and the roofline, as far as they are known."""
+    measured, cores, unit = profile.measured, profile.tensor_cores, "ms of kernel time"
+    if measured.kernels:
+        bars = [
+            Bar(shorten_name(row.name, 44), _UNITS[bool(row.tensor_core)], row.total_ns / 1e6)
+            for row in measured.kernels[:12]
+        ]
+        yield draw_bars(
+            "Kernels", "The kernels that take the most time, each over all its launches.", bars, unit, files
+        )
+    if cores is not None:
+        bars = [
+            Bar(row.kind, _UNITS[used], ns / 1e6)
+            for row in measured.kernel_kinds
+            for used, ns in ((True, row.tensor_core_ns), (False, row.total_ns - row.tensor_core_ns))
+            if ns > 0
+        ]
+        on = sum(row.tensor_core_ns for row in measured.kernel_kinds) / max(
+            sum(row.total_ns for row in measured.kernel_kinds), 1
+        )
+        caption = f"Kernel time by kind of work; {on:.0%} of it runs on Tensor Cores."
+        if bars:
+            yield draw_bars("Tensor Core use by kind of work", caption, bars, unit, files)
+        bars = [
+            Bar(each.kernel[:48] or each.name[:48], "", each.could_save_ns / 1e6)
+            for each in cores.missed[:15]
+            if each.could_save_ns
+        ]
+        if bars:
+            caption = "Layers that could use Tensor Cores but do not, by the time they could save."
+            yield draw_bars("Missed Tensor Cores", caption, bars, "ms that Tensor Cores could save", files)
+    if profile.roofline is not None:
+        yield from _draw_roofline(profile.roofline, files)
+
+
+def _draw_roofline(found: Roofline, files: tuple[RawFile, ...]) -> Iterator[Figure]:
+    """The layers under the device's ceilings: as measured where most of the arithmetic was timed, else at their bounds."""
+    layers = [each for each in found.layers if each.intensity and each.bound_ns]
+    types = [each.cost.type for each in layers]
+    peak, bandwidth = (
+        found.peaks.flops_per_s.get(max(types, key=types.count)) if types else None,
+        found.peaks.bytes_per_s,
+    )
+    if not peak:
+        return
+    timed = [each for each in layers if each.measured_ns]
+    if 2 * sum(each.cost.macs for each in timed) < sum(each.cost.macs for each in layers):
+        timed = []
+    points = [
+        Point(
+            "",
+            each.cost.name,
+            each.intensity,
+            2e-3 * each.cost.macs / ((each.measured_ns if timed else None) or each.bound_ns),
+        )
+        for each in timed or layers
+    ]
+    intensities, ridge = [each.x for each in points], peak / bandwidth
+    roof = [(x, min(peak, x * bandwidth) / 1e12) for x in (min(*intensities, 1.0), ridge, max(*intensities, ridge * 4))]
+    what = (
+        "Each point is a layer" if timed else "Each point is a layer at its bound: layers were not timed individually"
+    )
+    caption = f"{what}; the line is the device's limit (peaks: {found.peaks.source})."
+    yield draw_points("Roofline", caption, points, "operations per byte", "TFLOP/s", files, limit=roof)

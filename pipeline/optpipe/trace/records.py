@@ -136,18 +136,6 @@ class RangeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricRow:
-    """A GPU metric in the unit that its name says; frequencies in MHz."""
-
-    device: int
-    name: str
-    samples: int
-    mean: float | None
-    mean_busy: float | None
-    max: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over a trace or a part of it; None where the trace cannot support them."""
 
@@ -198,8 +186,8 @@ class Iterations:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceProfile(TraceViews):
-    """Everything said about one trace: its own tables are of all of it, as `nsys stats` has them, `measured` of what is judged."""
+class TraceProfile:
+    """Everything said about one trace; its tables are of the measured part, `totals` of the whole trace."""
 
     source: str
     tracer: str
@@ -207,8 +195,8 @@ class TraceProfile(TraceViews):
     trace_quality: Quality
     scope: str
     """`trace`, or the range that bounds what is judged."""
+    totals: Totals
     measured: TraceViews
-    gpu_metrics: tuple[MetricRow, ...]
     iterations: Iterations | None
     gaps: Gaps | None
     tensor_cores: TensorCores | None

@@ -1,7 +1,7 @@
 """A trace judged: quality first, then the views, then what limits the stage and what to do."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import nan
 
@@ -20,7 +20,6 @@ from optpipe.trace.bottleneck import (
     LimitingFactor,
     Quality,
     check_quality,
-    compute_idle_scale,
     find_bottleneck,
     find_gaps,
     find_range_bottleneck,
@@ -32,7 +31,6 @@ from optpipe.trace.records import (
     Iterations,
     KernelRow,
     KindRow,
-    MetricRow,
     ProfileRecord,
     RangeRow,
     StageFacts,
@@ -42,9 +40,9 @@ from optpipe.trace.records import (
     TraceViews,
     rows_from_table,
 )
-from optpipe.trace.roofline import GraphCosts, Roofline, compute_roofline, peaks_from_data_sheet
+from optpipe.trace.roofline import GraphCosts, compute_roofline, peaks_from_data_sheet
 from optpipe.trace.rules import RuleContext, apply_rules
-from optpipe.trace.tensor_cores import TensorCores, analyze_tensor_cores, attribute_kernels, select_layered_part
+from optpipe.trace.tensor_cores import analyze_tensor_cores, attribute_kernels, select_layered_part
 from optpipe.trace.timeline import array_from_column
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PROFILE
@@ -71,29 +69,45 @@ def profile_from_trace(
         BadInputError: the trace has no range called `range_name`.
     """
     whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
-    measured = select_measured_part(whole, range_name)
+    measured, gpus = select_measured_part(whole, range_name), whole.trace.gpus
     quality = check_quality(measured, facts.unprofiled_iteration_ns, expects_gpu=facts.expects_gpu)
-    cores = _analyze_tensor_cores(whole, measured, graph) if "tensor_cores" not in quality.withheld else None
-    roofline = compute_roofline(graph, facts.unprofiled_iteration_ns, _get_layer_ns(cores)) if graph else None
-    disturbed = quality.distorts_host and UNPROFILED not in quality.withheld and measured.iterations.height
-    undisturbed_ns = facts.unprofiled_iteration_ns if disturbed else None
-    scale = compute_idle_scale(measured, undisturbed_ns)
-    context = RuleContext(measured, facts, cores, roofline, undisturbed_ns, scale)
-    with_gaps = "idle_by_cause" not in quality.withheld
-    by_range = _judge_ranges(measured, roofline, scale) if with_gaps else {}
+    cores, layer_ns = None, {}
+    if "tensor_cores" not in quality.withheld:
+        peaks = graph.peaks if graph else peaks_from_data_sheet(gpus[0].name) if gpus else None
+        costs = {cost.name: cost for cost in graph.costs} if graph else {}
+        cores = analyze_tensor_cores(select_layered_part(whole, measured), peaks, costs)
+        if cores.basis == "layers":
+            layer_ns = {each.name: each.time_ns / cores.iterations for each in cores.layers}
+    roofline = compute_roofline(graph, facts.unprofiled_iteration_ns, layer_ns) if graph else None
+    undisturbed_ns, scale, split = None, 1.0, measured.split
+    if quality.distorts_host and UNPROFILED not in quality.withheld and measured.iterations.height:
+        undisturbed_ns = facts.unprofiled_iteration_ns
+    waiting_ns = split.idle_ns - split.copy_only_ns
+    if undisturbed_ns is not None and waiting_ns:
+        # Kernels and copies take as long with the profiler as without: what iterations take less without it, the GPU waits less.
+        left_ns = undisturbed_ns * measured.iterations.height - split.busy_ns - split.copy_only_ns
+        scale = min(1.0, max(0.0, left_ns / waiting_ns))
     bottleneck = find_bottleneck(measured, roofline, scale)
-    if not with_gaps and (measured.trace.kernels.height or measured.trace.api.height):
+    with_gaps = "idle_by_cause" not in quality.withheld
+    by_range: dict[str, LimitingFactor] = {}
+    if with_gaps:
+        # outermost first; layers are too short to have a limit of their own
+        depth = int(measured.iterations["depth"][0]) if measured.iterations.height else 1
+        shallow = measured.ranges.filter(pl.col("depth") <= depth).sort("depth", "first_start_ns")
+        for name in shallow["name"].head(_RANGES_SHOWN):
+            if (found := find_range_bottleneck(measured, name, roofline, scale)) is not None:
+                by_range[name] = found.verdict
+    elif measured.trace.kernels.height or measured.trace.api.height:
         bottleneck = Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, quality.withheld["idle_by_cause"])
-    everything = _make_views(whole, quality, by_range)
+    context = RuleContext(measured, facts, cores, roofline, undisturbed_ns, scale)
     return TraceProfile(
-        **{each.name: getattr(everything, each.name) for each in fields(TraceViews)},
         source=whole.trace.source,
         tracer=whole.trace.tracer,
-        gpus=whole.trace.gpus,
+        gpus=gpus,
         trace_quality=quality,
         scope=measured.scope,
+        totals=_sum_totals(whole, quality),
         measured=_make_views(measured, quality, by_range),
-        gpu_metrics=rows_from_table(measured.metrics, MetricRow),
         iterations=_describe_iterations(measured, quality, facts),
         gaps=find_gaps(measured) if with_gaps and not quality.distorts_host else None,
         tensor_cores=cores,
@@ -103,53 +117,26 @@ def profile_from_trace(
     )
 
 
-def _analyze_tensor_cores(whole: Analysis, measured: Analysis, graph: GraphCosts | None) -> TensorCores:
-    gpus = whole.trace.gpus
-    peaks = graph.peaks if graph else peaks_from_data_sheet(gpus[0].name) if gpus else None
-    costs = {cost.name: cost for cost in graph.costs} if graph else {}
-    return analyze_tensor_cores(select_layered_part(whole, measured), peaks, costs)
-
-
-def _get_layer_ns(cores: TensorCores | None) -> dict[str, float]:
-    """Kernel time of one iteration by layer; nothing where the recording names kernels only."""
-    if cores is None or cores.basis != "layers":
-        return {}
-    return {each.name: each.time_ns / cores.iterations for each in cores.layers}
-
-
-def _judge_ranges(measured: Analysis, roofline: Roofline | None, scale: float) -> dict[str, LimitingFactor]:
-    """What limits each range name, outermost first; layers are too short to have a limit of their own."""
-    depth = int(measured.iterations["depth"][0]) if measured.iterations.height else 1
-    shallow = measured.ranges.filter(pl.col("depth") <= depth).sort("depth", "first_start_ns")
-    names = shallow["name"].head(_RANGES_SHOWN).to_list()
-    found = {name: find_range_bottleneck(measured, name, roofline, scale) for name in names}
-    return {name: bottleneck.verdict for name, bottleneck in found.items() if bottleneck is not None}
-
-
 def _make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, LimitingFactor]) -> TraceViews:
     """The tables of `analysis` without what `quality` withholds; `by_range` is what limits each range."""
     kernels = analysis.kernels.clear() if "kernels" in quality.withheld else analysis.kernels
+    # kernels of CUDA graphs have one launch for all, so none of them has its own time in the call or the queue
+    in_graphs = analysis.trace.kernels.filter(pl.col("graph_node").is_not_null())["name"].cast(pl.String).unique()
+    waits = analysis.executions.filter(~pl.col("name").is_in(in_graphs.implode())).select(
+        "name", "launch_ns", "queue_ns"
+    )
     ranges = analysis.ranges.head(_RANGES_SHOWN).with_columns(
         pl.col("name").replace_strict(by_range, default=None, return_dtype=pl.String).alias("bottleneck")
     )
     return TraceViews(
         totals=_sum_totals(analysis, quality),
-        kernels=rows_from_table(_add_waits(kernels, analysis), KernelRow),
+        kernels=rows_from_table(kernels.join(waits, on="name", how="left", maintain_order="left"), KernelRow),
         kernel_kinds=rows_from_table(analysis.kinds, KindRow),
         api=rows_from_table(analysis.api, CallRow),
         copies=rows_from_table(analysis.copies, CopyRow),
         os_runtime=rows_from_table(analysis.os_runtime, CallRow),
         ranges=rows_from_table(ranges, RangeRow),
     )
-
-
-def _add_waits(kernels: pl.DataFrame, analysis: Analysis) -> pl.DataFrame:
-    """`kernels` with the time in their launching calls, and in the queue behind these; null for those of CUDA graphs."""
-    in_graphs = analysis.trace.kernels.filter(pl.col("graph_node").is_not_null())["name"].cast(pl.String).unique()
-    waits = analysis.executions.select("name", "launch_ns", "queue_ns").filter(
-        ~pl.col("name").is_in(in_graphs.implode())
-    )
-    return kernels.join(waits, on="name", how="left", maintain_order="left")
 
 
 def _sum_totals(analysis: Analysis, quality: Quality) -> Totals:
@@ -250,49 +237,58 @@ class ProfileDiff:
 
 def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
     """Aligns kernels by name, layers and ranges by the range's name."""
-    before, after = one.measured, other.measured
-    per_iteration = bool(before.iterations.height and after.iterations.height)
-    counts = (max(before.iterations.height, 1), max(after.iterations.height, 1)) if per_iteration else (1, 1)
-    sides = list(zip((before, after), counts, strict=True))
-    # The ranges that bound iterations are left out where it is iterations that are compared.
-    shown = ~pl.col("name").str.starts_with("optpipe.") if per_iteration else pl.lit(value=True)
-    kernels, ranges = (
-        [make(side).with_columns(pl.col("ns", "count") / count) for side, count in sides]
-        for make in (
-            lambda side: _list_kernels(side, per_iteration=per_iteration),
-            lambda side: side.ranges.filter(shown).select("name", "count", ns="wall_ns"),
-        )
-    )
-    layers = [_list_layers(side, per_iteration=per_iteration) for side in (one, other)]
+    sides = one, other
+    per_iteration = all(side.measured.iterations.height for side in sides)
     unprofiled = bool(per_iteration and one.unprofiled_iteration_ns and other.unprofiled_iteration_ns)
-    host_ns = [
-        side.unprofiled_iteration_ns
-        if unprofiled
-        else side.measured.iteration_ns
-        if per_iteration
-        else side.measured.split.span_ns
-        for side in (one, other)
-    ]
-    spans, busy = zip(*(_sum_gpu_time(each, per_iteration=per_iteration) for each in (before, after)), strict=True)
-    span_ns, busy_ns = ((values[0] / counts[0], values[1] / counts[1]) for values in (spans, busy))
+    counts: list[int] = []
+    times: list[tuple[float, float, float]] = []
+    kernels, ranges, layers = [], [], []
+    for side in sides:
+        measured, iterations = side.measured, side.measured.iterations
+        span_ns, busy_ns = measured.split.span_ns, measured.split.busy_ns
+        host_ns: float = span_ns
+        launched, marked = measured.kernels.select("name", "count", ns="total_ns"), measured.ranges
+        if per_iteration:
+            host_ns = (side.unprofiled_iteration_ns if unprofiled else measured.iteration_ns) or 0.0
+            span_ns = int((iterations["gpu_end_ns"] - iterations["gpu_start_ns"]).sum())
+            busy_ns = int(iterations["busy_ns"].sum())
+            # the ranges that bound iterations are left out where it is iterations that are compared
+            launched, marked = _list_launched(measured), marked.filter(~pl.col("name").str.starts_with("optpipe."))
+        count = max(iterations.height, 1) if per_iteration else 1
+        counts.append(count)
+        times.append((host_ns, span_ns / count, busy_ns / count))
+        kernels.append(launched.with_columns(pl.col("ns", "count") / count))
+        ranges.append(marked.select("name", "count", ns="wall_ns").with_columns(pl.col("ns", "count") / count))
+        part = side.layered or measured
+        found = (
+            attribute_kernels(part)
+            .group_by(name="layer")
+            .agg(count=pl.col("kernels").sum(), ns=pl.col("kernel_ns").sum())
+        )
+        rounds = max(part.iterations.height, 1) if per_iteration else 1
+        if found.is_empty():
+            schema = {"name": pl.String, "count": pl.Float64, "ns": pl.Float64}
+            found = pl.DataFrame(
+                [(name, rounds, rounds * ns) for name, ns in side.layer_ns.items()], schema, orient="row"
+            )
+        layers.append(found.with_columns(pl.col("ns", "count") / rounds))
+    host, span, busy = zip(*times, strict=True)
     return ProfileDiff(
         per_iteration=per_iteration,
-        iterations=counts,
-        host_ns=(host_ns[0] or 0.0, host_ns[1] or 0.0),
+        iterations=(counts[0], counts[1]),
+        host_ns=host,
         unprofiled=unprofiled,
-        span_ns=span_ns,
-        busy_ns=busy_ns,
-        idle_ns=(span_ns[0] - busy_ns[0], span_ns[1] - busy_ns[1]),
+        span_ns=span,
+        busy_ns=busy,
+        idle_ns=(span[0] - busy[0], span[1] - busy[1]),
         kernels=_align_rows(*kernels),
         layers=_align_rows(*layers) if all(each.height for each in layers) else (),
         ranges=_align_rows(*ranges),
     )
 
 
-def _list_kernels(analysis: Analysis, *, per_iteration: bool) -> pl.DataFrame:
-    """Per iteration only what iterations launched: what runs beside them is not to be divided by their number."""
-    if not per_iteration:
-        return analysis.kernels.select("name", "count", ns="total_ns")
+def _list_launched(analysis: Analysis) -> pl.DataFrame:
+    """Kernels that iterations launched, by name: what runs beside them is not to be divided by their number."""
     operations = analysis.timeline.operations
     launched = operations.is_kernel & (operations.api_row >= 0)
     start = array_from_column(analysis.trace.api, "start_ns")[operations.api_row[launched]]
@@ -305,46 +301,19 @@ def _list_kernels(analysis: Analysis, *, per_iteration: bool) -> pl.DataFrame:
     return table
 
 
-def _list_layers(side: DiffSide, *, per_iteration: bool) -> pl.DataFrame:
-    part = side.layered or side.measured
-    marked = attribute_kernels(part)
-    if marked.height:
-        count = max(part.iterations.height, 1) if per_iteration else 1
-        sums = marked.group_by(pl.col("layer").alias("name")).agg(
-            count=pl.col("kernels").sum(), ns=pl.col("kernel_ns").sum()
-        )
-        return sums.with_columns(pl.col("ns", "count") / count)
-    schema = {"name": pl.String, "count": pl.Float64, "ns": pl.Float64}
-    return pl.DataFrame([(name, 1.0, ns) for name, ns in side.layer_ns.items()], schema=schema, orient="row")
-
-
-def _sum_gpu_time(analysis: Analysis, *, per_iteration: bool) -> tuple[int, int]:
-    """The time span on the GPU, and what of it kernels run: of the iterations alone where these are compared."""
-    if not per_iteration:
-        return analysis.split.span_ns, analysis.split.busy_ns
-    rows = analysis.iterations
-    return int((rows["gpu_end_ns"] - rows["gpu_start_ns"]).sum()), int(rows["busy_ns"].sum())
-
-
 def _align_rows(before: pl.DataFrame, after: pl.DataFrame) -> tuple[DiffRow, ...]:
     joined = before.join(after, on="name", how="full", coalesce=True, suffix="_after")
     columns = ("name", "ns", "ns_after", "count", "count_after")
     rows = []
     for name, before_ns, after_ns, before_count, after_count in joined.select(columns).iter_rows():
-        change = _classify_change(before_ns, after_ns)
-        times = float(before_ns or 0.0), float(after_ns or 0.0)
-        rows.append(DiffRow(name, *times, times[1] - times[0], before_count or 0.0, after_count or 0.0, change))
+        was, now = float(before_ns or 0.0), float(after_ns or 0.0)
+        change = TraceChange.FASTER if now < was else TraceChange.SLOWER
+        if before_ns is None or after_ns is None:
+            change = TraceChange.APPEARED if before_ns is None else TraceChange.VANISHED
+        elif abs(now - was) < max(_NOTABLE_SHARE * max(was, now), _NOTABLE_NS):
+            change = TraceChange.SAME
+        rows.append(DiffRow(name, was, now, now - was, before_count or 0.0, after_count or 0.0, change))
     return tuple(sorted(rows, key=lambda row: (-abs(row.change_ns), row.name)))
-
-
-def _classify_change(before_ns: float | None, after_ns: float | None) -> TraceChange:
-    if before_ns is None:
-        return TraceChange.APPEARED
-    if after_ns is None:
-        return TraceChange.VANISHED
-    if abs(after_ns - before_ns) < max(_NOTABLE_SHARE * max(before_ns, after_ns), _NOTABLE_NS):
-        return TraceChange.SAME
-    return TraceChange.FASTER if after_ns < before_ns else TraceChange.SLOWER
 
 
 MORE_ITERATIONS = 30
@@ -366,46 +335,43 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
 
     One process is profiled: the engine fixes which kernels run, and the interval over iterations holds how long they take.
     """
+    command = suggest_profile(build)
     for run in newest_runs(runs, "profile"):
         if has_profiled_other_file(run, build):
             continue
         for stage in read_profile(run).stages:
-            cores = stage.profile.tensor_cores
-            if stage.subject.artifact == build.artifact and cores is not None and cores.eligible_ns:
-                again = recompute_stage(run, stage)
-                seen = _observe_share(again or stage.profile, stage.subject.name, build, confidence)
-                large = Blocker(
-                    "the trace tables are too large for a dossier",
-                    f"profile fewer iterations: {suggest_profile(build)} --iterations 10",
-                )
-                return replace(seen, blockers=seen.blockers if again else (large, *seen.blockers), source=run.name)
+            cores, blockers = stage.profile.tensor_cores, list[Blocker]()
+            if stage.subject.artifact != build.artifact or cores is None or not cores.eligible_ns:
+                continue
+            again = recompute_stage(run, stage)
+            if again is None:
+                few = f"profile fewer iterations: {command} --iterations 10"
+                blockers.append(Blocker("the trace tables are too large for a dossier", few))
+            profile = again or stage.profile
+            if profile.trace_quality.verdict is not Verdict.PASS:
+                why = f"trace quality: {profile.trace_quality.verdict}"
+                blockers.append(Blocker(why, f"profile again: {command}"))
+            cores = profile.tensor_cores
+            if cores is None or not cores.eligible_ns:
+                blockers.append(Blocker("no eligible kernel was recorded", f"profile again: {command}"))
+                return Observation(nan, blockers=tuple(blockers), source=run.name)
+            used, eligible = (np.array(each) for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration))
+            about = f"{stage.subject.name}, {len(used)} iterations of one process"
+            interval = compute_ratio_of_sums_interval(used, eligible, confidence)
+            if interval is None:
+                why = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
+                blockers.append(Blocker(why, f"profile more iterations: {command} --iterations {MORE_ITERATIONS}"))
+                share = cores.used_ns / cores.eligible_ns
+                return Observation(share, blockers=tuple(blockers), about=about, source=run.name)
+            low, high = max(0.0, interval[0]), min(1.0, interval[1])
+            share = float(used.sum() / eligible.sum())
+            return Observation(share, low, high, tuple(blockers), about, run.name)
     return None
 
 
 def has_profiled_other_file(run: Run, build: JudgedBuild) -> bool:
     """Whether a profile run is of another file under the build's id. Raises BadInputError as `read_profile`."""
     return any(build.has_other_file(stage.subject.artifact, stage.subject.sha256) for stage in read_profile(run).stages)
-
-
-def _observe_share(profile: TraceProfile, name: str, build: JudgedBuild, confidence: float) -> Observation:
-    import numpy as np
-
-    cores, quality, again = profile.tensor_cores, profile.trace_quality.verdict, suggest_profile(build)
-    blockers = [] if quality is Verdict.PASS else [Blocker(f"trace quality: {quality}", f"profile again: {again}")]
-    if cores is None or not cores.eligible_ns:
-        return Observation(
-            nan, blockers=(*blockers, Blocker("no eligible kernel was recorded", f"profile again: {again}"))
-        )
-    used, eligible = (np.array(each) for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration))
-    about = f"{name}, {len(used)} iterations of one process"
-    interval = compute_ratio_of_sums_interval(used, eligible, confidence)
-    if interval is None:
-        few = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
-        blockers.append(Blocker(few, f"profile more iterations: {again} --iterations {MORE_ITERATIONS}"))
-        return Observation(cores.used_ns / cores.eligible_ns, blockers=tuple(blockers), about=about)
-    low, high = interval
-    share = float(used.sum() / eligible.sum())
-    return Observation(share, max(0.0, low), min(1.0, high), tuple(blockers), about)
 
 
 def recompute_profile(run: Run) -> Iterator[Recomputed]:

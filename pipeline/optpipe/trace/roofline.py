@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from optpipe.backends.base import NodeCost
 from optpipe.workspace.environment import count_cores
 
 _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
@@ -144,16 +145,9 @@ def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCost:
+class LayerCost(NodeCost):
     """What a layer computes and moves at one batch size."""
 
-    name: str
-    op: str
-    type: str
-    macs: int
-    bytes: int
-    channels: tuple[int, int] | None = None
-    """Input and output channels of a matrix layer, for the alignment that Tensor Cores need."""
     fused_bytes: int | None = None
     """What is left of `bytes` where elementwise operators are fused, with those of the operators that join this layer:
     0 for one that joins another layer. None: nothing is fused."""
@@ -263,7 +257,13 @@ def compute_roofline(
     """Compares the layers with the peaks; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
     costs, peaks = graph.costs, graph.peaks
     known_ns = layer_ns or graph.layer_ns
-    layers = (_compute_layer_roof(cost, peaks, known_ns.get(cost.name)) for cost in costs)
+    layers = []
+    for cost in costs:
+        ns = known_ns.get(cost.name)
+        math, memory = (cost.math_ns(peaks) / ns, cost.memory_ns(peaks) / ns) if ns else (None, None)
+        quadrant = classify_quadrant(cost, peaks, ns) if ns else None
+        intensity = 2 * cost.macs / cost.bytes if cost.bytes else 0.0
+        layers.append(LayerRoof(cost, intensity, cost.bound_ns(peaks), ns, math, memory, quadrant))
     known_math_ns = sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
     bound_ns = max(known_math_ns, graph.edge_bytes / peaks.bytes_per_s * 1e9)
     return Roofline(
@@ -300,15 +300,3 @@ def classify_quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quad
     if max(math, memory) >= LIMITED_SHARE:
         return Quadrant.MATH_LIMITED if math >= memory else Quadrant.MEMORY_LIMITED
     return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK
-
-
-def _compute_layer_roof(cost: LayerCost, peaks: Peaks, measured_ns: float | None) -> LayerRoof:
-    return LayerRoof(
-        cost=cost,
-        intensity=2 * cost.macs / cost.bytes if cost.bytes else 0.0,
-        bound_ns=cost.bound_ns(peaks),
-        measured_ns=measured_ns,
-        math_peak_share=cost.math_ns(peaks) / measured_ns if measured_ns else None,
-        memory_peak_share=cost.memory_ns(peaks) / measured_ns if measured_ns else None,
-        quadrant=classify_quadrant(cost, peaks, measured_ns) if measured_ns else None,
-    )

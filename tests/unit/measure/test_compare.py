@@ -18,7 +18,7 @@ from optpipe.measure.document import document_from_comparison, draw_measurements
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.overview import compare_workspace, find_bench_runs
 from optpipe.measure.search import Slo
-from optpipe.report.charts import ChartData, draw_figures
+from optpipe.report.charts import draw_comparison
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
 from optpipe.signoff.document import page_from_comparison
@@ -385,7 +385,7 @@ def test_every_form_of_a_report_counts_samples_of_a_text_model():
 
     for lengths, sample, other in ((8, 32), "sample", "image"), ((None,), "image", "sample"):
         found = compare_measurements([at(length) for length in lengths], across=True)
-        report = page_from_comparison(found, draw_figures(ChartData(found)), ())
+        report = page_from_comparison(found, draw_comparison(found), ())
         page = render_html(report)
         forms = text_of(document_from_comparison(found), width=200), render_page(report), page
         assert f"{sample}s per second" in page

@@ -146,7 +146,7 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from dataclasses import replace
     from pathlib import Path
 
-    from optpipe.trace.charts import draw_profile
+    from optpipe.trace.document import draw_profile
     from optpipe.trace.read import trace_from_sqlite
     from optpipe.trace.report import profile_from_trace
     from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks

@@ -85,7 +85,7 @@ def test_kernels_of_a_graph_share_one_launch(judged: Judge) -> None:
     assert execution["count"] == 6
     assert execution["launch_ns"] == 2 * 4 * US  # the graph's launch call, once per replay
     assert execution["queue_ns"] == 2 * (1 + 22 + 43) * US
-    assert {row.name: row.bottleneck for row in profile.ranges} == {"iter": LimitingFactor.GPU}
+    assert {row.name: row.bottleneck for row in profile.profile.measured.ranges} == {"iter": LimitingFactor.GPU}
     assert "6 kernels of CUDA graphs" in {c.name: c.detail for c in profile.trace_quality.checks}["graph_mode"]
 
 
@@ -187,7 +187,7 @@ def test_lost_events_withhold_the_totals(judged: Judge) -> None:
     assert {"totals", "kernels", "idle_by_cause", "tensor_cores"} <= set(profile.trace_quality.withheld)
     for totals in (profile.totals, profile.profile.measured.totals):
         assert {totals.kernel_ns, totals.api_ns, totals.busy_ns, totals.idle_ns} == {None}
-    assert profile.kernels == profile.profile.measured.kernels == profile.findings == ()
+    assert profile.profile.measured.kernels == profile.findings == ()
     assert profile.tensor_cores is None
     assert profile.bottleneck.verdict is LimitingFactor.WITHHELD
 
@@ -354,14 +354,6 @@ def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: 
     quality = judged(recording).trace_quality
     assert quality.verdict is Verdict.INCONCLUSIVE
     assert "threads other than" in quality.withheld["iterations.kernels"]
-
-
-def test_gpu_metrics_by_hand(judged: Judge) -> None:
-    clock, active = judged(phenomena.recorded_on_request()).measured.metrics.to_dicts()
-    assert active == {
-        "device": 0, "name": "SMs Active [Throughput %]", "samples": 4, "mean": 35.0, "mean_busy": 70.0, "max": 80.0
-    }  # fmt: skip
-    assert (clock["mean"], clock["mean_busy"], clock["max"]) == (1500.0, 2000.0, 2000.0)  # Hz in the export
 
 
 def test_what_a_stage_costs_once_and_its_longest_part(read: Callable[[Recording], Trace]) -> None:

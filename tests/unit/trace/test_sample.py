@@ -37,7 +37,7 @@ def test_api_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
 def test_eager_iterations_are_launch_bound_and_the_replay_is_not(sample: Judged) -> None:
     assert sample.bottleneck.verdict is LimitingFactor.LAUNCH
     graph = find_range_bottleneck(sample.measured, "graph")
-    limits = {row.name: row.bottleneck for row in sample.ranges}
+    limits = {row.name: row.bottleneck for row in sample.profile.measured.ranges}
     assert limits["iter"] is LimitingFactor.LAUNCH
     assert graph is not None
     assert graph.verdict is limits["graph"] is LimitingFactor.GPU  # no graph of the model, no counters

@@ -47,6 +47,7 @@ from optpipe.signoff.policy import policy_from_toml
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
 from optpipe.trace.report import profile_from_trace
+from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
@@ -133,7 +134,7 @@ class Workspace:
         for process, entry, batch in product(range(processes), entries, batches):
             self.counter += 1
             mean_ms = float(levels[process])
-            found = measurement(entry, batch, f"m{self.counter}", **changes)
+            found = replace(measurement(entry, batch, f"m{self.counter}", **changes), started_utc=get_utc_time())
             found = replace(found, process=process, host_peak_bytes=found.host_peak_bytes + process * peaks)
             speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
             drawn = Drawn(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power)
@@ -144,7 +145,8 @@ class Workspace:
     def interrupted_bench(self, entry):
         """A bench run that ended while it warmed up: samples, and none of them measured."""
         run = begin_run(self.path, "bench")
-        found = replace(measurement(entry, 4, "m1", valid=False), samples=0, interrupted=True)
+        found = measurement(entry, 4, "m1", valid=False)
+        found = replace(found, samples=0, interrupted=True, started_utc=get_utc_time())
         frame = drawn_samples(10.0, 0.2, 50, 4, 0).with_columns(pl.lit(Phase.WARM_UP, pl.UInt8).alias("phase"))
         (run.path / "samples").mkdir()
         frame.write_parquet(run.path / found.samples_file)
@@ -172,6 +174,7 @@ class Workspace:
             entry, factor = (baseline, 1.0) if name[0] == "a" else (contender, ratio)
             level = hours[int(name[1:])] * factor * np.exp(scatter * generator.standard_normal())
             found = measurement(entry, 1, name, valid=name not in invalid, **changes)
+            found = replace(found, started_utc=get_utc_time())
             found = replace(found, process=len(every), host_peak_bytes=found.host_peak_bytes + len(every) * peaks)
             every.append(write_drawn(run, found, Drawn(float(level), 0.2, count, 1, seed + len(every))))
         write_measurements(run.path, every)
@@ -208,8 +211,8 @@ class Workspace:
         (run.path / "profile.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe profile digits", parents=[entry.id])
 
-    def preprocess(self, noise=1e-3, images=800, *, trained=True, **changes):
-        """A parity run of the newest model, whose outputs are drawn."""
+    def preprocess(self, noise=1e-3, images=800, *, trained=True, pictures=(), **changes):
+        """A parity run of the newest model, whose outputs are drawn; with `pictures` of its worst images."""
         *_, exported = self.store.list_entries(ModelInfo)
         generator = np.random.default_rng(3)
         outputs = generator.normal(size=(images, 10))
@@ -219,7 +222,13 @@ class Workspace:
         rows.write_parquet(run.path / "images.parquet")
         proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
         record = preprocess_record(proof=proof, images=images, trained=trained)
-        record = replace(record, **({"model_sha256": hash_model(exported.manifest)} | changes))
+        worst = tuple(
+            replace(record.parity.worst[0], image=f"{at}.png", file=f"worst-{at}.png") for at in range(len(pictures))
+        )
+        for each, content in zip(worst, pictures, strict=True):
+            (run.path / each.file).write_bytes(content)
+        parity = replace(record.parity, worst=worst or record.parity.worst)
+        record = replace(record, parity=parity, **({"model_sha256": hash_model(exported.manifest)} | changes))
         (run.path / "preprocess.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe preprocess digits", model="digits")
 

@@ -261,7 +261,6 @@ def verify(
 
     Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
     """
-    from optpipe.core.errors import ExitStatus
     from optpipe.core.verdict import VerificationRecord
     from optpipe.signoff.document import document_from_verification
     from optpipe.signoff.verify import verify_dossier
@@ -270,9 +269,9 @@ def verify(
         checked = verify_dossier(dossier, allowed_signers)
         if attestations is not None or public_key is not None:
             checked = _check_attestations(checked, attestations, public_key)
-    signature = "signed by an allowed key" if allowed_signers else "signed" if checked.signed else "not signed"
+    signature = checked.signature
     if public_key is not None:
-        signature = f"attested with {public_key}" + (f", {signature}" if checked.signed else "")
+        signature = f"attested with {public_key}" + ("" if signature == "not signed" else f", {signature}")
     found, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
     record = VerificationRecord(
         dossier=str(dossier),
@@ -287,8 +286,7 @@ def verify(
         files=len(sizes),
         size_bytes=sum(sizes),
     )
-    status = ExitStatus.FAIL if checked.verdict and checked.as_sealed else ExitStatus.BAD_INPUT
-    return Outcome(record, document_from_verification, found.verdict.exit_status if found else status)
+    return Outcome(record, document_from_verification, checked.exit_status)
 
 
 def _check_attestations(

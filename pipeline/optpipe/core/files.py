@@ -33,7 +33,8 @@ class Files:
         return Files(self.root, f"{self.prefix}{name}/", self.kept)
 
     def has(self, name: str) -> bool:
-        """Whether `name` is a regular file."""
+        """Whether `name` is a regular file. Raises BadInputError where it is not the name of a file inside the folder."""
+        _split_name(self.root, f"{self.prefix}{name}")
         path = self.folder / name
         return f"{self.prefix}{name}" in (self.kept or ()) or (path.is_file() and not path.is_symlink())
 
@@ -56,12 +57,18 @@ class Files:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _split_name(root: Path, name: str) -> tuple[str, ...]:
+    """The folders and the file of `name`. Raises BadInputError where it leads out of `root`."""
+    steps = PurePosixPath(name).parts
+    if not steps or ".." in steps or PurePosixPath(name).is_absolute() or "//" in name or "\0" in name:
+        raise BadInputError(f"{root}: {name!r} is not the name of a file in it")
+    return steps
+
+
 @contextmanager
 def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
     """Opens each part of `name` from the folder before it, and follows no link."""
-    steps = PurePosixPath(name).parts
-    if not steps or PurePosixPath(name).is_absolute() or ".." in steps:
-        raise BadInputError(f"{root}: {name!r} is not the name of a file in it")
+    steps = _split_name(root, name)
     at = None
     try:
         at = os.open(root, os.O_RDONLY | os.O_DIRECTORY)

@@ -6,10 +6,10 @@ msgspec does it: it takes plain dataclasses, checks every field's type while it 
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import msgspec
 
@@ -134,38 +134,64 @@ def list_read_errors() -> tuple[type[Exception], ...]:
     return (BadInputError, pl.exceptions.PolarsError, *wrong_kind)
 
 
+def document_from_json(content: bytes, place: str) -> object:
+    """The plain values of a JSON text. Raises BadInputError for a key that an object has twice, and for a bare NaN or infinity."""
+
+    def refuse(what: str) -> Never:
+        raise BadInputError(f"{place}: {what}")
+
+    def join(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            refuse(f"key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+        return found
+
+    try:
+        return json.loads(content, object_pairs_hook=join, parse_constant=lambda word: refuse(f"{word} is not JSON"))
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{place}: not JSON ({error})") from error
+
+
 def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:
     """Where stored records say something else than their raw files give, one line each."""
     for place, stored, computed in found:
         yield from find_disagreements(plain_from_record(stored), plain_from_record(computed), place)
 
 
-def find_disagreements(stored: object, computed: object, place: str) -> list[str]:
-    """Where a stored document says something else than what was computed, one line each.
-
-    What is null and was not stored is a field that later versions have.
-    """
+def find_disagreements(
+    stored: object,
+    computed: object,
+    place: str,
+    leave_out: Collection[str] = PROSE,
+    source: str = "the raw files give",
+) -> list[str]:
+    """Where a stored document says something else than what was computed, one line each; keys in `leave_out` are not compared."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
-        added = {name for name, value in computed.items() if value is None and name not in stored}
-        names = sorted((set(stored) | set(computed)) - set(PROSE) - added)
-        return [
-            problem
-            for name in names
-            for problem in find_disagreements(
-                stored.get(name, "nothing"), computed.get(name, "nothing"), f"{place}: {name}"
-            )
+        pairs = [
+            (f"{place}: {name}", stored.get(name, "nothing"), computed.get(name, "nothing"))
+            for name in sorted((set(stored) | set(computed)) - set(leave_out))
         ]
-    if isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
-        pairs = enumerate(zip(stored, computed, strict=True))
-        return [
-            problem
-            for at, (one, other) in pairs
-            for problem in find_disagreements(one, other, f"{place}[{_common_name(one, other) or at}]")
+    elif isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
+        pairs = [
+            (f"{place}[{_common_name(one, other) or at}]", one, other)
+            for at, (one, other) in enumerate(zip(stored, computed, strict=True))
         ]
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (stored, computed))
-    if stored == computed or (numbers and math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE)):  # type: ignore[arg-type]
-        return []
-    return [f"{place} says {_shorten(stored)}, but the raw files give {_shorten(computed)}"]
+    else:
+        return (
+            []
+            if _are_equal(stored, computed)
+            else [f"{place} says {_shorten(stored)}, but {source} {_shorten(computed)}"]
+        )
+    return [found for at, one, other in pairs for found in find_disagreements(one, other, at, leave_out, source)]
+
+
+def _are_equal(stored: object, computed: object) -> bool:
+    """Equal values, and of numbers those that differ in the last digits; neither of which is a bool where the other is not."""
+    if isinstance(stored, bool) or isinstance(computed, bool):
+        return stored is computed
+    numbers = isinstance(stored, int | float) and isinstance(computed, int | float)
+    return stored == computed or (numbers and math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE))  # type: ignore[arg-type]
 
 
 def _common_name(one: object, other: object) -> object:

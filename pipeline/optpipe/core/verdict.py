@@ -138,7 +138,7 @@ class VerificationRecord:
     unbacked: tuple[str, ...]
     """What the dossier states and no raw file in it shows."""
     not_compared: tuple[str, ...]
-    """Reports that could not be rendered again here, and why."""
+    """What another version of optpipe wrote differently, and reports that could not be rendered again here."""
     verdict: Verdict | None
     recomputed: VerdictRecord | None
     """None where the dossier is not intact."""

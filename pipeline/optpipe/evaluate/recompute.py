@@ -82,6 +82,7 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     task, frame = _find_task(stored), _read_table(run)
     truths, source = _read_truths(frame, task), _read_predictions(frame, task, "source")
     assert source is not None
+    yield f"{EVALUATION}: dataset", stored.dataset, replace(stored.dataset, count=task.count_samples(source))
     for row in stored.results:
         name = row.artifact or "source"
         found = source if name == "source" else _read_predictions(frame, task, name)

@@ -90,6 +90,7 @@ def evidence_from_measurement(
         interrupted=blank.interrupted,
         on_gpu=blank.subject.device != "cpu",
         limits={**LIMITS, **blank.limits},
+        watched=blank.machine_file is not None,
     )
 
 

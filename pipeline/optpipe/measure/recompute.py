@@ -12,6 +12,8 @@ from optpipe.core.measurement import (
     SAMPLE_COLUMNS,
     Measurement,
     Phase,
+    Reason,
+    Validity,
     read_measurements,
 )
 from optpipe.core.records import Recomputed
@@ -22,6 +24,7 @@ from optpipe.workspace.entry import Run, require_unchanged
 if TYPE_CHECKING:
     import polars as pl
 
+NO_SAMPLES = Reason("no-samples", "there are no raw samples of it", "measure again", invalidates=True)
 NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
 
 
@@ -88,11 +91,30 @@ def recompute_measurement(
     if frame is None or frame.height == 0:
         return _clear_figures(stored)
     machine = _read_machine_rows(files, stored.machine_file)
-    return recompute_from_samples(stored, frame, machine, highest=highest, confidence=confidence)
+    warm_up = read_samples(files, str(stored.samples_file), ("phase",), Phase.WARM_UP).height
+    again = replace(stored, warm_up_samples=warm_up)
+    return recompute_from_samples(again, frame, machine, highest=highest, confidence=confidence)
 
 
 def _clear_figures(stored: Measurement) -> Measurement:
-    return replace(stored, latency_ns=None, throughput_images_per_s=None, throughput_tokens_per_s=None, samples=0)
+    """Of a measurement without measured queries: no figures, and INVALID, for nothing shows what its record says."""
+    told = any(reason.invalidates for reason in stored.reasons)
+    return replace(
+        stored,
+        verdict=Validity.INVALID,
+        reasons=stored.reasons if told else (*stored.reasons, NO_SAMPLES),
+        samples=0,
+        duration_s=0.0,
+        latency_ns=None,
+        parts_ns={},
+        throughput_images_per_s=None,
+        throughput_batches_per_s=None,
+        throughput_tokens_per_s=None,
+        device_peak_bytes=None,
+        host_peak_bytes=None,
+        energy_j_per_image=None,
+        energy_why_not=None,
+    )
 
 
 def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":
@@ -107,8 +129,10 @@ def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":
         raise BadInputError(f"cannot read machine data in {files.folder / name}: {first_line(error)}") from error
 
 
-def read_samples(files: Files, name: str, columns: tuple[str, ...] = NEEDED) -> "pl.DataFrame":
-    """The measured queries in the Parquet file `name`, in the order of their end; `columns` of them."""
+def read_samples(
+    files: Files, name: str, columns: tuple[str, ...] = NEEDED, phase: int = Phase.MEASURED
+) -> "pl.DataFrame":
+    """The queries of a phase in the Parquet file `name`, in the order of their end; `columns` of them."""
     import polars as pl
 
     try:
@@ -117,8 +141,8 @@ def read_samples(files: Files, name: str, columns: tuple[str, ...] = NEEDED) -> 
         absent = [name for name in columns if name not in present]
         if absent:
             raise BadInputError(f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}")
-        measured = lazy.filter(pl.col("phase") == Phase.MEASURED).select(columns)
-        return measured.cast({"images": pl.Int64}).sort("end_ns", maintain_order=True).collect()
+        chosen = lazy.filter(pl.col("phase") == phase).with_columns(pl.col("images").cast(pl.Int64))
+        return chosen.sort("end_ns", maintain_order=True).select(columns).collect()
     except pl.exceptions.PolarsError as error:
         raise BadInputError(f"cannot read raw samples in {files.folder / name}: {first_line(error)}") from error
 
@@ -126,7 +150,7 @@ def read_samples(files: Files, name: str, columns: tuple[str, ...] = NEEDED) -> 
 def recompute_bench(run: Run) -> Iterator[Recomputed]:
     """Every measurement whose raw samples are there."""
     for stored in read_measurements(run.files):
-        if stored.samples_file is not None and run.files.has(stored.samples_file):
+        if stored.samples_file is None or run.files.has(stored.samples_file):
             said, found = (
                 replace(each, reasons=tuple(sorted(each.reasons, key=lambda reason: reason.code)))
                 for each in (stored, recompute_requested(stored, run.files))

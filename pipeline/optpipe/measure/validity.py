@@ -61,6 +61,8 @@ class ValidityEvidence:
     interrupted: bool = False
     on_gpu: bool = False
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    watched: bool = True
+    """Whether anything was recorded of the machine."""
 
     def list_readings(self, name: str) -> list[float]:
         """What was read of the machine, one value a row; empty where nothing could be."""
@@ -185,6 +187,13 @@ def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
         other_cpu_cores=other,
         worker_waited_cores=waited,
     )
+
+
+def _check_watching(evidence: ValidityEvidence) -> list[Reason]:
+    if evidence.watched:
+        return []
+    what = "nothing was recorded of the machine: other work or throttling cannot be excluded"
+    return _invalidate("not-watched", what, "measure again, for longer (--min-time)")
 
 
 def _check_gpu_processes(evidence: ValidityEvidence) -> list[Reason]:
@@ -342,7 +351,7 @@ def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
 
 
 CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
-    _check_outputs, _check_cache, _check_interruption, _check_sample_count, _check_steadiness, _check_drift,
+    _check_outputs, _check_cache, _check_watching, _check_interruption, _check_sample_count, _check_steadiness, _check_drift,
     _check_modes, _check_dispersion, _check_queue, _check_host_load, _check_gpu_processes, _check_throttling,
     _check_clocks, _check_temperature, _check_enqueue, _check_transfers,
 )  # fmt: skip

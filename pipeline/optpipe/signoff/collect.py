@@ -82,6 +82,8 @@ def collect_evidence(
     if baseline is not None:
         _copy_baseline(baseline, folder / "baseline")
     (folder / POLICY).write_bytes(wanted.policy.source)
+    runs = (run for run in load_runs(folder / "runs") if run.kind == "bench" and entry.id in run.manifest.parents)
+    measurements = {run.name: run.info.measurements or 0 for run in runs}
     exported = next((each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]), None)
     request = DossierRequest(
         model=entry.info.model,
@@ -92,6 +94,7 @@ def collect_evidence(
         optpipe=__version__,
         created_utc=get_utc_time(),
         drawn_with=drawn_with or {},
+        measurements=measurements,
         removed=list_removed_runs(store.workspace, entry.id),
         other_file=other_file,
         network=describe_network(exported) if exported else None,

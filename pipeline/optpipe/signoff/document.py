@@ -35,6 +35,7 @@ from optpipe.trace.records import TraceProfile
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
 UNSIGNED = "This dossier is not signed: it proves that the folder agrees with itself, not who made it or where it was measured."
+UNKNOWN = "Anybody can sign with a key of their own: name those you trust with --allowed-signers FILE."
 
 
 def summarize_verdict(record: VerdictRecord) -> str:
@@ -166,6 +167,7 @@ def document_from_verification(found: VerificationRecord) -> Document:
             *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
             *(Sentence(one, Tone.FAINT, "no raw file") for one in found.unbacked),
             Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature == "not signed" else None,
+            Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
             *_list_verdict_parts(found.recomputed, None),
         ]
     )
@@ -217,7 +219,7 @@ def page_from_verdict(
         tuple(_list_facts(comparison.environment)),
         files,
         record.created_utc,
-        __version__,
+        record.optpipe,
     )
 
 

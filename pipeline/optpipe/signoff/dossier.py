@@ -11,7 +11,7 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,8 @@ class DossierRequest:
     created_utc: str
     drawn_with: Mapping[str, str]
     """Versions of the packages that drew the report's figures; empty for a report without figures."""
+    measurements: Mapping[str, int] = field(default_factory=dict)
+    """How many each bench run of the artifact made, by the run's name: one that vanishes is missed."""
     removed: tuple[str, ...] = ()
     """Names of the bench runs of the artifact that were removed from the workspace before."""
     other_file: tuple[str, ...] = ()

@@ -1,25 +1,31 @@
 """The kinds of evidence: how each is recomputed from its raw files, and what it shows for the criteria of a policy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, expm1
 
+from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, MeasurementsRecord
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import Recomputed
 from optpipe.core.verdict import Missing, Observation, ScaledTail
 from optpipe.evaluate.recompute import recompute_evaluation
+from optpipe.evaluate.result import Evaluation
 from optpipe.measure.pair import recompute_pair
 from optpipe.measure.recompute import recompute_bench
+from optpipe.measure.records import PairedComparison
 from optpipe.preprocess.proof import recompute_preprocessing
+from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.build_evidence import BuildEvidence, observe_groups, select_groups
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
 from optpipe.stats.means import SPEED_GAP, compute_unseen_reach
+from optpipe.trace.records import ProfileRecord
 from optpipe.trace.report import recompute_profile, suggest_profile
 from optpipe.workspace.entry import Run
+from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE
 
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]
 
@@ -32,6 +38,8 @@ class EvidenceKind:
     """What it shows for a criterion, by section of the policy, in the criterion's base unit."""
     recompute: tuple[Callable[[Run], Iterator[Recomputed]], ...] = ()
     """What a run's records say, and what its raw files give. Raw files that were too large for a dossier give nothing."""
+    documents: Mapping[str, type] = field(default_factory=dict)
+    """The JSON files of a run, each with the record in it."""
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
@@ -134,8 +142,10 @@ def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obs
 
 
 KINDS: Mapping[str, EvidenceKind] = {
-    "evaluate": EvidenceKind({"accuracy": _accuracy}, (recompute_evaluation,)),
-    "preprocess": EvidenceKind({"preprocessing": _preprocessing}, (recompute_preprocessing,)),
+    "evaluate": EvidenceKind({"accuracy": _accuracy}, (recompute_evaluation,), {EVALUATION: Evaluation}),
+    "preprocess": EvidenceKind(
+        {"preprocessing": _preprocessing}, (recompute_preprocessing,), {PREPROCESSING: PreprocessRecord}
+    ),
     "bench": EvidenceKind(
         {
             "latency": lambda criterion, evidence: observe_groups(criterion, evidence, criterion.metric),
@@ -147,8 +157,9 @@ KINDS: Mapping[str, EvidenceKind] = {
             "environment": _environment,
         },
         (recompute_bench, recompute_pair),
+        {MEASUREMENTS_FILE: MeasurementsRecord, COMPARISON_FILE: PairedComparison},
     ),
-    "profile": EvidenceKind({"tensor_cores": _tensor_cores}, (recompute_profile,)),
+    "profile": EvidenceKind({"tensor_cores": _tensor_cores}, (recompute_profile,), {PROFILE: ProfileRecord}),
     "build": EvidenceKind({"precision": _precision, "size": _size}),
 }
 """By kind of run, in the order in which a sign-off makes those that are missing; `build` is the build's own record."""

@@ -14,7 +14,7 @@ from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_va
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
-from optpipe.signoff.verify import describe_looser_limits
+from optpipe.signoff.verify import describe_looser_rules
 from optpipe.workspace.file_names import VERDICT
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_unused_path, require_writable_file
@@ -69,7 +69,7 @@ def sign_off(
             dossier = read_dossier(Files(scratch, kept={}))
             verdict = judge_dossier(dossier).record
             write_bytes(scratch / VERDICT, json_from_record(verdict))
-        if looser := describe_looser_limits(dossier):
+        if looser := describe_looser_rules(dossier):
             listener.warn(looser)
         with listener.step("write the report"):
             reports = render_dossier(dossier, verdict, figures=figures)

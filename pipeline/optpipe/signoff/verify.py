@@ -5,34 +5,46 @@ its parents by their ids, and what a run measured is the file that a build's rec
 states (the size of an engine that is not here, the SNR of outputs that are not here) is named as such.
 """
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from optpipe import __version__
 from optpipe.core.entries import ArtifactInfo, ModelInfo
-from optpipe.core.errors import BadInputError, GateError, first_line
+from optpipe.core.errors import BadInputError, ExitStatus, GateError, first_line
 from optpipe.core.files import Files
-from optpipe.core.measurement import MEASUREMENTS_FILE, Subject, read_measurements
-from optpipe.core.records import compare_recomputed, find_disagreements, list_read_errors, record_from_files
+from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
+from optpipe.core.records import (
+    compare_recomputed,
+    document_from_json,
+    find_disagreements,
+    list_read_errors,
+    plain_from_record,
+    record_from_files,
+)
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
+from optpipe.measure.recompute import read_samples
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence
-from optpipe.signoff.dossier import BUILD_KINDS, Dossier, read_dossier
-from optpipe.signoff.evidence import recompute_run
+from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
+from optpipe.signoff.evidence import JUDGED_RUNS, KINDS, recompute_run
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
-from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id
-from optpipe.workspace.file_names import BUILDS, EVALUATION, POLICY, REQUEST, VERDICT
-from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, find_seal_problems, find_signature_problem
+from optpipe.stats.percentiles import CONFIDENCE
+from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
+from optpipe.workspace.file_names import BUILDS, EVALUATION, POLICY, PREPROCESSING, REQUEST, VERDICT
+from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, check_signature, find_seal_problems
 
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, SUMS, SEAL, SIGNATURE}
 _FOLDERS = {BUILDS, "runs", "baseline"}
+CLOCKS_APART = timedelta(minutes=1)
+"""How far the clocks of two machines may be apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class VerifiedDossier:
     problems: tuple[str, ...]
     as_sealed: bool
     """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
+    signature: str
+    """By whom it is signed."""
     content: Dossier | None = None
     verdict: VerdictRecord | None = None
     """The verdict as recomputed; None where the folder is not intact enough to compute it."""
@@ -51,7 +65,7 @@ class VerifiedDossier:
     unbacked: tuple[str, ...] = ()
     """What is stated and no raw file in the dossier shows."""
     not_compared: tuple[str, ...] = ()
-    """Reports that could not be rendered again here, and why."""
+    """What another version of optpipe wrote differently, and reports that could not be rendered again here."""
 
     @property
     def folder(self) -> Path:
@@ -63,8 +77,16 @@ class VerifiedDossier:
         return not self.problems
 
     @property
-    def signed(self) -> bool:
-        return self.files.has(SIGNATURE)
+    def exit_status(self) -> ExitStatus:
+        """BAD_INPUT for changed bytes, FAIL for figures that do not follow from the raw files, else that of the verdict.
+
+        INCONCLUSIVE in place of PASS where another version wrote something differently: nobody can tell that from a forgery.
+        """
+        if self.problems or self.content is None or self.verdict is None:
+            return ExitStatus.FAIL if self.verdict and self.as_sealed else ExitStatus.BAD_INPUT
+        differs = self.not_compared and self.content.request.optpipe != __version__
+        passed = self.verdict.verdict is Verdict.PASS
+        return ExitStatus.INCONCLUSIVE if differs and passed else self.verdict.verdict.exit_status
 
     def list_sizes(self) -> list[int]:
         """The sizes of its files in bytes."""
@@ -98,61 +120,82 @@ def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> Verifie
     try:
         problems, not_compared = _compare_reports(found.content, found.verdict)
     except list_read_errors() as error:
-        problems, not_compared = [f"cannot be recomputed: {first_line(error)}"], []
-    return replace(found, problems=tuple(problems), not_compared=tuple(not_compared))
+        return replace(found, problems=(f"cannot be recomputed: {first_line(error)}",))
+    return replace(found, problems=tuple(problems), not_compared=(*found.not_compared, *not_compared))
 
 
 def check_dossier(folder: Path, allowed_signers: Path | None = None) -> VerifiedDossier:
     """Verifies a dossier as `verify_dossier` does, without its reports."""
     files = Files(folder, kept={})
     problems = find_seal_problems(files)
-    signature = find_signature_problem(files, allowed_signers)
-    problems += [signature] if signature else []
+    problem, signature = check_signature(files, allowed_signers)
+    problems += [problem] if problem else []
     if problems:
-        return VerifiedDossier(files, tuple(problems), as_sealed=False)
-    found = VerifiedDossier(files, (), as_sealed=True)
+        return VerifiedDossier(files, tuple(problems), as_sealed=False, signature=signature)
+    found = VerifiedDossier(files, (), as_sealed=True, signature=signature)
     try:
         problems += _find_foreign_files(files)
         dossier = read_dossier(files)
         judged = judge_dossier(dossier)
         found = replace(found, content=dossier, verdict=judged.record, evidence=judged.evidence)
-        stored = record_from_files(files, VERDICT, VerdictRecord)
-        problems += compare_recomputed([(VERDICT, stored, judged.record)])
-        problems += find_contradictions(dossier)
+        stored, computed = document_from_json(files.read(VERDICT), VERDICT), plain_from_record(judged.record)
+        serious, other = _split_by_version(
+            find_disagreements(stored, computed, VERDICT),
+            [*find_disagreements(stored, computed, VERDICT, ()), *_find_unknown_keys(dossier)],
+            dossier.request,
+        )
+        problems += [*serious, *find_contradictions(dossier)]
         for run in (*dossier.baseline_runs, *dossier.every_run):
             problems += compare_recomputed(recompute_run(run))
         unbacked = () if problems else tuple(list_unbacked(dossier, judged.record))
     except list_read_errors() as error:
         return replace(found, problems=(*problems, f"cannot be recomputed: {first_line(error)}"))
-    return replace(found, problems=tuple(problems), unbacked=unbacked)
+    return replace(found, problems=tuple(problems), unbacked=unbacked, not_compared=tuple(other))
+
+
+def _split_by_version(
+    serious: Sequence[str], every: Sequence[str], request: DossierRequest
+) -> tuple[list[str], list[str]]:
+    """The problems, and what this version of optpipe cannot call one: another wrote the dossier, and may have worded it differently."""
+    if request.optpipe == __version__:
+        return [*every], []
+    other = f"written by optpipe {request.optpipe}, this is {__version__}"
+    return [*serious], [f"{one} ({other})" for one in every if one not in serious]
 
 
 def _compare_reports(dossier: Dossier, verdict: VerdictRecord) -> tuple[list[str], list[str]]:
-    """The reports that differ from what the raw files give, and those that cannot be rendered again here."""
+    """The reports that differ from what the raw files give, and those of another version or that cannot be rendered again here."""
     request, files = dossier.request, dossier.files
-    if request.optpipe != __version__:
-        return [], [f"{', '.join(REPORTS)}: written by optpipe {request.optpipe}; this is {__version__}"]
-    not_compared = explain_no_drawing(request.drawn_with)
-    texts = render_dossier(dossier, verdict, figures=bool(request.drawn_with) and not not_compared)
-    computed, stored = (msgspec.json.decode(each) for each in (texts.pop(COMPARISON), files.read(COMPARISON)))
-    problems = find_disagreements(stored, computed, COMPARISON)
-    for name, text in texts.items():
-        if (name != HTML or not not_compared) and files.read(name) != text.encode():
-            problems.append(f"{name}: differs from the report that the raw files give")
-    return problems, not_compared
+    undrawn = explain_no_drawing(request.drawn_with)
+    texts = render_dossier(dossier, verdict, figures=bool(request.drawn_with) and not undrawn)
+    computed = document_from_json(texts.pop(COMPARISON).encode(), COMPARISON)
+    stored = document_from_json(files.read(COMPARISON), COMPARISON)
+    changed = [
+        f"{name}: differs from the report that the raw files give"
+        for name, text in texts.items()
+        if (name != HTML or not undrawn) and files.read(name) != text.encode()
+    ]
+    serious = find_disagreements(stored, computed, COMPARISON)
+    every = [*find_disagreements(stored, computed, COMPARISON, ()), *changed]
+    problems, other = _split_by_version(serious, every, request)
+    return problems, [*undrawn, *other]
 
 
-def find_contradictions(dossier: Dossier) -> Iterator[str]:
-    """Where two records in a dossier contradict each other, or one contradicts itself, one line each."""
-    builds = {each.id: each for each in dossier.builds}
-    for entry in builds.values():
-        yield from _check_entry(entry, builds)
-    for run in dossier.every_run:
-        yield from _check_run(run, builds)
-    judged = dossier.request.artifact
-    others = {name: build for name, build in builds.items() if name != judged}  # an approved file may have had its id
-    for run in dossier.baseline_runs:
-        yield from _check_run(run, others)
+def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
+    """Where a document is not the whole of what it was read as: keys that nobody reads, and keys that it lacks."""
+    documents: list[tuple[Files, str, object]] = [(dossier.files, REQUEST, dossier.request)]
+    for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
+        documents.append((entry.files, MANIFEST, replace(entry.manifest, info=plain_from_record(entry.info))))
+        kinds = KINDS[entry.kind].documents if entry.kind in JUDGED_RUNS else {}
+        documents += [
+            (entry.files, name, record_from_files(entry.files, name, kind))
+            for name, kind in kinds.items()
+            if entry.files.has(name)
+        ]
+    for files, name, record in documents:
+        place = f"{files.prefix}{name}"
+        stored = document_from_json(files.read(name), place)
+        yield from find_disagreements(stored, plain_from_record(record), place, (), "optpipe reads")
 
 
 def _find_foreign_files(files: Files) -> Iterator[str]:
@@ -165,9 +208,71 @@ def _find_foreign_files(files: Files) -> Iterator[str]:
             yield f"{name}: not part of a dossier"
         if path.suffix == ".json":
             try:
-                msgspec.json.decode(files.read(name))
-            except msgspec.DecodeError as error:
-                yield f"{name}: {error}"
+                document_from_json(files.read(name), name)
+            except BadInputError as error:
+                yield str(error)
+
+
+def find_contradictions(dossier: Dossier) -> Iterator[str]:
+    """Where two records in a dossier contradict each other, or one contradicts itself, one line each."""
+    request = dossier.request
+    builds = {each.id: each for each in dossier.builds}
+    for entry in builds.values():
+        yield from _check_entry(entry, builds)
+    others = {
+        name: build for name, build in builds.items() if name != request.artifact
+    }  # an approved file may have had its id
+    baseline = {request.baseline_artifact} - {None}
+    for folder, runs, known, needed in (
+        ("runs", dossier.every_run, builds, {request.artifact}),
+        ("baseline/runs", dossier.baseline_runs, others, baseline),
+    ):
+        for run in runs:
+            paired = baseline if COMPARISON_FILE in run.manifest.files else set()
+            yield from _check_run(run, f"{folder}/{run.path.name}", known, needed | paired)
+        yield from _find_copies(runs, folder)
+    measured = {run.name: len(read_measurements(run.files)) for run in dossier.every_run if run.kind == "bench"}
+    about = {run.name for run in dossier.every_run if request.artifact in run.manifest.parents}
+    found = {name: count for name, count in measured.items() if name in about}
+    yield from find_disagreements(dict(request.measurements), found, f"{REQUEST}: measurements", (), "runs/ has")
+    yield from _check_dates(dossier)
+
+
+def _check_dates(dossier: Dossier) -> Iterator[str]:
+    """Where something ended before it began, or was made after it was judged."""
+    created = dossier.request.created_utc
+    times = {f"{REQUEST}: created": created, "now": get_utc_time()}
+    for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
+        place = f"{entry.files.prefix}{MANIFEST}"
+        started, finished = f"{place}: started", f"{place}: finished"
+        times |= {started: entry.manifest.started_utc, finished: entry.manifest.finished_utc}
+        yield from _check_order(times, started, finished, f"{REQUEST}: created", "now")
+        for one in read_measurements(entry.files) if entry.kind == "bench" else ():
+            measured = f"{entry.files.prefix}{MEASUREMENTS_FILE}: {one.id}: started"
+            yield from _check_order(times | {measured: one.started_utc}, started, measured, finished)
+
+
+def _check_order(times: Mapping[str, str], *names: str) -> Iterator[str]:
+    for earlier, later in pairwise(names):
+        first, second = (datetime.fromisoformat(times[name]) for name in (earlier, later))
+        if first > second + CLOCKS_APART:
+            yield f"{earlier} {times[earlier]}, which is after {later} {times[later]}"
+
+
+def _find_copies(runs: Sequence[Run], folder: str) -> Iterator[str]:
+    """Measurements of one name in a run, and processes whose queries took the same times to the nanosecond: one counted twice."""
+    known: dict[object, str] = {}
+    for run in runs:
+        for one in read_measurements(run.files) if run.kind == "bench" else ():
+            place, keys = f"{folder}/{run.path.name}/{MEASUREMENTS_FILE}: {one.id}", [(run.path.name, one.id)]
+            if one.samples_file is not None and run.files.has(one.samples_file):
+                frame = read_samples(run.files, one.samples_file)
+                times = (frame["end_ns"] - frame["start_ns"]).to_numpy().tobytes()
+                keys += [("times", hashlib.sha256(times).hexdigest())] if times else []
+            for key in keys:
+                if key in known:
+                    yield f"{place} is a copy of {known[key]}"
+                known.setdefault(key, place)
 
 
 def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
@@ -181,6 +286,9 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
         yield f"{place}: id is {entry.id}, but its recipe gives {computed}"
     if entry.path.name != f"{kind}-{entry.id}":
         yield f"{place}: describes {kind}-{entry.id}"
+    absent = {text for text in _list_texts(recipe) if text in builds} - {entry.id, *entry.manifest.parents}
+    if absent:
+        yield f"{place}: parents are {_join(entry.manifest.parents)}, but its recipe names {_join(absent)} too"
     if isinstance(info, ArtifactInfo):
         stated = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
         yield from _compare(
@@ -195,27 +303,48 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
             yield f"{place}: weights are {info.weights.source!r}, but its recipe says {asked}"
 
 
+def _list_texts(value: object) -> Iterator[str]:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    yield from [value] if isinstance(value, str) else (text for each in inner for text in _list_texts(each))
+
+
 def _compare(stated: Mapping[str, object], expected: Mapping[str, object], place: str, whose: str) -> Iterator[str]:
     for name, value in stated.items():
         if value != expected[name]:
             yield f"{place}: {name} is {value!r}, but {whose} says {expected[name]!r}"
 
 
-def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
-    place = f"runs/{run.path.name}"
+def _check_run(run: Run, place: str, builds: Mapping[str, Entry[Any]], needed: Set[str | None]) -> Iterator[str]:
+    """`needed` are the artifacts whose raw files have to be there."""
     if run.name != run.path.name or not run.name.startswith(f"{run.kind}-"):
         yield f"{place}/{MANIFEST}: describes {run.kind} run {run.name}"
+    parents = set(run.manifest.parents)
     if run.kind == "bench":
-        for one in read_measurements(run.files):
-            yield from _check_subject(one.subject, builds, f"{place}/{MEASUREMENTS_FILE}: {one.id}")
+        measured = read_measurements(run.files)
+        for one in measured:
+            where = f"{place}/{MEASUREMENTS_FILE}: {one.id}"
+            yield from _check_subject(one.subject, builds, where)
+            files = (one.samples_file, one.machine_file) if one.subject.artifact in needed else ()
+            yield from (f"{where}: {name} is missing" for name in files if name and not run.files.has(name))
+        if run.info.measurements != len(measured):
+            yield f"{place}: the run made {run.info.measurements} measurements, {MEASUREMENTS_FILE} has {len(measured)}"
+        subjects = {one.subject.artifact for one in measured}
+        if not subjects <= parents or (subjects != parents and not run.interrupted):
+            yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but {_join(subjects)} were measured"
     if run.kind == "evaluate":
         found = read_evaluation(run)
         for row in found.results:
             build = builds.get(row.artifact or "")
             if build is not None and build.info.weights != found.weights:
                 yield f"{place}/{EVALUATION}: its weights are not those of {BUILDS}/{build.path.name}"
+            if row.artifact is not None and row.artifact not in parents:
+                yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but {row.artifact} was evaluated"
         if run.info.trained != found.weights.trained:
             yield f"{place}/{MANIFEST}: trained is {run.info.trained}, but {EVALUATION} says {found.weights.trained}"
+
+
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: str) -> Iterator[str]:
@@ -231,15 +360,19 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     yield from _compare(stated, expected, place, name)
 
 
-def describe_looser_limits(dossier: Dossier) -> str:
-    """By how much more than usual a VALID measurement of the judged artifact may have scattered or drifted; empty where by no more."""
-    artifact = dossier.request.artifact
+def describe_looser_rules(dossier: Dossier) -> str:
+    """By how much more than usual a VALID measurement of the judged artifact may have scattered or drifted, and how much less
+    than usual the intervals hold; empty where by no more and no less."""
+    artifact, confidence = dossier.request.artifact, dossier.policy.confidence
     runs = (run for run in dossier.every_run if run.kind == "bench")
     limits = [one.limits for run in runs for one in read_measurements(run.files) if one.subject.artifact == artifact]
     largest = {name: max((each.get(name, usual) for each in limits), default=usual) for name, usual in LIMITS.items()}
     looser = [name for name, usual in LIMITS.items() if name.startswith("max_") and largest[name] > usual]
     said = ", ".join(f"{name} {largest[name]:g} instead of {LIMITS[name]:g}" for name in looser)
-    return f"measurements count as VALID by looser limits than usual ({said})" if said else ""
+    found = [f"measurements count as VALID by looser limits than usual ({said})"] if said else []
+    if confidence < CONFIDENCE:
+        found.append(f"intervals have a confidence of {confidence:.4g} instead of {CONFIDENCE:.4g}")
+    return "; ".join(found)
 
 
 def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
@@ -250,10 +383,23 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
             sources.setdefault(one.source, []).append(one.name)
     for source, names in sources.items():
         yield f"{', '.join(names)}: stated by {source}"
+    if looser := describe_looser_rules(dossier):
+        yield f"{looser}: stated by {POLICY}, runs/*/{MEASUREMENTS_FILE}"
+    kinds = {run.kind for run in dossier.every_run}
+    if "bench" in kinds:
+        seen = [one.name for one in verdict.criteria if one.name.startswith("memory.")]
+        seen += ["output checks", "inputs", "peak memory of the host", "reasons that only the worker saw"]
+        yield f"{', '.join(seen)}: stated by runs/*/{MEASUREMENTS_FILE}"
+        yield f"how many processes were started, and which runs were removed: stated by {REQUEST}, runs/*/{MANIFEST}"
     for run in dossier.every_run:
-        if run.kind == "evaluate" and any(row.snr_db is not None for row in read_evaluation(run).results):
-            yield f"SNR of the evaluated outputs: stated by runs/{run.name}/{EVALUATION}"
-    if looser := describe_looser_limits(dossier):
-        yield f"{looser}: stated by runs/*/{MEASUREMENTS_FILE}"
+        if run.kind == "evaluate":
+            found = read_evaluation(run)
+            snr = "SNR of the evaluated outputs, " if any(row.snr_db is not None for row in found.results) else ""
+            yield f"{snr}name and hash of the data set {found.dataset.name!r}: stated by runs/{run.name}/{EVALUATION}"
+    if "preprocess" in kinds:
+        yield f"pictures, and differences of steps and images: stated by runs/*/{PREPROCESSING}"
     yield f"hardware, driver and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
     yield f"times, sizes and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"
+    absent = {each for entry in dossier.builds for each in entry.manifest.parents} - set(dossier.manifests)
+    if absent:
+        yield f"what {_join(absent)} were, of which a build was made: there is no record of them"

@@ -91,6 +91,8 @@ class RunInfo:
     model: str | None = None
     trained: bool | None = None
     """Whether the model's weights are trained, where accuracy was measured."""
+    measurements: int | None = None
+    """How many a bench run made, one or more in each process that it started: none of them can vanish unnoticed."""
 
 
 Info = TypeVar("Info", bound=EntryInfo, default=Any)

@@ -1,8 +1,8 @@
 """What happened once: runs in `runs/KIND-TIME-HEX/`, and records without files beside them.
 
-A run is written in place, and finished when its manifest lies there. A folder without a manifest was cut off, or is being written, and
-is never listed. A run that is removed leaves its manifest, without its files, in `removed/`, so that a sign-off can say that it was
-there.
+HEX is the microsecond, so that names are in the order of time, and a random byte. A run is written in place, and finished when its
+manifest lies there. A folder without a manifest was cut off, or is being written, and is never listed. A run that is removed leaves
+its manifest, without its files, in `removed/`, so that a sign-off can say that it was there.
 """
 
 import secrets
@@ -17,6 +17,7 @@ from typing import get_args
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
+from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.workspace.entry import (
@@ -56,7 +57,7 @@ class OpenRun:
 def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
     """Makes a new, empty run folder. Raises BadInputError where the workspace cannot be written, StageError where it is full."""
     now = datetime.now(UTC)
-    path = workspace / RUNS / f"{kind}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    path = workspace / RUNS / f"{kind}-{now:%Y%m%dT%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)}"
     with explain_os_errors(workspace):
         path.mkdir(parents=True)
     return OpenRun(path, kind, now.isoformat(timespec="microseconds"))
@@ -87,7 +88,9 @@ def finish_run(
     `command` is the one that is running unless another is given.
     """
     ident = run.name.removeprefix(f"{run.kind}-")
-    info = RunInfo(model, trained)
+    files = Files(run.path)
+    count = len(read_measurements(files)) if files.has(MEASUREMENTS_FILE) else None
+    info = RunInfo(model, trained, count)
     return finish_entry(
         run.path, run.kind, ident, info, run.started_utc, parents=parents, command=command, status=status
     )
@@ -130,10 +133,10 @@ def _load_listed_run(path: Path) -> Run:
 
 
 def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]:
-    """The folders of all runs, by the second in which they began: finished, cut off, and being written."""
+    """The folders of all runs in the order in which they began: finished, cut off, and being written."""
     kinds = get_args(RunKind) if kind is None else (kind,)
     found = (path for each in kinds for path in (workspace / RUNS).glob(f"{each}-*/"))
-    return sorted(found, key=lambda path: path.name.split("-")[-2:])
+    return sorted(found, key=lambda path: path.name.split("-")[-2:])  # the time, to the microsecond
 
 
 def note_removal(workspace: Path, run: Run) -> None:

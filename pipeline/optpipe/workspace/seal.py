@@ -75,17 +75,17 @@ def sign_folder(folder: Path, key: Path) -> None:
         raise StageError(f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}")
 
 
-def find_signature_problem(files: Files, allowed_signers: Path | None = None) -> str | None:
-    """What is wrong with the signature of a folder, or None.
+def check_signature(files: Files, allowed_signers: Path | None = None) -> tuple[str | None, str]:
+    """What is wrong with the signature of a folder, or None; and by whom it is signed, as words for a user.
 
     With `allowed_signers` (ssh-keygen's file of that name) the signer must be one of them; without, only the signature
     itself is checked. A folder without a signature has a problem only if `allowed_signers` asks for one.
     """
     if not files.has(SIGNATURE):
-        return f"{SIGNATURE}: missing, but a signature is required" if allowed_signers else None
+        return f"{SIGNATURE}: missing, but a signature is required" if allowed_signers else None, "not signed"
     armored = files.read(SIGNATURE)
     if _canonicalize_signature(armored) != armored:
-        return f"{SIGNATURE}: not in the format that ssh-keygen writes"
+        return f"{SIGNATURE}: not in the format that ssh-keygen writes", ""
     if allowed_signers is not None and not allowed_signers.is_file():
         raise BadInputError(
             f"allowed-signers file {allowed_signers} does not exist; see the ssh-keygen manual page for its format"
@@ -98,10 +98,15 @@ def find_signature_problem(files: Files, allowed_signers: Path | None = None) ->
             signers = ["-f", str(allowed_signers)]
             who = _run_ssh_keygen(["-Y", "find-principals", "-s", copy.name, *signers], b"")
             if who.returncode != 0:
-                return f"{SIGNATURE}: signed with a key that is not in {allowed_signers.name}"
+                return f"{SIGNATURE}: signed with a key that is not in {allowed_signers.name}", ""
             check = ["-Y", "verify", "-I", _first_line(who.stdout), *signers]
         result = _run_ssh_keygen([*check, "-n", NAMESPACE, "-s", copy.name], files.read(SUMS))
-    return None if result.returncode == 0 else f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}"
+    if result.returncode != 0:
+        return f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}", ""
+    if allowed_signers is not None:
+        return None, f"signed by {_first_line(who.stdout)}, an allowed signer"
+    key = _first_line(result.stdout).rpartition(" ")[2]
+    return None, f"signed by an unknown key, {key}"
 
 
 def _run_ssh_keygen(arguments: list[str], standard_input: bytes) -> subprocess.CompletedProcess[bytes]:

@@ -13,8 +13,8 @@ from optpipe.workspace.seal import (
     SEAL,
     SIGNATURE,
     SUMS,
+    check_signature,
     find_seal_problems,
-    find_signature_problem,
     seal_folder,
     sign_folder,
 )
@@ -46,9 +46,7 @@ def sealed_and_signed(tmp_path_factory, key):
 
 
 def problems(folder):
-    return find_seal_problems(Files(folder)) or (
-        [problem] if (problem := find_signature_problem(Files(folder))) else []
-    )
+    return find_seal_problems(Files(folder)) or [each for each in check_signature(Files(folder))[:1] if each]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -105,21 +103,27 @@ def test_resealing_a_changed_folder_breaks_its_signature(sealed_and_signed, tmp_
     (folder / "verdict.json").write_text("{}")
     seal_folder(folder)
     assert find_seal_problems(Files(folder)) == []
-    assert "ignature" in (find_signature_problem(Files(folder)) or "")
+    assert "ignature" in (check_signature(Files(folder))[0] or "")
 
 
 def test_only_allowed_signers_are_accepted(sealed_and_signed, tmp_path, key):
     allowed = tmp_path / "allowed"
     allowed.write_text(f"release@example.org {key.with_suffix('.pub').read_text()}")
-    assert find_signature_problem(Files(sealed_and_signed), allowed) is None
+    assert check_signature(Files(sealed_and_signed), allowed) == (
+        None,
+        "signed by release@example.org, an allowed signer",
+    )
+    problem, who = check_signature(Files(sealed_and_signed))
+    assert problem is None
+    assert who.startswith("signed by an unknown key, SHA256:")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     allowed.write_text(f"release@example.org {(tmp_path / 'other.pub').read_text()}")
-    assert "is not in" in (find_signature_problem(Files(sealed_and_signed), allowed) or "")
+    assert "is not in" in (check_signature(Files(sealed_and_signed), allowed)[0] or "")
     unsigned = tmp_path / "unsigned"
     shutil.copytree(sealed_and_signed, unsigned)
     (unsigned / SIGNATURE).unlink()
-    assert find_signature_problem(Files(unsigned)) is None
-    assert "missing" in (find_signature_problem(Files(unsigned), allowed) or "")
+    assert check_signature(Files(unsigned)) == (None, "not signed")
+    assert "missing" in (check_signature(Files(unsigned), allowed)[0] or "")
 
 
 def test_coreutils_can_check_it_too(sealed_and_signed):

@@ -80,27 +80,6 @@ def test_folders_that_hold_no_set(run: Run, tmp_path: Path) -> None:
     refused(run("calibrate", "digits", "--images", some, "--json"), "31 of 50 files are not images")
 
 
-def test_sets_for_something_else(run: Run, folder: Path, tmp_path: Path) -> None:
-    manifest = json.loads((folder / "made" / "set.json").read_text())
-    for name, value, said in (
-        ("model", "resnet50", "was drawn for model resnet50, not for digits"),
-        ("transform_sha256", "0" * 64, "was drawn for different preprocessing"),
-        ("count", 3, ""),
-    ):
-        (tmp_path / "set.json").write_text(json.dumps(manifest | {name: value}))
-        ran = run("calibrate", "digits", "--images", tmp_path / "set.json", "--method", "max", "--json")
-        if said:
-            refused(ran, said)
-    (tmp_path / "set.json").write_text(json.dumps(manifest | {"files": manifest["files"][1:]}))
-    refused(run("calibrate", "digits", "--images", tmp_path / "set.json", "--json"), "list of files was changed")
-    (tmp_path / "set.json").write_text(json.dumps(manifest | {"root": "elsewhere"}))
-    refused(run("calibrate", "digits", "--images", tmp_path / "set.json", "--json"), "is missing; draw the set again")
-    refused(
-        run("calibrate", "digits", "--images", DIGITS / "validation", "--json"),
-        "800 of 800 calibration images are also in the validation set",
-    )
-
-
 def test_tables_that_do_not_fit(run: Run, folder: Path, tmp_path: Path) -> None:
     table = json.loads((folder / "made" / "table-max.json").read_text())
     build = ("build", "digits", "--precision", "int8", "--backend", "tensorrt-rtx", "--calibration")
@@ -178,19 +157,6 @@ def test_accuracy_on_the_calibration_images_is_never_a_pass(folder: Path) -> Non
     row = next(each for each in judged.document["results"] if each["precision"] == "int8")
     assert row["calibrated_on"] == 500
     assert "evaluate on other data" in " ".join(judged.stderr.split())
-
-
-def test_labels_that_are_no_classes_end_it_at_once(folder: Path, tmp_path: Path) -> None:
-    for name in ("bird", "dog"):
-        pictures(tmp_path / "animals" / name, 3)
-    built = optpipe("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--json", cwd=folder)
-    assert built.status == 0, built.stderr
-    ran = optpipe("evaluate", "digits", "--data", tmp_path / "animals", "--json", cwd=folder)
-    refused(ran, "label 'bird' of animals is not a class of digits")
-    assert "evaluate source" not in ran.stderr
-    used = optpipe("calibrate", "digits", "--images", tmp_path / "animals", "--method", "max", "--json", cwd=folder)
-    assert used.status == 0, used.stderr  # ranges need no labels
-    assert any("ignoring folders and labels" in each for each in used.document["warnings"])
 
 
 def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path) -> None:

@@ -133,21 +133,6 @@ def test_a_budget_that_leaves_no_layer_in_int8_says_which_one_does(exported, tmp
     assert optpipe(*command, *looser, cwd=tmp_path).status == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--precision", "fp16", "--budget", "0.5"), "the number has no unit; write 0.5pt or 0.5dB"),
-        (("--precision", "fp32", "--budget", "0.5points"), "--budget applies to fp16, int8, fp8; add one"),
-    ],
-)
-def test_bad_budgets_are_refused_at_once(planted, options, says) -> None:
-    folder, _ = planted
-    ran = build(folder, *options)
-    assert ran.status == 2
-    assert says in ran.stderr
-    assert len(ran.stderr.splitlines()) == 1
-
-
 def test_points_of_a_model_without_a_task_are_refused_before_the_export(tmp_path, product) -> None:
     ran = optpipe("build", product, "--precision", "fp16", "--budget", "0.5points", cwd=tmp_path)
     assert ran.status == 2

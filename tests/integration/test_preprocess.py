@@ -80,47 +80,6 @@ def test_sub_folders_that_are_no_labels_are_said_to_give_no_accuracy(workspace, 
     assert "not labels: seven" in done.document["warnings"][0]
 
 
-def test_unreadable_images_are_named_and_limited(workspace, tmp_path):
-    for index in range(3):
-        Image.fromarray(make_synthetic_image(50, 60, index)).save(tmp_path / f"{index}.jpg")
-    (tmp_path / "broken.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-300])
-    some = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
-    assert some.document["images"]["unreadable"][0]["image"].endswith("broken.jpg")
-    assert "broken.jpg" in some.stderr
-    none = optpipe(
-        "preprocess",
-        "digits",
-        "--no-throughput",
-        "--images",
-        str(tmp_path),
-        "--set",
-        "max-unreadable=0",
-        workspace=workspace,
-    )
-    assert (none.status, none.stderr.count("\n") <= 3) == (2, True)
-    assert "1 of 4 images cannot be read" in none.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [(None, "no images in this folder"), ("notes.txt", "no images in this folder"), ("notes.jpg", "not an image")],
-)
-def test_a_folder_without_pictures_is_refused_in_two_lines(workspace, tmp_path, name, said):
-    if name:
-        (tmp_path / name).write_text("not a picture")
-    done = optpipe("preprocess", "digits", "--images", str(tmp_path), workspace=workspace)
-    assert done.status == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("command", [("preprocess",), ("profile", "--tracer", "torch")])
-def test_a_wrong_folder_is_refused_before_the_model_is_exported(tmp_path, command):
-    done = optpipe(*command, "digits", "--images", str(tmp_path / "absent"), workspace=tmp_path / "workspace")
-    assert (done.status, done.stderr.count("\n")) == (2, 1)
-    assert not list((tmp_path / "workspace").rglob("*.onnx"))
-
-
 def test_pictures_of_one_pixel_come_through_alike(workspace, tmp_path):
     for level in range(6):
         Image.new("RGB", (1, 1), (40 * level, 255 - 40 * level, 9)).save(tmp_path / f"{level}.png")

@@ -80,29 +80,25 @@ def _an_approved_baseline_is_used(folder, verdicts):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
+    ("arguments", "message"),
     [
-        (["signoff", "digits"], 2, "signoff requires MODEL and --policy FILE"),
-        (["signoff", "digits", "--policy", "none.toml"], 2, "cannot read policy none.toml"),
-        (["signoff", "digits", "--policy", "PASS.toml", "--workspace", "empty"], 2, "first run `optpipe build digits"),
-        (
-            ["signoff", "digits", "--policy", "PASS.toml", "--waive", "size.maximum"],
-            2,
-            "--waive requires a one-line --because TEXT",
-        ),
-        (["compare", "--workspace", "empty"], 2, "first run optpipe build MODEL"),
-        (["compare", "--slo", "p99=15"], 2, "has no unit"),
-        (["compare", "--for", "glory"], 2, "is not one of 'latency', 'throughput', 'efficiency'"),
-        (["verify", "nowhere"], 2, "does not exist"),
-        (["verify", "."], 2, "create a dossier with optpipe signoff"),
-        (["run", "digits", "--policy", "none.toml"], 2, "cannot read policy"),
+        ("signoff digits", "signoff requires MODEL and --policy FILE"),
+        ("signoff digits --policy none.toml", "cannot read policy none.toml"),
+        ("signoff digits --policy PASS.toml --workspace empty", "first run `optpipe build digits"),
+        ("signoff digits --policy PASS.toml --waive size.maximum", "--waive requires a one-line --because TEXT"),
+        ("compare --workspace empty", "first run optpipe build MODEL"),
+        ("compare --slo p99=15", "has no unit"),
+        ("compare --for glory", "is not one of 'latency', 'throughput', 'efficiency'"),
+        ("verify nowhere", "does not exist"),
+        ("verify .", "create a dossier with optpipe signoff"),
+        ("run digits --policy none.toml", "cannot read policy"),
     ],
 )
-def test_wrong_use_is_one_or_two_lines(folder, inside, arguments, status, message):
+def test_wrong_use_is_one_or_two_lines(folder, inside, arguments, message):
     (folder / "PASS.toml").write_text(POLICIES["PASS"])
-    ran = inside(*arguments, "--json", cwd=folder)
+    ran = inside(*arguments.split(), "--json", cwd=folder)
     document = ran.document
-    assert (ran.status, document["error"]["exit_status"]) == (status, status)
+    assert (ran.status, document["error"]["exit_status"]) == (2, 2)
     assert message in document["error"]["message"]
     assert len(document["error"]["message"].splitlines()) <= 2
 

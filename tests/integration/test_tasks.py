@@ -180,22 +180,3 @@ def test_wrong_preprocessing_fails_on_predictions(
     assert record.verdict is Verdict.FAIL
     assert record.parity.proof.prediction_agreement is not None
     assert record.parity.proof.prediction_agreement.ci[1] < 0.995
-
-
-def test_bad_input_is_one_line_before_anything_runs(built: tuple[str, str, Path], tmp_path: Path) -> None:
-    model, score, folder = built
-    data = Path(__file__).parents[2] / "calibration" / "shapes" / "validation"
-    copy = tmp_path / "data"
-    shutil.copytree(data, copy)
-    if score == "AP":
-        document = json.loads((copy / "annotations.json").read_text())
-        document["annotations"][3]["bbox"] = [500, 2, 10, 10]
-        (copy / "annotations.json").write_text(json.dumps(document))
-        message = "is empty or outside the image"
-    else:
-        (copy / "masks" / "0007.png").unlink()
-        message = "0007.png has no mask"
-    ran = optpipe("evaluate", model, "--data", copy, cwd=folder)
-    assert ran.status == 2
-    assert message in ran.stderr
-    assert "evaluate source" not in ran.stderr

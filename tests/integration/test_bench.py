@@ -1,7 +1,6 @@
 """`optpipe bench` as a user runs it, on a real ONNX Runtime artifact of `digits`."""
 
 import errno
-import json
 import os
 import re
 import shlex
@@ -34,21 +33,9 @@ from tests.integration.conftest import optpipe
 
 ORT = ("digits", "--backend", "onnxruntime")
 QUICK = (
-    "--processes",
-    "1",
-    "--min-time",
-    "0.3",
-    "--percentile",
-    "90",
-    "--set",
-    "warm-up=0.1",
-    "--set",
-    "max-warm-up=1",
-    "--max-time",
-    "4",
-)
-
-
+    "--processes", "1", "--min-time", "0.3", "--percentile", "90", "--set", "warm-up=0.1", "--set", "max-warm-up=1",
+    "--max-time", "4",
+)  # fmt: skip
 SHORT = {
     "min_seconds": 0.2, "max_seconds": 4.0, "warm_up_seconds": 0.1, "max_warm_up_seconds": 1.0, "percentile": 50.0
 }  # fmt: skip
@@ -103,62 +90,6 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
         assert row["energy_why_not"]
         assert "p99" not in row["latency_ns"]["percentiles"] or row["samples"] >= 662
         assert row["inputs"]["kind"] == "images"
-
-
-def test_a_table_for_people(workspace):
-    ran = bench(workspace, "digits", "--backend", "onnxruntime,torch", "--batch", "1", "--sort", "throughput", *QUICK)
-    assert ran.status == 0, ran.stderr
-    for word in ("images/s", "batches/s", "p50 ms", "onnxruntime", "torch", "VALID"):
-        assert word in ran.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (("nothing",), 2, "optpipe build nothing"),
-        (("digits", "--precision", "int8"), 2, "optpipe build digits --precision int8"),
-        (
-            ("digits", "--backend", "onnxruntime", "--batch", "100000"),
-            2,
-            "build digits --precision fp32 --backend onnxruntime --batch 1:256:100000",
-        ),
-        (("digits", "--batch", "0"), 2, "--batch"),
-        (("digits", "--slo", "15ms"), 2, "p99=15ms"),
-        (("digits", "--scenario", "server"), 2, "--rate"),
-        (("digits", "--scenario", "nonsense"), 2, "single-stream"),
-        (("digits", "--streams", "4"), 2, "multi-stream"),
-        (("digits", "--device", "cuda"), 3, "no NVIDIA GPU"),
-        (("digits", "--backend", "nonsense"), 2, "choose from"),
-        (("digits", "--option", "onnxruntime.threads=some"), 2, "a whole number"),
-        (("digits", "--option", "onnxruntime.nonsense=1"), 2, "nonsense"),
-        (("digits", "--max-cv", "no"), 2, "--max-cv"),
-        (("digits", "--percentile", "100"), 2, "--percentile"),
-        (("digits", "--images", "nowhere", "--batch", "1"), 2, "nowhere"),
-        (("",), 2, "no build of"),  # a variable that nobody set names nothing, and asks for nothing less
-        (("digits", "--slo", ""), 2, "p99=15ms"),
-        (("digits", "--batch", ""), 2, "1:256"),
-        (("digits", "--precision", ""), 2, "fp32"),
-        (("digits", "--backend", ""), 2, "choose from"),
-        (("digits", "--set", "warm-up=nan"), 2, "warm-up"),
-        (("digits", "--set", "warm-up=inf", "--set", "max-warm-up=inf"), 2, "warm-up"),
-        (("digits", "--min-time", "inf", "--max-time", "inf"), 2, "--min-time"),
-        (("digits", "--scenario", "server", "--rate", "nan"), 2, "--rate"),
-        (("digits", "--scenario", "server", "--rate", "inf"), 2, "--rate"),
-        (("digits", "--scenario", "server", "--rate", "5", "--slo", "p99=5ms"), 2, "mutually exclusive"),
-        (("digits", "--scenario", "server", "--slo", "p99=5ms", "--batch", "1,4"), 2, "--batch 4"),
-        (("digits", "--set", "seed=-1"), 2, "seed=-1"),
-        (("digits", "--affinity", "0-99999999999"), 2, "--affinity"),
-        (("digits", "--affinity", "0-"), 2, "--affinity"),
-    ],
-)
-def test_bad_input_is_one_or_two_lines(workspace, inside, tmp_path, arguments, status, words):
-    if "cuda" in arguments and os.path.exists("/dev/nvidia0"):  # noqa: PTH110
-        pytest.skip("there is a GPU here")
-    ran = inside("bench", *arguments, "--workspace", workspace, cwd=tmp_path)
-    assert ran.status == status
-    assert words in ran.stderr
-    assert "Traceback" not in ran.stderr
-    assert len([line for line in ran.stderr.splitlines() if "warning" not in line]) <= 3
 
 
 def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
@@ -238,23 +169,14 @@ def test_an_artifact_against_itself(workspace, artifact):
     assert len(document["measurements"]) == 2 * found["ratio"]["rounds"]
 
 
-def test_a_corrupted_artifact_is_refused(workspace, tmp_path):
+def test_a_corrupted_artifact_does_not_hide_the_others(workspace, tmp_path):
     shutil.copytree(workspace, tmp_path / "copy")
-    folder = next((tmp_path / "copy" / "store").glob("artifact-*"))
-    for path in folder.glob("model.*"):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    backend = json.loads((folder / "manifest.json").read_text())["info"]["backend"]
-    ran = bench(tmp_path / "copy", "digits", "--backend", backend, "--batch", "1", *QUICK)
-    assert ran.status == 4
-    assert "damaged" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    path = next((tmp_path / "copy" / "store").glob("artifact-*/model.onnx"))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
     both = bench(tmp_path / "copy", "digits", "--batch", "1", *QUICK)
     assert both.status == 4  # the other was measured, and what was asked for is not all there
-    assert "damaged" in both.stdout
-    assert "rebuild it with" in both.stdout
-    assert "images/s" in both.stdout
+    for said in ("damaged", "rebuild it with", "images/s"):
+        assert said in both.stdout
 
 
 @pytest.mark.parametrize(

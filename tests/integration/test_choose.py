@@ -54,27 +54,6 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
     assert "--precision auto chose" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--budget", "5"), "the number has no unit; write 5pt or 5dB"),
-        (("--compare-at", "999"), "outside the profile"),
-        (("--calibration", "absent"), "no such file or folder"),
-        (("--precision", "auto,fp32"), "give it alone"),
-        (("--weights", "random", "--budget", "1points"), "the weights are random"),
-        (("--backend", "tensorrt"), "cannot be a candidate on this machine"),
-    ],
-)
-def test_what_cannot_be_chosen_is_refused_before_anything_is_built(
-    chosen: tuple[Path, Ran], inside: Callable[..., Ran], options: tuple[str, ...], said: str
-) -> None:
-    folder, _ = chosen
-    refused = inside(*AUTO, *options, cwd=folder)
-    assert refused.status in (2, 3)
-    assert said in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
 def test_a_size_outside_of_the_profile_is_refused_before_the_export(tmp_path: Path, inside: Callable[..., Ran]) -> None:
     for options, wider in (((), "--batch 1:16:999"), (("--batch", "4:8:16"), "--batch 4:8:999")):
         refused = inside(*AUTO, *options, "--compare-at", "8,999", cwd=tmp_path)

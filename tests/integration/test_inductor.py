@@ -30,7 +30,7 @@ def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_proces
     assert artifact["precision_proof"]["proven"]
     assert artifact["parity"]["passed"]
     assert artifact["parity"]["top1_accuracy"] > 0.99
-    quick = (
+    quick = [
         "--processes",
         "1",
         "--batch",
@@ -43,7 +43,7 @@ def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_proces
         "max-warm-up=1",
         "--max-cv",
         "100%",
-    )
+    ]
     (measured,) = done("bench", "digits", "--backend", "inductor", *quick, workspace=workspace)["measurements"]
     assert measured["output_check"]["passed"]
     assert measured["samples"] > 10

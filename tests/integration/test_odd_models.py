@@ -7,43 +7,20 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import optpipe
 
 QUICK = (
-    "--processes",
-    "1",
-    "--min-time",
-    "0.2",
-    "--percentile",
-    "90",
-    "--set",
-    "warm-up=0.1",
-    "--set",
-    "max-warm-up=1",
-    "--max-time",
-    "2",
-    "--json",
-)
+    "--processes", "1", "--min-time", "0.2", "--percentile", "90", "--set", "warm-up=0.1", "--set", "max-warm-up=1",
+    "--max-time", "2", "--json",
+)  # fmt: skip
 
-Node = tuple[str, list[str], list[str], dict[str, Any]]
+X, Y = {"x": ["N", 8]}, {"y": ["N", 4]}
+THROUGH = ("MatMul", "x w", "z")
 
 
 def saved(path: Path, nodes, inputs, outputs, **constants) -> Path:
-    """An ONNX file; nodes as (operator, inputs, outputs, attributes), values as name → (type, shape)."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    def values(described):
-        return [
-            helper.make_tensor_value_info(name, getattr(TensorProto, kind), shape)
-            for name, (kind, shape) in described.items()
-        ]
-
-    made = [helper.make_node(kind, given, found, **attributes) for kind, given, found, attributes in nodes]
-    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(made, path.stem, values(inputs), values(outputs), weights)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    onnx_model(nodes, inputs, outputs, path=path, **constants)
     return path
 
 
@@ -52,8 +29,7 @@ def weights(seed=0):
 
 
 def linear(path: Path, seed=0) -> Path:
-    nodes: list[Node] = [("MatMul", ["x", "w"], ["y"], {})]
-    return saved(path, nodes, {"x": ("FLOAT", ["N", 8])}, {"y": ("FLOAT", ["N", 4])}, w=weights(seed))
+    return saved(path, [("MatMul", "x w", "y")], X, Y, w=weights(seed))
 
 
 def built(path: Path | str, workspace: Path, *arguments):
@@ -86,41 +62,23 @@ def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path, give):
     assert f"optpipe build {first}" in changed.stderr
 
 
-X, Y = {"x": ("FLOAT", ["N", 8])}, {"y": ("FLOAT", ["N", 4])}
-THROUGH: Node = ("MatMul", ["x", "w"], ["z"], {})
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "one value for a batch": (
-        [THROUGH, ("ReduceMean", ["z"], ["y"], {"keepdims": 0})],
-        {"y": ("FLOAT", [])},
-        "output 'y' is a single value for a whole batch",
+        [("ReduceMean", "z", "y", {"keepdims": 0})], {"y": []}, "output 'y' is a single value for a whole batch",
     ),
     "a size that depends on the data": (
-        [THROUGH, ("Greater", ["z", "zero"], ["g"], {}), ("NonZero", ["g"], ["y"], {})],
-        {"y": ("INT64", [2, "K"])},
-        "output 'y' is (",
+        [("Greater", "z zero", "g"), ("NonZero", "g", "y")], {"y": ("INT64", [2, "K"])}, "output 'y' is (",
     ),
-    "no numbers": (
-        [THROUGH, ("Sub", ["z", "z"], ["n"], {}), ("Div", ["n", "n"], ["y"], {})],
-        Y,
-        "produces NaN or Inf in output 'y'",
-    ),
-    "infinite": (
-        [THROUGH, ("Exp", ["z"], ["e"], {}), ("Div", ["e", "zero"], ["y"], {})],
-        Y,
-        "produces NaN or Inf in output 'y'",
-    ),
-    "drawn at random": (
-        [THROUGH, ("RandomNormalLike", ["z"], ["r"], {}), ("Add", ["z", "r"], ["y"], {})],
-        Y,
-        "is not deterministic (output 'y')",
-    ),
-}
+    "no numbers": ([("Sub", "z z", "n"), ("Div", "n n", "y")], Y, "produces NaN or Inf in output 'y'"),
+    "infinite": ([("Exp", "z", "e"), ("Div", "e zero", "y")], Y, "produces NaN or Inf in output 'y'"),
+    "drawn at random": ([("RandomNormalLike", "z", "r"), ("Add", "z r", "y")], Y, "is not deterministic (output 'y')"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, case):
     nodes, outputs, words = REFUSED[case]
-    path = saved(tmp_path / "net.onnx", nodes, X, outputs, w=weights(), zero=np.zeros((), np.float32))
+    path = saved(tmp_path / "net.onnx", [THROUGH, *nodes], X, outputs, w=weights(), zero=np.float32(0))
     ran = built(path, tmp_path / "work")
     assert ran.status in (1, 2)
     assert words in ran.stderr
@@ -129,10 +87,7 @@ def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, c
 
 
 def test_a_batch_that_the_file_itself_does_not_take_is_no_question_of_building(tmp_path):
-    path = saved(
-        tmp_path / "net.onnx", [("MatMul", ["x", "w"], ["y"], {})], {"x": ("FLOAT", [4, 8])}, {"y": ("FLOAT", [4, 4])},
-        w=weights(),
-    )  # fmt: skip
+    path = saved(tmp_path / "net.onnx", [("MatMul", "x w", "y")], {"x": [4, 8]}, {"y": [4, 4]}, w=weights())
     assert built(path, tmp_path / "work").status == 0
     ran = optpipe("bench", path, "--batch", "2", *QUICK, workspace=tmp_path / "work")
     assert ran.status == 2
@@ -141,24 +96,14 @@ def test_a_batch_that_the_file_itself_does_not_take_is_no_question_of_building(t
     assert [each["load"]["batch_size"] for each in measured] == [4]
 
 
-MEASURED = {
-    "several inputs": (
-        [("Add", ["x", "b"], ["s"], {}), ("MatMul", ["s", "w"], ["y"], {})],
-        {**X, "b": ("FLOAT", ["N", 8])},
-        Y,
-    ),
-    "bytes in": ([("Cast", ["x"], ["f"], {"to": 1}), ("MatMul", ["f", "w"], ["y"], {})], {"x": ("UINT8", ["N", 8])}, Y),
+MEASURED: dict[str, Any] = {
+    "several inputs": ([("Add", "x b", "s"), ("MatMul", "s w", "y")], {**X, "b": ["N", 8]}, Y),
+    "bytes in": ([("Cast", "x", "f", {"to": 1}), ("MatMul", "f w", "y")], {"x": ("UINT8", ["N", 8])}, Y),
     "identifiers in": (
-        [("Gather", ["w", "x"], ["e"], {}), ("ReduceMax", ["e"], ["y"], {"axes": [1], "keepdims": 0})],
-        {"x": ("INT64", ["N", 5])},
-        Y,
+        [("Gather", "w x", "e"), ("ReduceMax", "e", "y", {"axes": [1], "keepdims": 0})], {"x": ("INT64", ["N", 5])}, Y,
     ),
-    "classes out": (
-        [THROUGH, ("ArgMax", ["z"], ["y"], {"axis": 1, "keepdims": 0})],
-        X,
-        {"y": ("INT64", ["N"])},
-    ),
-}
+    "classes out": ([THROUGH, ("ArgMax", "z", "y", {"axis": 1, "keepdims": 0})], X, {"y": ("INT64", ["N"])}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", MEASURED)

@@ -107,27 +107,6 @@ def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tm
     assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder", "both, interleaved"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["digits", "--images", "absent"], 2, "no such file or folder"),
-        (["digits", "--decode", "gpu"], 2, "'gpu' is not one of 'auto', 'cpu', 'mixed'"),
-        (["digits", "--batch-size", "0"], 2, "must be between 1 and"),
-        (["digits", "--batch-size", "1000000000"], 2, "must be between 1 and"),
-        (["digits", "--set", "threads=100000"], 2, "must be between 1 and"),
-        (["digits", "--set", "seconds=nan"], 2, "greater than 0"),
-        (["digits", "--set", "seconds=-1"], 2, "greater than 0"),
-        (["digits", "--set", "max-unreadable=-1"], 2, "0 or greater"),
-        (["digits", "--limit", "0"], 2, "at least 1"),
-    ],
-)
-def test_bad_input_is_one_line_with_its_status(workspace, inside, tmp_path, arguments, status, said):
-    done = inside("preprocess", *arguments, "--workspace", workspace, cwd=tmp_path)
-    assert done.status == status
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_model_without_image_preprocessing_is_refused(workspace, tmp_path):
     import onnx
     from onnx import TensorProto, helper

@@ -79,30 +79,6 @@ def _an_approved_baseline_is_used(folder, verdicts):
     assert found["observed"] is not None or disturbed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("signoff digits", "signoff requires MODEL and --policy FILE"),
-        ("signoff digits --policy none.toml", "cannot read policy none.toml"),
-        ("signoff digits --policy PASS.toml --workspace empty", "first run `optpipe build digits"),
-        ("signoff digits --policy PASS.toml --waive size.maximum", "--waive requires a one-line --because TEXT"),
-        ("compare --workspace empty", "first run optpipe build MODEL"),
-        ("compare --slo p99=15", "has no unit"),
-        ("compare --for glory", "is not one of 'latency', 'throughput', 'efficiency'"),
-        ("verify nowhere", "does not exist"),
-        ("verify .", "create a dossier with optpipe signoff"),
-        ("run digits --policy none.toml", "cannot read policy"),
-    ],
-)
-def test_wrong_use_is_one_or_two_lines(folder, inside, arguments, message):
-    (folder / "PASS.toml").write_text(POLICIES["PASS"])
-    ran = inside(*arguments.split(), "--json", cwd=folder)
-    document = ran.document
-    assert (ran.status, document["error"]["exit_status"]) == (2, 2)
-    assert message in document["error"]["message"]
-    assert len(document["error"]["message"].splitlines()) <= 2
-
-
 def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, inside):
     written = inside("signoff", "--init", "--json", cwd=tmp_path)
     assert (written.status, written.document) == (0, {"policy": "policy.toml", "schema": "policy.schema.json"})

@@ -1,4 +1,4 @@
-"""A sweep against its baseline: a verdict for each cell, and the false alarms held over all of them."""
+"""A sweep held against an earlier one; builds that are known again."""
 
 from dataclasses import replace
 
@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.sweeps import make_cell, make_record, make_slot, other_environment
+from tests.fakes.entries import artifact_info
+from tests.fakes.sweeps import make_cell, make_recipe, make_record, make_slot, other_environment
 
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.events import SilentListener
 from optpipe.sweep.job import JobState
+from optpipe.sweep.local import find_built, note_built
 from optpipe.sweep.plan import LEVEL, fill_rows, judge_against, plan_sweep
+from optpipe.workspace.store import Store
 
 
 def judge(pairs, **options):
@@ -79,3 +84,33 @@ def test_false_alarms_are_rare_over_all_cells_together():
         found = judge([(tuple(before), tuple(1.02 * now)) for before, now in noise])
         alarms += found.verdict == "FAIL"
     assert alarms <= sweeps * LEVEL + 4 * (sweeps * LEVEL * (1 - LEVEL)) ** 0.5
+
+
+def make_artifact(workspace):
+    def fill(folder):
+        (folder / "model.onnx").write_bytes(b"engine")
+        return artifact_info()
+
+    entry, _ = Store(workspace).produce(ArtifactInfo, {"test": 1}, fill, listener=SilentListener())
+    return entry
+
+
+def test_a_network_of_a_library_is_known_again_in_its_environment(tmp_path):
+    entry, recipe = make_artifact(tmp_path), make_recipe("resnet18")
+    note_built(tmp_path, recipe, "f", entry.id)
+    assert find_built(tmp_path, recipe, "f") == entry.id
+    assert find_built(tmp_path, recipe, "other") is None
+    assert find_built(tmp_path, replace(recipe, seed=1), "f") is None
+    entry.file("model.onnx").write_bytes(b"damage")
+    assert find_built(tmp_path, recipe, "f") is None
+
+
+def test_what_nothing_pins_is_built_and_an_onnx_file_counts_by_its_hash(tmp_path):
+    entry = make_artifact(tmp_path)
+    for model in ("digits", "net.py:make", "card.toml", "hf:bert", "gone.onnx"):
+        note_built(tmp_path, make_recipe(model), "f", entry.id)
+        assert find_built(tmp_path, make_recipe(model), "f") is None
+    known = make_recipe("net.onnx", files={"net.onnx": "1"})
+    note_built(tmp_path, known, "f", entry.id)
+    assert find_built(tmp_path, known, "f") == entry.id
+    assert find_built(tmp_path, make_recipe("net.onnx", files={"net.onnx": "2"}), "f") is None

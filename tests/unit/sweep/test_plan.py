@@ -1,13 +1,24 @@
-"""What a sweep does with each cell: stored, to run, impossible, elsewhere; and how it is told."""
+"""What a sweep runs, in which order, and the rows that come of it."""
 
+import os
+import signal
+import time
 from dataclasses import replace
+from itertools import product
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
-from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot, other_environment
+from tests.fakes.sweeps import H200, L4, make_cell, make_group, make_record, make_slot, other_environment
 
+import optpipe.sweep.local as local
+from optpipe.core.measurement import LeftOut
 from optpipe.sweep.document import document_from_sweep
-from optpipe.sweep.job import JobState
+from optpipe.sweep.job import START_S, CellOutcome, JobState, Task
+from optpipe.sweep.ledger import read_jobs
+from optpipe.sweep.local import Setting, run_locally
 from optpipe.sweep.plan import (
     Standing,
     SweepRecord,
@@ -17,7 +28,10 @@ from optpipe.sweep.plan import (
     list_tasks,
     list_warnings,
     plan_sweep,
+    sort_tasks,
+    take_task,
 )
+from optpipe.sweep.task import outcome_from_group
 
 
 def plan_of(cells, records=(), slots=None, **options):
@@ -111,3 +125,102 @@ def test_environments_of_one_kind_that_differ_are_said():
     records = [make_record(cells[0]), make_record(cells[1], slot=other_environment(make_slot(1)))]
     assert "2 environments" in list_warnings(record_of(cells, records).rows)[0]
     assert H200 in list_warnings(record_of(cells, records).rows)[0]
+
+
+def make_work(loads, load_s):
+    cells = tuple(make_cell(batch=size) for size in range(1, loads + 1))
+    return Task(cells[0].recipe, cells[0].kind, cells, load_s)
+
+
+def run(works, slots, *, divide=True):
+    """When the last slot ends if works take as long as expected, and what was run; undivided, the order of `works` is kept."""
+    waiting = list(works)
+    ends, ran = [0.0] * slots, []
+    while waiting:
+        ends.sort()
+        now, *others = ends
+        busy = [end for end in others if end > now]
+        work = take_task(waiting, 0, busy, slots, now) if divide else waiting.pop(0)
+        ran.append(work)
+        ends[0] = now + work.expected_s
+    return max(ends), ran
+
+
+works_of = st.lists(st.builds(make_work, st.integers(1, 12), st.floats(0.1, 60)), min_size=1, max_size=7)
+
+
+@given(works_of, st.integers(1, 3))
+def test_longest_first_ends_within_a_third_of_the_best_order(works, slots):
+    best = min(
+        max(sum(work.expected_s for work, mine in zip(works, dealt, strict=True) if mine == slot) for slot in dealt)
+        for dealt in product(range(slots), repeat=len(works))
+    )
+    assert run(sort_tasks(works), slots, divide=False)[0] <= best * (4 / 3 - 1 / (3 * slots)) * (1 + 1e-9)
+
+
+@given(works_of, st.integers(1, 8))
+def test_dividing_ends_no_later_than_before_by_more_than_one_load(works, slots):
+    whole = sort_tasks(works)
+    ended, ran = run(whole, slots)
+    longest = START_S + max(work.load_s for work in works)
+    for before in (works, whole):
+        assert ended <= run(before, slots, divide=False)[0] + longest
+    loads = sum(len(work.cells) for work in works)
+    together = (sum(work.expected_s for work in works) + START_S * (len(ran) - len(works))) / slots
+    assert sum(len(work.cells) for work in ran) == loads
+    assert ended <= together + longest
+
+
+def test_no_gpu_stands_idle_while_another_has_several_loads_left():
+    ended, ran = run([make_work(10, 3.0)] * 5, 2)
+    assert run([make_work(10, 3.0)] * 5, 2, divide=False)[0] == 105
+    assert (ended, [len(work.cells) for work in ran]) == (90.0, [10, 10, 10, 10, 5, 5])
+
+
+def test_as_many_works_as_slots_stay_whole():
+    works = [make_work(10, 3.0)] * 6
+    assert [len(work.cells) for work in run(works, 2)[1]] == [10] * 6
+
+
+def test_the_rest_of_a_work_waits_in_its_place():
+    waiting = [make_work(10, 3.0), make_work(1, 2.0)]
+    taken = take_task(waiting, 0, [], 4, 0.0)
+    assert [len(work.cells) for work in waiting] == [10 - len(taken.cells), 1]
+    assert {cell.key for cell in waiting[0].cells}.isdisjoint(cell.key for cell in taken.cells)
+
+
+def test_an_interrupted_sweep_waits_for_the_task_that_runs_and_records_it(tmp_path, monkeypatch):
+    def run_task(task, slot, limits, stop, program):
+        if not task.timing:
+            return (CellOutcome(JobState.DONE, artifact="artifact"),)
+        time.sleep(0.2)  # until all threads have started
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(10)
+        time.sleep(0.5)  # as a process that writes what it has
+        return (CellOutcome(JobState.INVALID, "interrupted", "artifact", "bench-1"),)
+
+    monkeypatch.setattr(local, "run_task", run_task)
+    cell, told = make_cell(kind="cpu"), []
+    works = [Task(cell.recipe, cell.kind, (cell,))]
+    assert run_locally(works, [make_slot(kind="cpu")], Setting(tmp_path), told.append) is False
+    assert [one.run for one in told] == ["bench-1"]
+    assert [one.run for tries in read_jobs(tmp_path).values() for one in tries] == ["bench-1"]
+
+
+CUT = LeftOut("bench-1", "m003", ("interrupted",))
+
+
+@pytest.mark.parametrize(
+    ("asked", "left_out", "state"),
+    [
+        (None, (), JobState.DONE),
+        (3, (), JobState.DONE),
+        (5, (), JobState.FAILED),  # three of five processes
+        (4, (CUT,), JobState.FAILED),
+        (4, (replace(CUT, codes=("drift",)),), JobState.DONE),
+    ],
+)
+def test_a_cell_of_an_interrupted_run_is_done_only_with_all_its_processes(asked, left_out, state):
+    group = replace(make_group(make_cell()), left_out=left_out)
+    found = outcome_from_group((group, ()), "artifact", "bench-1", asked)
+    assert (found.state, found.run) == (state, "bench-1")

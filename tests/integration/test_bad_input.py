@@ -1,0 +1,85 @@
+"""Wrong use of the commands: one or two lines with the option, the reason and the way out, before anything long begins."""
+
+import os
+import shlex
+
+import pytest
+
+POLICY = 'schema = 1\nname = "digits"\nmodel = "digits"\n[size]\nmaximum = "1 MiB"\n'
+CASES = """
+bench nothing | optpipe build nothing
+bench digits --precision int8 | optpipe build digits --precision int8
+bench digits --backend onnxruntime --batch 100000 | build digits --precision fp32 --backend onnxruntime --batch 1:256:100000
+bench digits --batch 0 | --batch
+bench digits --slo 15ms | p99=15ms
+bench digits --scenario server | --rate
+bench digits --scenario nonsense | single-stream
+bench digits --streams 4 | multi-stream
+bench digits --device cuda | no NVIDIA GPU
+bench digits --backend nonsense | choose from
+bench digits --option onnxruntime.threads=some | a whole number
+bench digits --option onnxruntime.nonsense=1 | nonsense
+bench digits --max-cv no | --max-cv
+bench digits --percentile 100 | --percentile
+bench '' | no build of
+bench digits --slo '' | p99=15ms
+bench digits --batch '' | 1:256
+bench digits --precision '' | fp32
+bench digits --backend '' | choose from
+bench digits --set warm-up=nan | warm-up
+bench digits --set warm-up=inf --set max-warm-up=inf | warm-up
+bench digits --min-time inf --max-time inf | --min-time
+bench digits --scenario server --rate nan | --rate
+bench digits --scenario server --rate inf | --rate
+bench digits --scenario server --rate 5 --slo p99=5ms | mutually exclusive
+bench digits --scenario server --slo p99=5ms --batch 1,4 | --batch 4
+bench digits --set seed=-1 | seed=-1
+bench digits --affinity 0-99999999999 | --affinity
+bench digits --affinity 0- | --affinity
+bench digits --from-images . --slo p99=1s | --from-images cannot be combined with --slo p99=1s
+bench digits --from-images . --min-time nan | greater than 0
+bench digits --from-images . --option onnxruntime.streams=2 | no option 'streams'
+preprocess digits --decode gpu | 'gpu' is not one of 'auto', 'cpu', 'mixed'
+preprocess digits --batch-size 0 | must be between 1 and
+preprocess digits --batch-size 1000000000 | must be between 1 and
+preprocess digits --set threads=100000 | must be between 1 and
+preprocess digits --set seconds=nan | greater than 0
+preprocess digits --set seconds=-1 | greater than 0
+preprocess digits --set max-unreadable=-1 | 0 or greater
+preprocess digits --limit 0 | at least 1
+signoff digits | signoff requires MODEL and --policy FILE
+signoff digits --policy none.toml | cannot read policy none.toml
+signoff digits --policy size.toml --waive size.maximum | --waive requires a one-line --because TEXT
+compare | no measurements
+compare --slo p99=15 | has no unit
+compare --for glory | is not one of 'latency', 'throughput', 'efficiency'
+verify nowhere | does not exist
+verify . | create a dossier with optpipe signoff
+run digits --policy none.toml | cannot read policy
+build digits --precision auto --budget 5 | the number has no unit; write 5pt or 5dB
+build digits --precision auto --compare-at 999 | outside the profile
+build digits --precision auto,fp32 | give it alone
+build digits --precision auto --backend tensorrt | cannot be a candidate on this machine
+build digits --precision fp32 --budget 0.5points | --budget applies to fp16, int8, fp8; add one
+"""  # fmt: skip
+MISSING = ("no NVIDIA GPU", "cannot be a candidate on this machine")
+"""What ends with status 3: something is missing on this machine."""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory, exported):
+    return exported(tmp_path_factory.mktemp("bad") / "workspace")
+
+
+@pytest.mark.parametrize("case", CASES.strip().splitlines())
+def test_wrong_use_is_one_or_two_lines_with_its_status(workspace, inside, tmp_path, monkeypatch, case):
+    command, said = case.split(" | ")
+    if "cuda" in command and os.path.exists("/dev/nvidia0"):  # noqa: PTH110
+        pytest.skip("there is a GPU here")
+    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(workspace))
+    (tmp_path / "size.toml").write_text(POLICY)
+    ran = inside(*shlex.split(command), cwd=tmp_path)
+    assert ran.status == (3 if said in MISSING else 2), ran.stderr
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert len([line for line in ran.stderr.splitlines() if "warning" not in line]) <= 3

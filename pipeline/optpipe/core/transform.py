@@ -9,13 +9,15 @@ A transform is written in model cards and manifests as a list of tables, one per
 Fields that are left out have the defaults below, which are those of torchvision's presets.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_value
-from optpipe.core.records import record_from_plain
+from optpipe.core.records import plain_from_record, record_from_plain
 
 Channels = Literal["RGB", "BGR", "L"]
 Fit = Literal["short", "long", "exact"]
@@ -26,16 +28,18 @@ Order = Literal["CHW", "HWC"]
 Dtype = Literal["float32", "float16", "uint8"]
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="step"):
+    """One table of `preprocessing.steps`."""
+
+
+class Decode(_Step, frozen=True, tag="decode"):
     """Reads a file into 8-bit pixels. `exif` turns it upright, as transformers' loader does and the others do not."""
 
     channels: Channels = "RGB"
     exif: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(_Step, frozen=True, tag="resize"):
     """Scales to `size`: one side for `short` and `long`, height and width for `exact`; other sides round down.
 
     `max_size` limits the long side of a `short` fit. `kernel` names whose arithmetic is the model's own: Pillow's, that
@@ -66,8 +70,7 @@ class Resize:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class CenterCrop:
+class CenterCrop(_Step, frozen=True, tag="center_crop"):
     """Cuts `height` × `width` out of the middle; a smaller image is padded with `fill` first.
 
     `rounding` says where an odd margin goes: torchvision rounds half to even, transformers rounds down.
@@ -85,8 +88,7 @@ class CenterCrop:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Rescale:
+class Rescale(_Step, frozen=True, tag="rescale"):
     """Maps 8-bit levels to `value / divisor + offset` in float32."""
 
     divisor: float = 255.0
@@ -97,8 +99,7 @@ class Rescale:
             raise BadInputError(f"rescale: divisor must be positive, got {self.divisor}")
 
 
-@dataclass(frozen=True, slots=True)
-class Normalize:
+class Normalize(_Step, frozen=True, tag="normalize"):
     """Maps each channel to `(value - mean) / std` in float32."""
 
     mean: tuple[float, ...]
@@ -111,8 +112,7 @@ class Normalize:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Pack:
+class Pack(_Step, frozen=True, tag="pack"):
     """The tensor that the model takes: order of its axes and its type."""
 
     order: Order = "CHW"
@@ -120,24 +120,7 @@ class Pack:
 
 
 TransformStep = Decode | Resize | CenterCrop | Rescale | Normalize | Pack
-STEP_TYPES: dict[str, type[TransformStep]] = {
-    "decode": Decode,
-    "resize": Resize,
-    "center_crop": CenterCrop,
-    "rescale": Rescale,
-    "normalize": Normalize,
-    "pack": Pack,
-}
-_NAMES = {kind: name for name, kind in STEP_TYPES.items()}
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "channels": get_args(Channels),
-    "fit": get_args(Fit),
-    "interpolation": get_args(Interpolation),
-    "kernel": get_args(ResizeKernel),
-    "rounding": get_args(Rounding),
-    "order": get_args(Order),
-    "dtype": get_args(Dtype),
-}
+_FORM = "steps are decode, resize, center_crop, rescale, normalize and pack; models/README.md has their fields"
 _RANK = {Decode: 0, Resize: 1, CenterCrop: 1, Rescale: 2, Normalize: 3, Pack: 4}
 
 
@@ -216,24 +199,28 @@ class Transform:
         """The sha256 of the canonical JSON: equal for equal transforms, on every machine and version of Python."""
         return hash_value(self.to_dict())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         """Plain tables for TOML and JSON; absent optional fields are left out, since TOML has no null."""
-        return {"steps": [_table(step) for step in self.steps]}
+        steps = plain_from_record(self.steps)
+        return {"steps": [{name: value for name, value in step.items() if value is not None} for step in steps]}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "Transform":
         """Reads what `to_dict` writes. Raises BadInputError that names the step and the field."""
-        steps = table.get("steps")
-        if not isinstance(steps, Sequence) or isinstance(steps, str) or set(table) != {"steps"}:
+        if set(table) != {"steps"}:
             raise BadInputError(
                 "transform: expected the single key 'steps' with a list of tables such as {step = \"resize\", size = [256]}"
             )
-        return cls(tuple(_step(index, step) for index, step in enumerate(steps)))
+        try:
+            steps = record_from_plain(table["steps"], tuple[TransformStep, ...], "preprocessing.steps")
+        except BadInputError as error:
+            raise BadInputError(f"{error}\n{_FORM}") from None
+        return cls(steps)
 
 
 def get_step_name(step: TransformStep) -> str:
     """The name of a step as it stands in a card: `resize`, `center_crop`, …"""
-    return _NAMES[type(step)]
+    return str(type(step).__struct_config__.tag)
 
 
 def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int, int]:
@@ -258,31 +245,6 @@ def compute_crop_start(length: int, wanted: int, rounding: Rounding) -> int:
     if margin < 0:
         return -(-margin // 2)
     return round(margin / 2) if rounding == "half-even" else margin // 2
-
-
-def _table(step: TransformStep) -> dict[str, Any]:
-    values = {field.name: getattr(step, field.name) for field in fields(step)}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {"step": get_step_name(step), **{name: value for name, value in plain.items() if value is not None}}
-
-
-def _step(index: int, table: object) -> TransformStep:
-    where = f"preprocessing.steps[{index}]"
-    if not isinstance(table, Mapping) or table.get("step") not in STEP_TYPES:
-        found = table.get("step") if isinstance(table, Mapping) else table
-        raise BadInputError(f"{where}: unknown step {found!r}; known: {', '.join(STEP_TYPES)}")
-    kind = STEP_TYPES[str(table["step"])]
-    known = {field.name: field for field in fields(kind)}
-    for name, value in table.items():
-        if name != "step" and name not in known:
-            raise BadInputError(f"{where}: {table['step']} has no field {name!r}; fields are {', '.join(known)}")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise BadInputError(f"{where}: {name} must be one of {', '.join(_CHOICES[name])}; got {value!r}")
-    values = {name: value for name, value in table.items() if name != "step"}
-    try:
-        return record_from_plain(values, kind, table["step"])
-    except BadInputError as error:
-        raise BadInputError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def merge(
 ) -> Outcome:
     """Merge workspaces: the union by hash.
 
-    Nothing is overwritten: what differs under one name is kept in both versions and reported. The order does not matter.
+    Nothing is overwritten: what differs under one name is reported, and the version that came first is kept.
     """
     from optpipe.sweep.document import document_from_merge
     from optpipe.sweep.ledger import merge_workspaces

@@ -1,6 +1,5 @@
 """The records of jobs in a workspace: `runs/job-KEY-HASH/`, named by content, so that a union of two workspaces loses nothing."""
 
-import hashlib
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.slots import POLL_S
 from optpipe.workspace.entry import MANIFEST, NOT_LISTED, Entry, entry_from_folder, get_utc_time, read_manifest
-from optpipe.workspace.files import find_problems, write_bytes
+from optpipe.workspace.files import find_problems
 from optpipe.workspace.locks import hold_lock, open_lock, try_lock
 from optpipe.workspace.runs import REMOVED, RUNS, list_records, write_record
 from optpipe.workspace.store import LOCKS, Store
@@ -102,10 +101,8 @@ def claim_job(workspace: Path, key: str, wait: threading.Event | None = None) ->
         yield mine
 
 
-CONFLICTS = "conflicts"
 FOLDERS = ("store", RUNS, REMOVED)
 """What holds folders with a manifest."""
-_CONTENT_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +125,6 @@ class MergeRecord:
         return ExitStatus.STAGE_FAILED if self.damaged else ExitStatus.FAIL if self.conflicts else ExitStatus.DONE
 
 
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """A folder with a manifest: what has one name and one content."""
-
-    name: str
-    """`store/artifact-ID` or `runs/RUN`."""
-    path: Path
-    digest: str
-    """Of the content."""
-    order: tuple[str, str]
-    """The older first."""
-    files: dict[str, str]
-
-    def find_problem(self, path: Path | None = None) -> str | None:
-        """The first file that is not as the manifest says."""
-        return next(iter(find_problems(Files(path or self.path), self.files, "the manifest", NOT_LISTED)), None)
-
-
 def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
     """Copies what is missing. Raises BadInputError for a source that is no workspace, before anything is copied."""
     for source in sources:
@@ -154,106 +133,67 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
         if source.resolve() == store.workspace.resolve():
             raise BadInputError(f"{source} is the workspace itself; choose another --workspace")
     store.require_writable()
-    counts = [0, 0]
-    damaged: list[str] = []
+    found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with store.exclusive():
         for source in sources:
             with listener.step(f"merge {source}"):
-                damaged += take_in(source, store, counts)
-    conflicts = [*_list_variants_apart(store.workspace), *list_conflicts(read_jobs(store.workspace))]
-    return MergeRecord(tuple(map(str, sources)), counts[0], counts[1], tuple(conflicts), tuple(damaged))
+                for name, lines in take_in(source, store).items():
+                    found[name] += lines
+    found["conflicts"] += list_conflicts(read_jobs(store.workspace))
+    return MergeRecord(
+        tuple(map(str, sources)),
+        len(found["added"]),
+        len(found["present"]),
+        tuple(found["conflicts"]),
+        tuple(found["damaged"]),
+    )
 
 
-def take_in(source: Path, store: Store, counts: list[int]) -> list[str]:
-    """Copies what is missing, one process at a time; returns what was damaged. `counts` are those of added and present."""
+def take_in(source: Path, store: Store) -> dict[str, list[str]]:
+    """Copies each finished entry and run that is missing; what was `added`, `present`, in `conflicts` and `damaged`, one line each.
+
+    Where two differ under one name, the one here is kept.
+    """
+    found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with hold_lock(store.lock_path("merge")):
-        return list(_merge_folders(source, store, counts))
-
-
-def _merge_folders(source: Path, store: Store, counts: list[int]) -> Iterator[str]:
-    have = _collect(store.workspace)
-    for theirs in _list_variants(source):
-        mine = have.get(theirs.name, {}).get(theirs.digest)
-        if mine is not None:
-            counts[1] += 1
-            if theirs.order < mine.order:  # the same content, made earlier
-                write_bytes(mine.path / MANIFEST, (theirs.path / MANIFEST).read_bytes())
-            continue
-        if (problem := theirs.find_problem() or _find_job_problem(theirs)) is not None:
-            yield f"{theirs.path}: {problem}"
-            continue
-        place = _place_aside(store.workspace, theirs)
-        with store.scratch("merge") as scratch:
-            shutil.copytree(theirs.path, scratch / "copy")
-            if (problem := theirs.find_problem(scratch / "copy")) is not None:
-                yield f"{theirs.path}: {problem} after it was copied"
+        for path in sorted(path for folder in FOLDERS for path in (source / folder).glob("*/")):
+            if (theirs := _read_content(path)) is None:
                 continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            (scratch / "copy").rename(place)
-        counts[0] += 1
-    _name_oldest(store.workspace)
-
-
-def _find_job_problem(variant: _Variant) -> str | None:
-    if not variant.path.name.startswith(f"{JobRecord.KIND}-"):
-        return None
-    try:
-        record_from_entry(entry_from_folder(variant.path, JobRecord))
-    except BadInputError as error:
-        return str(error)
-    return None
-
-
-def _place_aside(workspace: Path, variant: _Variant) -> Path:
-    return workspace / CONFLICTS / variant.name.partition("/")[0] / f"{Path(variant.name).name}@{variant.digest}"
-
-
-def _name_oldest(workspace: Path) -> None:
-    """Gives each name to the oldest content that has it; the others keep their place aside."""
-    for name, variants in _collect(workspace).items():
-        oldest = min(variants.values(), key=lambda one: one.order)
-        if oldest.path == workspace / name:
-            continue
-        if (workspace / name).exists():
-            holder = next((one for one in variants.values() if one.path == workspace / name), None)
-            aside = workspace / CONFLICTS / name if holder is None else _place_aside(workspace, holder)
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            (workspace / name).rename(aside)
-        (workspace / name).parent.mkdir(parents=True, exist_ok=True)
-        oldest.path.rename(workspace / name)
-
-
-def _collect(workspace: Path) -> dict[str, dict[str, _Variant]]:
-    """What has each name, by content."""
-    found: dict[str, dict[str, _Variant]] = {}
-    for variant in _list_variants(workspace):
-        found.setdefault(variant.name, {})[variant.digest] = variant
+            name = path.relative_to(source)
+            here = store.workspace / name
+            if not here.exists():
+                problem = _copy_whole(path, here, store)
+                found["damaged" if problem else "added"].append(f"{path}: {problem}")
+            elif _read_content(here) == theirs:
+                found["present"].append(str(name))
+            else:
+                found["conflicts"].append(f"{path} differs from {name} of the workspace, which is kept")
     return found
 
 
-def _list_variants(workspace: Path) -> Iterator[_Variant]:
-    """Every finished entry and run with its content's hash; what was cut off is left out."""
-    for folder in FOLDERS:
-        for root in (workspace / folder, workspace / CONFLICTS / folder):
-            for path in sorted(root.glob("*/")):
-                if (path / MANIFEST).is_file() and (found := _read_variant(folder, path)) is not None:
-                    yield found
-
-
-def _read_variant(folder: str, path: Path) -> _Variant | None:
+def _read_content(path: Path) -> object:
+    """What an entry or a run is beside when and where it was made; None for what was cut off or is damaged."""
     try:
-        read = read_manifest(Files(path))
+        read = read_manifest(Files(path)) if (path / MANIFEST).is_file() else None
     except BadInputError:  # `optpipe store gc` finds it
         return None
-    files = {name: file.sha256 for name, file in read.files.items()}
-    manifest = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
-    content = files if read.recipe is not None else [files, read.info, read.status]
-    name = f"{folder}/{path.name.partition('@')[0]}"
-    return _Variant(name, path, hash_value(content)[:_CONTENT_LENGTH], (read.started_utc, manifest), files)
+    files = {name: file.sha256 for name, file in read.files.items()} if read is not None else {}
+    return read and (files if read.recipe is not None else [files, read.info, read.status])
 
 
-def _list_variants_apart(workspace: Path) -> Iterator[str]:
-    for name, variants in sorted(_collect(workspace).items()):
-        if len(variants) > 1:
-            others = sorted(one.path.name for one in variants.values() if one.path != workspace / name)
-            yield f"{name} has {len(variants)} versions; the oldest keeps the name, conflicts/ has {', '.join(others)}"
+def _copy_whole(path: Path, target: Path, store: Store) -> str | None:
+    """Copies the folder, its hashes checked before and after. Returns the first thing that is not as its manifest says."""
+    files = {name: file.sha256 for name, file in read_manifest(Files(path)).files.items()}
+    with store.scratch("merge") as scratch:
+        shutil.copytree(path, scratch / "copy")
+        for folder in (path, scratch / "copy"):
+            if problem := next(iter(find_problems(Files(folder), files, "the manifest", NOT_LISTED)), None):
+                return problem
+        if path.name.startswith(f"{JobRecord.KIND}-"):
+            try:
+                record_from_entry(entry_from_folder(path, JobRecord))
+            except BadInputError as error:
+                return str(error)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (scratch / "copy").rename(target)
+    return None

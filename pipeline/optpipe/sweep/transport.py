@@ -173,7 +173,7 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
                 _extract(tar, scratch / "parcel")
         except (tarfile.TarError, EOFError) as error:
             raise StageError(f"damaged in transfer: {error}") from error
-        if damaged := take_in(scratch / "parcel", store, [0, 0]):
+        if damaged := take_in(scratch / "parcel", store)["damaged"]:
             raise StageError(f"damaged in transfer: {damaged[0]}")
 
 

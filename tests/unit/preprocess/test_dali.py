@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from msgspec import structs
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
@@ -138,7 +139,7 @@ def test_where_torch_rounds_a_tie_down_one_column_is_its_neighbour():
 @pytest.mark.slow
 def test_tall_pictures_are_resized_in_the_order_of_the_installed_pillow(interpolation, resize, arithmetic):
     transform = Transform(
-        (Decode(), replace(resize, interpolation=interpolation), CenterCrop(80, 80), Rescale(), Pack())
+        (Decode(), structs.replace(resize, interpolation=interpolation), CenterCrop(80, 80), Rescale(), Pack())
     )
     noise = np.random.default_rng(0).integers(0, 256, (360, 151, 3), dtype=np.uint8)
     for pixels in (noise, noise.transpose(1, 0, 2)):

@@ -1,9 +1,11 @@
 """torchvision by name: `resnet50`, `torchvision:fcn_resnet50`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar
 from urllib.parse import urlparse
+
+from msgspec import structs
 
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
@@ -120,7 +122,7 @@ def _letterbox(transform: Transform, height: int, width: int) -> Transform:
     Boxes and masks are judged at the source's geometry, so nothing of an image may be cut.
     """
     own = next((step for step in transform.geometry if isinstance(step, Resize)), Resize((1,)))
-    box = (replace(own, size=(min(height, width),), fit="long", max_size=None), CenterCrop(height, width))
+    box = (structs.replace(own, size=(min(height, width),), fit="long", max_size=None), CenterCrop(height, width))
     return Transform(
         (transform.decode, *box, *(step for step in transform.steps[1:] if step not in transform.geometry))
     )

@@ -18,11 +18,12 @@ if [ -n "${DRY:-}" ]; then
   model=digits name=digits backend=onnxruntime device=cpu wider=fp32 data="" verified="" sizes="1 8" large=8 compiled=1,8 pair="--min-time 0.2 --set max-warm-up=1 --percentile 50 --max-cv 900%"
   energy="" short="--min-time 0.3 --set max-warm-up=1 --percentile 50 --max-cv 900%"
 else
-  model=$work/model/resnet50-digits.toml name=resnet50-digits backend=torch device=cuda wider=fp16 sizes="1 8 64 256" large=64 compiled=64,256,1,8
+  model=$work/model/resnet50-digits.toml name=resnet50-digits backend=inductor device=cuda wider=fp16 sizes="1 8 64 256" large=64 compiled=64,256,1,8
   data="--calibration $work/model/train" verified="--images $work/model/validation" pair="--min-time 0.5 --percentile 90 --max-cv 10%" energy=--energy
   [ -f "$model" ] || timeout 200 "$python" benchmarks/trained_resnet50.py "$work/model" --side 224 --epochs 40 >"$out/train.log" 2>&1 || tail -n 2 "$out/train.log"
 fi
 build="$model --device $device --backend $backend $data"
+[ $backend = inductor ] && build="$build --option inductor.static_batches=${sizes// /,}"
 for part in ${STEPS:-build compile pairs profile energy evaluate}; do
   case $part in
     build) build_step build 300 build $build --precision $wider,int8 $verified ;;

@@ -1,320 +1,191 @@
-"""Random steps of an INT8 network, and a small network as ONNX."""
+"""Random steps of INT8 programs, and small networks with their Q/DQ graphs."""
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
-from onnx import helper, numpy_helper
+from tests.fakes.fp8_models import draw, measure_ranges
+from torch.nn import functional
 
-from optpipe.backends.onnx_graph import infer_graph_types, name_nodes
+from optpipe.backends.base import BuildRequest
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.lowering import lower_graph
-from optpipe.core.card import InputSpec
+from optpipe.backends.torch_int8.tactics import Operands, arrange_convolution, arrange_depthwise, arrange_stem
+from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.precision import Precision
+from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
+from optpipe.quantize.qdq import qdq_from_onnx
 
 
-def random_convolution(seed=0, channels=32, outputs=32, kernel=3, stride=1, activation="relu", half=False, added=False):
-    """Values of about a third of the INT8 range, so that few are clamped."""
+def upload(arrays):
+    return [torch.from_numpy(np.array(each)) for each in arrays]
+
+
+def random_convolution(channels=32, outputs=32, kernel=3, size=8, images=2, seed=0, given=None, **end):
+    """A step and what it reads; values of about a third of the INT8 range, so that few are clamped, smooth ones of about 1."""
     rng = np.random.default_rng(seed)
-    scale = (rng.random(outputs, np.float32) + np.float32(0.5)) / np.float32(50 * kernel * np.sqrt(channels))
-    return steps.Convolution(
-        name="layer",
-        given="x",
-        output="y",
-        weight=rng.integers(-127, 128, (outputs, kernel, kernel, channels)).astype(np.int8),
-        scale=scale,
-        bias=rng.standard_normal(outputs, np.float32) * 10,
-        stride=stride,
-        padding=(kernel // 2,) * 4,
-        activation=activation,
-        half=half,
-        added="z" if added else None,
-        added_scale=0.37 if added else 0.0,
-    )
+    rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
+    end = {"padding": (rows // 2, columns // 2, rows // 2, columns // 2), "activation": "relu", **end}
+    step = steps.Convolution(outputs, (rows, columns), channels, rows * columns * channels * outputs, **end)
+    scale = (rng.random(outputs, np.float32) + np.float32(0.5)) / np.float32(50 * rows * np.sqrt(channels))
+    bias = rng.standard_normal(outputs, np.float32) * 10
+    if step.activation not in steps.BEFORE_SCALING:
+        scale, bias = scale / 20, bias / 20
+    weight = rng.integers(-127, 128, (outputs, rows, columns, channels)).astype(np.int8)
+    data = random_int8(seed + 1, images, channels * step.groups, size, size) if given is None else given
+    if step.flat and data.dim() == 4:
+        data = data.permute(0, 2, 3, 1).contiguous()
+    added = random_int8(seed + 2, *steps.make_output(step, data).shape) if step.added else None
+    smooth = step.activation not in steps.BEFORE_SCALING
+    return step, Operands(data, added, upload(arrange_convolution(weight, scale, bias)), 0.37, 40.0 if smooth else 1.0)
 
 
-def random_depthwise(seed=0, channels=48, kernel=3, stride=1, activation="", half=True, spare=0):
+def random_depthwise(channels=48, kernel=3, stride=1, size=9, images=2, seed=0, spare=0, **end):
     """Sums of about 1."""
     rng = np.random.default_rng(seed)
-    weight = (rng.standard_normal((channels, kernel, kernel)) / kernel).astype(np.float16)
-    bias = rng.standard_normal(channels).astype(np.float32)
+    weight = (rng.standard_normal((channels, 1, kernel, kernel)) / kernel).astype(np.float16)
     sides = (kernel // 2,) * 4 if stride == 1 else (kernel // 2 - 1, kernel // 2 - 1, kernel // 2, kernel // 2)
-    return steps.Depthwise(
-        "layer", "x", "y", weight, bias, stride, sides, activation, half, 1.0 if half else 30.0, spare
-    )
+    step = steps.Depthwise(channels, channels + spare, (kernel, kernel), stride, sides, **end)
+    constants = arrange_depthwise(weight, rng.standard_normal(channels).astype(np.float32))
+    data = torch.from_numpy(rng.standard_normal((images, channels, size, size)).astype(np.float16))
+    return step, Operands(data.contiguous(memory_format=torch.channels_last), None, upload(constants), 0.0, 30.0)
 
 
-def random_half(seed, *shape):
-    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
-    return torch.from_numpy(values).contiguous(memory_format=torch.channels_last)
+def random_stem(outputs=16, channels=3, kernel=3, padding=1, shape=(33, 32), images=2, seed=0, **end):
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((outputs, channels, kernel, kernel)).astype(np.float16)
+    step = steps.Stem(outputs, channels, (kernel, kernel), (padding,) * 4, **end)
+    constants = arrange_stem(step, weight, rng.standard_normal(outputs).astype(np.float32))
+    images = torch.from_numpy(rng.standard_normal((images, channels, *shape)).astype(np.float32))
+    return step, Operands(images, None, upload(constants), 0.0, 9.0)
 
 
 def random_int8(seed, *shape):
-    values = np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8)
-    return torch.from_numpy(values).contiguous(memory_format=torch.channels_last)
+    values = torch.from_numpy(np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8))
+    return values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
 
 
-def small_network():
-    """Stem with max pooling, a block with a shortcut, one whose shortcut the graph keeps in floating point, mean, linear."""
-    make, rng = helper.make_node, np.random.default_rng(7)
-
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-
-    same = {"pads": [1, 1, 1, 1]}
-    nodes = [
-        make("Conv", ["image", "w0", "b0"], ["c0"], name="stem", strides=[2, 2], pads=[3, 3, 3, 3]),
-        make("Relu", ["c0"], ["r0"], name="relu0"),
-        make("MaxPool", ["r0"], ["p0"], name="pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
-        make("Conv", ["p0", "w1", "b1"], ["c1"], name="conv1", **same),
-        make("Relu", ["c1"], ["r1"], name="relu1"),
-        make("Conv", ["p0", "wd", "b1"], ["d"], name="down"),
-        make("Conv", ["r1", "w2", "b1"], ["c2"], name="conv2", **same),
-        make("Add", ["c2", "d"], ["s2"], name="add2"),
-        make("Relu", ["s2"], ["r2"], name="relu2"),
-        make("Conv", ["r2", "w3", "b1"], ["c3"], name="conv3", **same),
-        make("Add", ["c3", "r2"], ["s3"], name="add3"),
-        make("Relu", ["s3"], ["r3"], name="relu3"),
-        make("GlobalAveragePool", ["r3"], ["m"], name="mean"),
-        make("Flatten", ["m"], ["f"], name="flatten"),
-        make("Gemm", ["f", "w4", "b4"], ["logits"], name="head", transB=1),
-    ]
-    weights = {
-        "w0": weight(32, 3, 7, 7), "b0": weight(32), "w1": weight(64, 32, 3, 3), "b1": weight(64), "wd": weight(64, 32, 1, 1),
-        "w2": weight(64, 64, 3, 3), "w3": weight(64, 64, 3, 3), "w4": weight(10, 64), "b4": weight(10),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+def to_gpu(given):
+    added = None if given.added is None else given.added.cuda()
+    constants = [each.cuda() for each in given.constants]
+    return Operands(given.data.cuda(), added, constants, given.added_scale, given.inverse_scale)
 
 
-def shuffled_network():
-    """Split, concatenation, batch normalization ahead of ReLU, channel shuffle, and squeeze and excitation."""
-    make, rng = helper.make_node, np.random.default_rng(11)
+class Residual(torch.nn.Module):
+    """A stem with max pooling, a block whose shortcut is a convolution, one whose shortcut is what it reads, mean, linear."""
 
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    def __init__(self):
+        super().__init__()
+        self.stem = make_normalized(3, 32, 7, stride=2, padding=3)
+        self.first, self.second = make_normalized(32, 64, 3, padding=1), make_normalized(64, 64, 3, padding=1)
+        self.down, self.third = make_normalized(32, 64, 1), make_normalized(64, 64, 3, padding=1)
+        self.head = torch.nn.Linear(64, 10)
 
-    nodes = [
-        make("Conv", ["image", "w0", "b0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
-        make("Split", ["c0", "sizes"], ["left", "right"], name="split", axis=1),
-        make("Conv", ["left", "w1", "b1"], ["c1"], name="conv1"),
-        make("Concat", ["c1", "right"], ["joined"], name="concat", axis=1),
-        make("BatchNormalization", ["joined", "gamma", "beta", "mean", "variance"], ["n"], name="norm", epsilon=1e-3),
-        make("Relu", ["n"], ["r"], name="relu"),
-        make("Conv", ["r", "w2", "b2"], ["c2"], name="conv2"),
-        make("Reshape", ["c2", "grouped"], ["g"], name="group"),
-        make("Transpose", ["g"], ["t"], name="shuffle", perm=[0, 2, 1, 3, 4]),
-        make("Reshape", ["t", "whole"], ["s"], name="ungroup"),
-        make("GlobalAveragePool", ["s"], ["squeezed"], name="squeeze"),
-        make("Conv", ["squeezed", "w3", "b2"], ["e"], name="excite"),
-        make("HardSigmoid", ["e"], ["h"], name="gate"),
-        make("Mul", ["h", "s"], ["scaled"], name="scale"),
-        make("GlobalAveragePool", ["scaled"], ["m"], name="mean"),
-        make("Flatten", ["m"], ["f"], name="flatten"),
-        make("Gemm", ["f", "w4", "b4"], ["logits"], name="head", transB=1),
-    ]
-    weights = {
-        "w0": weight(48, 3, 3, 3), "b0": weight(48), "w1": weight(32, 16, 1, 1), "b1": weight(32), "w2": weight(64, 64, 1, 1),
-        "b2": weight(64), "w3": weight(64, 64, 1, 1), "w4": weight(10, 64), "b4": weight(10),
-        "gamma": rng.uniform(0.5, 2, 64).astype(np.float32), "beta": weight(64), "mean": weight(64),
-        "variance": rng.uniform(0.2, 3, 64).astype(np.float32), "sizes": np.array([16, 32]),
-        "grouped": np.array([0, 2, 32, 32, 32]), "whole": np.array([0, 64, 32, 32]),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+    def forward(self, image):
+        value = functional.max_pool2d(self.stem(image).relu(), 3, 2, 1)
+        value = (self.second(self.first(value).relu()) + self.down(value)).relu()
+        value = (self.third(value) + value).relu()
+        return self.head(value.mean((2, 3)))
 
 
-def narrow_network():
-    """Widths that fill no 16 channels: a block with a shortcut, outputs that stay in FP16, a shortcut to be dequantized, a linear layer."""
-    make, rng = helper.make_node, np.random.default_rng(17)
+class Narrow(torch.nn.Module):
+    """Widths that fill no 16 channels: a shortcut, outputs that stay in FP16, concatenation ahead of batch normalization."""
 
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    def __init__(self):
+        super().__init__()
+        self.first, self.one = make_normalized(3, 24, 3, padding=1), make_normalized(24, 40, 3, padding=1)
+        self.two, self.down = make_normalized(40, 20, 3, padding=1), make_normalized(24, 20, 1)
+        self.three, self.norm = torch.nn.Conv2d(20, 26, 3, 2, 1), torch.nn.BatchNorm2d(46)
+        self.four, self.head = torch.nn.Conv2d(46, 72, 1), torch.nn.Linear(72, 10)
 
-    same = {"pads": [1, 1, 1, 1]}
-    nodes = [
-        make("Conv", ["image", "w0"], ["c0"], name="first", **same),
-        make("Relu", ["c0"], ["r0"], name="relu0"),
-        make("Conv", ["r0", "w1"], ["c1"], name="conv1", **same),
-        make("Relu", ["c1"], ["r1"], name="relu1"),
-        make("Conv", ["r1", "w2"], ["c2"], name="conv2", **same),
-        make("Conv", ["r0", "wd"], ["d"], name="down"),
-        make("Add", ["c2", "d"], ["s"], name="add"),
-        make("Relu", ["s"], ["r2"], name="relu2"),
-        make("Conv", ["r2", "w3"], ["c3"], name="conv3", strides=[2, 2], **same),
-        make("HardSwish", ["c3"], ["h"], name="swish"),
-        make("Conv", ["h", "w4"], ["c4"], name="conv4"),
-        make("GlobalAveragePool", ["c4"], ["m"], name="mean"),
-        make("Flatten", ["m"], ["f"], name="flatten"),
-        make("Gemm", ["f", "w5", "b5"], ["logits"], name="head", transB=1),
-    ]
-    weights = {
-        "w0": weight(24, 3, 3, 3), "w1": weight(40, 24, 3, 3), "w2": weight(20, 40, 3, 3), "wd": weight(20, 24, 1, 1),
-        "w3": weight(26, 20, 3, 3), "w4": weight(72, 26, 1, 1), "w5": weight(10, 72), "b5": weight(10),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+    def forward(self, image):
+        value = self.first(image).relu_()
+        value = self.two(self.one(value).relu()).add_(self.down(value)).relu_()
+        joined = torch.cat([functional.hardswish(self.three(value)), functional.avg_pool2d(value, 2)], 1)
+        return self.head(self.four(self.norm(joined).relu()).mean((2, 3)))
 
 
-def varied_network():
-    """Kernels of one row and of one column, a dilated one, groups, and a stride padded on two sides."""
-    make, rng = helper.make_node, np.random.default_rng(19)
+class Varied(torch.nn.Module):
+    """Kernels of one row and of one column, a dilated one, groups, and one with a stride whose groups fit no kernel."""
 
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    def __init__(self):
+        super().__init__()
+        make = torch.nn.Conv2d
+        self.layers = torch.nn.Sequential(
+            make(3, 32, 3, padding=1), make(32, 48, (1, 7), padding=(0, 3)), make(48, 32, (7, 1), padding=(3, 0)),
+            torch.nn.ReLU(), make(32, 64, 3, padding=2, dilation=2), make(64, 128, 3, padding=1, groups=4),
+            make(128, 96, 1, groups=4), make(96, 32, 3, 2), make(32, 48, 1, padding=1), make(48, 24, 1, groups=3),
+        )  # fmt: skip
+        self.head = torch.nn.Linear(24, 10)
 
-    nodes = [
-        make("Conv", ["image", "w0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
-        make("Conv", ["c0", "w1"], ["c1"], name="row", pads=[0, 3, 0, 3]),
-        make("Conv", ["c1", "w2"], ["c2"], name="column", pads=[3, 0, 3, 0]),
-        make("Relu", ["c2"], ["r2"], name="relu2"),
-        make("Conv", ["r2", "w3"], ["c3"], name="dilated", pads=[2, 2, 2, 2], dilations=[2, 2]),
-        make("Conv", ["c3", "w4"], ["c4"], name="grouped", pads=[1, 1, 1, 1], group=4),
-        make("Conv", ["c4", "w8"], ["c8"], name="odd", group=4),
-        make("Conv", ["c8", "w5"], ["c5"], name="strided", pads=[0, 0, 1, 1], strides=[2, 2]),
-        make("Conv", ["c5", "w6"], ["c6"], name="border", pads=[1, 1, 1, 1]),
-        make("GlobalAveragePool", ["c6"], ["m"], name="mean"),
-        make("Flatten", ["m"], ["f"], name="flatten"),
-        make("Gemm", ["f", "w7", "b7"], ["logits"], name="head", transB=1),
-    ]
-    weights = {
-        "w0": weight(32, 3, 3, 3), "w1": weight(48, 32, 1, 7), "w2": weight(32, 48, 7, 1), "w3": weight(64, 32, 3, 3),
-        "w4": weight(128, 16, 3, 3), "w8": weight(96, 32, 1, 1), "w5": weight(32, 96, 3, 3), "w6": weight(64, 32, 1, 1),
-        "w7": weight(10, 64), "b7": weight(10),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+    def forward(self, image):
+        return self.head(self.layers(image).mean((2, 3)))
 
 
-def sequence_network():
-    """Convolutions over a sequence: of the input itself, wide ones with a stride, and one of odd width."""
-    make, rng = helper.make_node, np.random.default_rng(23)
+class Gated(torch.nn.Module):
+    """A stem that ends in HardSwish and stays in FP16, depthwise layers, and a gate from its mean."""
 
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    def __init__(self):
+        super().__init__()
+        self.first, self.deep = make_normalized(3, 32, 3, stride=2, padding=1), make_normalized(32, 32, 3, 1, 1, 32)
+        self.wide, self.deeper = make_normalized(32, 40, 1), make_normalized(40, 40, 5, 2, 2, 40)
+        self.reduce, self.expand = torch.nn.Conv2d(40, 16, 1), torch.nn.Conv2d(16, 40, 1)
+        self.narrow, self.last, self.head = (
+            make_normalized(40, 64, 1),
+            make_normalized(32, 64, 1, 2),
+            torch.nn.Linear(64, 10),
+        )
 
-    nodes = [
-        make("Reshape", ["image", "samples"], ["s"], name="samples"),
-        make("Conv", ["s", "w0"], ["c0"], name="first", strides=[2], pads=[1, 1]),
-        make("Conv", ["c0", "w1"], ["c1"], name="wide", strides=[2], pads=[0, 1]),
-        make("Relu", ["c1"], ["r1"], name="relu"),
-        make("Conv", ["r1", "w2"], ["c2"], name="odd", dilations=[2]),
-        make("Gelu", ["c2"], ["g2"], name="gelu"),
-        make("Conv", ["g2", "w3"], ["c3"], name="last"),
-        make("ReduceMean", ["c3", "axis"], ["logits"], name="mean", keepdims=0),
-    ]
-    weights = {
-        "samples": np.array([0, 3, 1024]), "w0": weight(32, 3, 3), "w1": weight(64, 32, 3), "w2": weight(26, 64, 3),
-        "w3": weight(10, 26, 1), "axis": np.array([2]),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+    def forward(self, image):
+        value = functional.hardswish(self.first(image))
+        other = self.last(functional.relu6(self.deep(value)))
+        value = functional.silu(self.deeper(functional.relu6(self.wide(value))))
+        gate = self.expand(self.reduce(value.mean((2, 3), keepdim=True)).relu())
+        return self.head((self.narrow(value * functional.hardsigmoid(gate)) + other).mean((2, 3)))
 
 
-def token_network():
-    """Patches as tokens, layer normalization, a hidden layer with a bias and GELU, one of 10 features, and the mean over tokens."""
-    make, rng = helper.make_node, np.random.default_rng(13)
+class Tokens(torch.nn.Module):
+    """Patches as tokens, a hidden layer with GELU, one of 10 features, and a convolution over the sequence."""
 
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(96), torch.nn.Linear(96, 64), torch.nn.Linear(64, 24)
+        self.mix, self.head = torch.nn.Conv1d(32, 48, 3, 2, 1), torch.nn.Linear(48, 10, bias=False)
 
-    nodes = [
-        make("Reshape", ["image", "tokens"], ["t"], name="tokens"),
-        make("LayerNormalization", ["t", "gamma", "beta"], ["n"], name="norm"),
-        make("MatMul", ["n", "w1"], ["p1"], name="up"),
-        make("Add", ["b1", "p1"], ["h1"], name="bias1"),
-        make("Gelu", ["h1"], ["g"], name="gelu"),
-        make("MatMul", ["g", "w2"], ["p2"], name="down"),
-        make("Add", ["p2", "b2"], ["h2"], name="bias2"),
-        make("Relu", ["h2"], ["r"], name="relu"),
-        make("Transpose", ["r"], ["c"], name="transpose", perm=[0, 2, 1]),
-        make("MatMul", ["c", "w3"], ["p3"], name="mix"),
-        make("ReduceMean", ["p3", "axis"], ["logits"], name="mean", keepdims=0),
-    ]
-    weights = {
-        "tokens": np.array([0, 32, 96]), "gamma": 1 + weight(96), "beta": weight(96), "w1": weight(96, 64), "b1": weight(64),
-        "w2": weight(64, 10), "b2": weight(10), "w3": weight(32, 32), "axis": np.array([2]),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+    def forward(self, image):
+        tokens = self.norm(image.reshape(-1, 32, 96))
+        return self.head(self.mix(self.down(functional.gelu(self.up(tokens))).relu()).mean(2))
 
 
-def smooth_network(kind, depthwise=False):
-    """The layer `wide`, SiLU or HardSwish, and the layer `second`; with `depthwise` a depthwise layer and the same between."""
-    make, rng = helper.make_node, np.random.default_rng(17)
-
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-
-    def bend(given, output):
-        if kind == "HardSwish":
-            return [make("HardSwish", [given], [output], name=f"bend_{given}")]
-        gate = make("Sigmoid", [given], [f"{given}_gate"], name=f"gate_{given}")
-        return [gate, make("Mul", [f"{given}_gate", given], [output], name=f"bend_{given}")]
-
-    between = [make("Conv", ["b", "w4", "b3"], ["d"], name="deep", group=32, pads=[1, 1, 1, 1]), *bend("d", "a")]
-    nodes = [
-        make("Conv", ["image", "w0", "b0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
-        make("Conv", ["c0", "w3", "b3"], ["w"], name="wide"),
-        *(bend("w", "b") + between if depthwise else bend("w", "a")),
-        make("Conv", ["a", "w1"], ["c1"], name="second", pads=[1, 1, 1, 1]),
-        make("GlobalAveragePool", ["c1"], ["m"], name="mean"),
-        make("Flatten", ["m"], ["f"], name="flatten"),
-        make("Gemm", ["f", "w2", "b2"], ["logits"], name="head", transB=1),
-    ]
-    weights = {
-        "w0": weight(32, 3, 3, 3), "b0": weight(32), "w1": weight(64, 32, 3, 3), "w2": weight(10, 64), "b2": weight(10),
-        "w3": weight(32, 32, 1, 1), "b3": weight(32), "w4": weight(32, 1, 3, 3),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+NETWORKS = {each.__name__.lower(): each for each in (Residual, Narrow, Varied, Gated, Tokens)}
+SPEC = InputSpec("image", "float32", (1, 3, 32, 32), (4, 3, 32, 32), (64, 3, 32, 32), batch=0)
 
 
-def gated_network(gate="HardSigmoid", alpha=1 / 6):
-    """A stem that ends in HardSwish and stays in floating point, a depthwise layer, and a gate from its mean before `second`."""
-    make, rng = helper.make_node, np.random.default_rng(23)
-
-    def weight(*shape):
-        return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-
-    slope = {"alpha": alpha} if gate == "HardSigmoid" else {}
-    nodes = [
-        make("Conv", ["image", "w0", "b0"], ["c0"], name="first", strides=[2, 2], pads=[1, 1, 1, 1]),
-        make("HardSwish", ["c0"], ["a"], name="bend"),
-        make("Conv", ["a", "w1", "b0"], ["d"], name="deep", group=32, pads=[1, 1, 1, 1]),
-        make("Conv", ["a", "w2", "b3"], ["t"], name="wide"),
-        make("GlobalAveragePool", ["t"], ["m"], name="squeeze"),
-        make("Conv", ["m", "w3", "b4"], ["s"], name="reduce"),
-        make("Relu", ["s"], ["r"], name="bend_reduce"),
-        make("Conv", ["r", "w4", "b3"], ["e"], name="expand"),
-        make(gate, ["e"], ["g"], name="gate", **slope),
-        make("Mul", ["g", "t"], ["p"], name="product"),
-        make("Conv", ["p", "w5"], ["c1"], name="second"),
-        make("Conv", ["d", "w6"], ["c2"], name="third"),
-        make("Add", ["c1", "c2"], ["c3"], name="sum"),
-        make("GlobalAveragePool", ["c3"], ["q"], name="mean"),
-        make("Flatten", ["q"], ["f"], name="flatten"),
-        make("Gemm", ["f", "w7", "b7"], ["logits"], name="head", transB=1),
-    ]
-    weights = {
-        "w0": weight(32, 3, 3, 3), "b0": weight(32), "w1": weight(32, 1, 3, 3), "w2": weight(40, 32, 1, 1),
-        "b3": weight(40), "w3": weight(16, 40, 1, 1), "b4": weight(16), "w4": weight(40, 16, 1, 1),
-        "w5": weight(64, 40, 1, 1), "w6": weight(64, 32, 1, 1), "w7": weight(10, 64), "b7": weight(10),
-    }  # fmt: skip
-    return make_model(nodes, weights)
+def make_normalized(channels, outputs, kernel, stride=1, padding=0, groups=1):
+    norm = torch.nn.BatchNorm2d(outputs)
+    torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    norm.running_mean.normal_(0, 0.1)
+    norm.running_var.uniform_(0.3, 1)
+    return torch.nn.Sequential(torch.nn.Conv2d(channels, outputs, kernel, stride, padding, 1, groups, bias=False), norm)
 
 
-def make_model(nodes, weights):
-    """A classifier of 32x32 pixels into 10 classes."""
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, ["n", 3, 32, 32])],
-        [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["n", 10])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+def make_network(name):
+    torch.manual_seed(0)
+    return NETWORKS[name]().eval()
 
 
-def quantize(model, keep=()):
-    """The Q/DQ graph for a GPU, its ranges wide enough for normal inputs."""
-    placed = place_qdq(model, "tensorrt", keep.__contains__)
-    return qdq_from_onnx(model, placed, dict.fromkeys(placed.tensors, ActivationRange(6.0)))
+def make_int8_request(name: str, folder: Path, device="cpu", keep=()) -> BuildRequest:
+    """A request for a network; its Q/DQ graph, with ranges of one batch, is `folder/int8.onnx`, beside it `model.onnx` in FP32.
 
-
-def lower(model):
-    inputs = (InputSpec("image", "float32", (1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32)),)
-    return lower_graph(model, infer_graph_types(name_nodes(model), inputs))
+    `keep` are layers that stay in floating point, by their place among those that need not.
+    """
+    card = ModelCard("small", "small.py:make", Task.OTHER, (SPEC,))
+    onnx_from_torch(make_network(name), card, folder / "model.onnx")
+    card = complete_card(card, folder / "model.onnx")
+    model = onnx.load(folder / "model.onnx")
+    names = place_qdq(model, "tensorrt").layers
+    placed = place_qdq(model, "tensorrt", [names[each] for each in keep].__contains__)
+    ranges = measure_ranges(model, placed.tensors, draw(SPEC))
+    onnx.save(qdq_from_onnx(model, placed, ranges), folder / "int8.onnx")
+    return BuildRequest(card, Precision.INT8, folder / "int8.onnx", lambda: make_network(name), device, {}, folder)

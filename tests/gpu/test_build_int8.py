@@ -1,4 +1,4 @@
-"""INT8 on a real GPU: torch computes it in INT8; ONNX Runtime in FP16, so not proven, but the answers must be right."""
+"""INT8 on a real GPU: AOTInductor computes it in INT8; ONNX Runtime in FP16, so not proven, but the answers must be right."""
 
 import json
 import subprocess
@@ -21,8 +21,8 @@ def test_digits_in_int8_answers_like_the_source(tmp_path, layout):
     assert artifact["parity"]["top1_accuracy"] > 0.98
 
 
-def test_torch_computes_digits_in_int8_and_shows_its_tactics(tmp_path):
-    command = [sys.executable, "-m", "optpipe", "build", "digits", "--precision", "int8", "--backend", "torch"]
+def test_inductor_computes_digits_in_int8_and_shows_its_tactics(tmp_path):
+    command = [sys.executable, "-m", "optpipe", "build", "digits", "--precision", "int8", "--backend", "inductor"]
     command += ["--device", "cuda", "--workspace", str(tmp_path), "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.fakes.fp8_models import BERT, VIT, draw, make_request, run_onnx
 
-from optpipe.backends.inductor import Inductor, find_fp8_obstacle
-from optpipe.backends.torch_fp8 import Fp8Layer, export_fp8_program, make_linear
+from optpipe.backends.inductor import Inductor, find_old_gpu
+from optpipe.backends.torch_fp8 import Fp8Layer, lower_fp8, make_linear
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.quantize.qdq import choose_scale, round_to_e4m3
 from optpipe.workspace.environment import list_gpus
@@ -15,7 +15,7 @@ from optpipe.workspace.environment import list_gpus
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine"),
-    pytest.mark.skipif(find_fp8_obstacle("cuda") is not None, reason="needs compute capability 8.9"),
+    pytest.mark.skipif(find_old_gpu("cuda", Precision.FP8) is not None, reason="needs compute capability 8.9"),
 ]
 
 
@@ -48,9 +48,9 @@ def test_a_network_is_compiled_proven_and_compared_with_fp16(text, tmp_path):
     assert {"1", "4", "8"} <= speeds.keys()
     assert all(0 < each["low"] <= each["speed"] <= each["high"] for each in speeds.values())
     assert bool(built.remarks) == any(not each["pays"] for each in speeds.values())
-    program, missed = export_fp8_program(wanted)
+    program, missed = lower_fp8(wanted)
     assert missed == ()
     with torch.inference_mode():
-        found = program.module()(batch.cuda())[0].cpu().numpy()
+        found = program(batch.cuda())[0].cpu().numpy()
     noise = np.square(expected - reference).sum()
     assert np.square(found - reference).sum() < 2 * noise

@@ -1,4 +1,4 @@
-"""Snapshots of what must stay as it is: every `--help`, and what the emulated INT8 networks compute.
+"""Snapshots of what must stay as it is: every `--help`, and what an emulated INT8 layer computes.
 
 `OPTPIPE_FREEZE=1 uv run pytest tests/unit/test_frozen.py` rewrites them.
 """
@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.fakes import int8_network as made
-from tests.fakes.int8_emulation import emulate, emulate_step
+from tests.fakes.int8_network import random_convolution
 from typer.main import get_command
 
+from optpipe.backends.torch_int8.emulation import compute_step
 from optpipe.cli import schemas
 from optpipe.cli.app import app
 
@@ -65,41 +64,8 @@ def test_an_int8_convolution_gives_the_frozen_integers():
     """Sums of products of integers are exact, and so are their scales in FP64: the same on every CPU."""
     found = {}
     for activation, added, stride in (("", False, 1), ("relu", True, 2), ("hardswish", False, 1)):
-        step = made.random_convolution(5, activation=activation, added=added, stride=stride)
-        values = {"x": made.random_int8(1, 2, 32, 8, 8), "z": made.random_int8(2, 2, 32, 8 // stride, 8 // stride)}
-        whole = emulate_step(step, values).contiguous().numpy()
+        step, given = random_convolution(seed=5, activation=activation, added=added, stride=stride)
+        whole = compute_step(step, given).contiguous().numpy()
         assert whole.dtype == np.int8
         found[f"{activation or 'linear'} stride {stride}"] = hashlib.sha256(whole.tobytes()).hexdigest()
     require_frozen(GOLDEN / "int8" / "convolutions.json", json.dumps(found, indent=1) + "\n")
-
-
-NETWORKS = {
-    "small": made.small_network,
-    "shuffled": made.shuffled_network,
-    "narrow": made.narrow_network,
-    "varied": made.varied_network,
-    "sequence": made.sequence_network,
-    "token": made.token_network,
-    "silu": lambda: made.smooth_network("Silu", depthwise=True),
-    "hardswish": lambda: made.smooth_network("HardSwish"),
-    "gated": made.gated_network,
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_an_int8_network_has_the_frozen_weights_and_logits(name):
-    """The weights are whole numbers; logits vary between CPUs by what steps in floating point round to another integer."""
-    network = made.lower(made.quantize(NETWORKS[name]()))
-    weights = [getattr(step, "weight", None) for step in network.steps]
-    whole = [weight for weight in weights if getattr(weight, "dtype", None) == np.int8]
-    sums = [[weight.size, int(weight.sum(dtype=np.int64))] for weight in whole]
-    image = torch.from_numpy(np.random.default_rng(3).standard_normal((4, 3, 32, 32)).astype(np.float32))
-    (logits,) = emulate(network, {"image": image}).values()
-    path = GOLDEN / "int8" / f"{name}.json"
-    if "OPTPIPE_FREEZE" in os.environ:
-        logits_text = json.dumps([[round(value, 4) for value in row] for row in logits.tolist()])
-        path.write_text(f'{{"weights": {json.dumps(sums)},\n"logits": {logits_text}}}\n')
-    frozen = json.loads(path.read_text())
-    assert sums == frozen["weights"]
-    scale = np.abs(frozen["logits"]).max()
-    np.testing.assert_allclose(logits.numpy(), frozen["logits"], rtol=0, atol=0.003 * scale)

@@ -4,8 +4,9 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
@@ -27,9 +28,11 @@ from optpipe.backends.inductor_packages import (
     name_static_package,
     parse_static_batches,
 )
+from optpipe.backends.torch_int8 import LOWERING, find_stale_lowering
 from optpipe.backends.torch_program import (
     TorchBackend,
     export_program,
+    export_rewritten,
     layers_from_program,
     name_processor,
     record_tensors,
@@ -48,8 +51,8 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
     from optpipe.backends.torch_int8.tuning import SpeedOverFp16
 
-LEAST_CAPABILITY = (8, 9)
-"""Of a GPU that computes in FP8."""
+LEAST_CAPABILITY = {Precision.FP8: (8, 9), Precision.INT8: (9, 0)}
+"""Of a GPU: the INT8 kernels use the TMA copies and matrix instructions of Hopper."""
 ON_CPU = "on a CPU, FP8 only shows which outputs a GPU gives; it is made for GPUs of compute capability 8.9 or later"
 STATIC_BATCHES = "static_batches"
 OPTIONS: dict[Device, dict[str, bool | int | str]] = {
@@ -85,8 +88,10 @@ class Inductor(TorchBackend):
         return describe_options(OPTIONS[device], _HELP, BUILD_ONLY)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
-        """FP8 too, in linear layers."""
-        return TorchBackend.precisions(self, device) | {Precision.FP8}
+        """FP8 too, in linear layers; INT8 on a GPU, with kernels of ours."""
+        return (
+            TorchBackend.precisions(self, device) | {Precision.FP8} | ({Precision.INT8} if device == "cuda" else set())
+        )
 
     def probe_capability(self, device: Device) -> Capability:
         """torch, and for the CPU a C++ compiler."""
@@ -99,14 +104,16 @@ class Inductor(TorchBackend):
     def find_obstacle(
         self, device: Device, precision: Precision | None = None, *, anywhere: bool = False, runs: bool = False
     ) -> str | None:
-        """For FP8 also a GPU that is too old."""
+        """For FP8 and INT8 also a GPU that is too old."""
         found = TorchBackend.find_obstacle(self, device, precision, anywhere=anywhere, runs=runs)
-        return found or (find_fp8_obstacle(device) if precision is Precision.FP8 and not anywhere else None)
+        return found or (find_old_gpu(device, precision) if precision in LEAST_CAPABILITY and not anywhere else None)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        """torch's version and the processor that the code is compiled for."""
+        """torch's version, the processor that the code is compiled for, and on a GPU what INT8's kernels depend on."""
+        kernels = {"triton": get_package_version("triton"), "lowering": LOWERING} if device == "cuda" else {}
         return {
             "torch": get_package_version("torch"),
+            **kernels,
             "compiled_for": name_processor(device),
             "options": self._merge(options, device),
         }
@@ -126,30 +133,30 @@ class Inductor(TorchBackend):
             "compiled_for": name_processor(request.device),
             "compiled_by": get_package_version("torch"),
         }
-        tf32, is_fp8 = request.precision is Precision.TF32, request.precision is Precision.FP8
-        on_gpu = request.device == "cuda"
+        tf32, on_gpu = request.precision is Precision.TF32, request.device == "cuda"
+        lowered = request.precision in LEAST_CAPABILITY
         set_float32_products(tf32=tf32)
         configs = {"max_autotune": True} if options.get("max_autotune") else {}
-        program, missed = _export(request)
+        export, remarks = _prepare_export(request, made)
+        program = export(request)
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
-        if is_fp8 and on_gpu:
+        if lowered and on_gpu:
             rival = replace(rival, program=export_program(replace(request, precision=Precision.FP16)))
-        static = _list_static(request, sizes, configs)
+        static = _list_static(request, sizes, configs, export)
         with translate_refusals(request.card, "AOTInductor could not compile"):
             general = Compilation(program, request.directory / GENERAL, configs)
             failures = compile_packages(general, [*static, [rival] if rival.program else []], tf32=tf32)
             if why_not := failures.get(rival.package.name):
                 raise StageError(
-                    f"AOTInductor could not compile {request.card.name} in fp16, to measure FP8 against it: {why_not}"
+                    f"AOTInductor could not compile {request.card.name} in fp16, to measure "
+                    f"{request.precision.upper()} against it: {why_not}"
                 )
-        remarks: tuple[str, ...] = ()
-        if is_fp8:
-            from optpipe.backends.torch_fp8 import explain_missed
+        if lowered and on_gpu:
             from optpipe.backends.torch_int8.tuning import explain_speeds
 
-            speeds = _compare_with_fp16(request, rival.package) if on_gpu else ()
+            speeds = _compare_with_fp16(request, rival.package)
             made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
-            remarks = (*explain_missed(missed), *(explain_speeds(speeds, Precision.FP8) if speeds else (ON_CPU,)))
+            remarks = (*remarks, *explain_speeds(speeds, request.precision))
         kept, said = _keep_fastest(request, sizes, failures)
         made[STATIC_BATCHES] = kept
         remarks = (*remarks, *said)
@@ -166,11 +173,20 @@ class Inductor(TorchBackend):
         packages = Packages(directory, info.device, inputs, self.list_static_batches(info))
         return TorchSession(packages, info, merged)
 
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
+        """As of all torch programs; in INT8 the operator has to be the one that the code was compiled for."""
+        return find_stale_lowering(info) or TorchBackend.find_run_blocker(self, info)
+
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:
         return tuple(info.details.get(STATIC_BATCHES, ()))
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton's PyTorch backend loads the code for all batch sizes alone, whose calling convention has positions, not names."""
+        """Triton's PyTorch backend loads the code for all batch sizes alone, whose calling convention has positions, not names.
+
+        It does not have the operator that INT8's code calls.
+        """
+        if info.precision is Precision.INT8:
+            return Serving()
         static = {STATIC_BATCHES} if self.list_static_batches(info) else set()
         return Serving(
             f"the package needs a Triton release with platform torch_aoti and {self.package} {version}: see NVIDIA's support matrix",
@@ -181,14 +197,17 @@ class Inductor(TorchBackend):
         )
 
 
-def find_fp8_obstacle(device: Device) -> str | None:
-    """Why this machine's GPU cannot run FP8. None where it can, on the CPU, and on a machine without a GPU."""
+def find_old_gpu(device: Device, precision: Precision) -> str | None:
+    """Why this machine's GPU cannot run FP8 or INT8. None where it can, on the CPU, and on a machine without a GPU."""
     if device == "cpu" or not list_gpus():
         return None
-    gpu, least = list_gpus()[0], ".".join(map(str, LEAST_CAPABILITY))
-    if tuple(map(int, gpu.compute_capability.split("."))) >= LEAST_CAPABILITY:
+    gpu, least = list_gpus()[0], LEAST_CAPABILITY[precision]
+    if tuple(map(int, gpu.compute_capability.split("."))) >= least:
         return None
-    return f"needs a GPU of compute capability {least} or later for fp8; {gpu.name} has {gpu.compute_capability}"
+    needed = ".".join(map(str, least))
+    return (
+        f"needs a GPU of compute capability {needed} or later for {precision}; {gpu.name} has {gpu.compute_capability}"
+    )
 
 
 def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
@@ -202,20 +221,32 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
     return sizes if request.card.batched else ()
 
 
-def _export(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
-    """The program, and the layers that FP8 leaves in a wider type."""
-    if request.precision is not Precision.FP8:
-        return export_program(request), ()
-    from optpipe.backends.torch_fp8 import export_fp8_program
+def _prepare_export(
+    request: BuildRequest, made: dict[str, object]
+) -> tuple[Callable[[BuildRequest], Any], tuple[str, ...]]:
+    """What exports the program in the shapes of a request, and what to say of it; INT8's measured tactics are noted in `made`."""
+    if request.precision is Precision.FP8:
+        from optpipe.backends.torch_fp8 import lower_fp8
 
-    return export_fp8_program(request)
+        program, missed = lower_fp8(request)
+        return partial(export_rewritten, program), (*missed, *(() if request.device == "cuda" else (ON_CPU,)))
+    if request.precision is not Precision.INT8:
+        return export_program, ()
+    from optpipe.backends.torch_int8.lowering import lower_program
+    from optpipe.backends.torch_int8.tuning import draw_inputs, summarize_choices, tune_program
+
+    program, missed = lower_program(request)
+    with translate_refusals(request.card, "torch could not run the INT8 program of"):
+        measured = tune_program(program, draw_inputs(request.card.inputs)) if request.device == "cuda" else {}
+    made |= {"triton": get_package_version("triton"), "lowering": LOWERING, "tactics": summarize_choices(measured)}
+    return partial(export_rewritten, program), missed
 
 
 def _list_static(
-    request: BuildRequest, sizes: Sequence[int], configs: Mapping[str, Any]
+    request: BuildRequest, sizes: Sequence[int], configs: Mapping[str, Any], export: Callable[[BuildRequest], Any]
 ) -> tuple[list[Compilation], ...]:
     """For each variant a list with its code for each size; the first variant's packages have the names that are kept."""
-    programs = {size: _export(replace(request, card=fix_batch(request.card, size)))[0] for size in sizes}
+    programs = {size: export(replace(request, card=fix_batch(request.card, size))) for size in sizes}
     variants = VARIANTS[request.device]
     return tuple(
         [
@@ -266,8 +297,7 @@ def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", gen
     best, *others = codes
     if general is None:
         return best, ""
-    from optpipe.backends.torch_int8.backend import draw_inputs
-    from optpipe.backends.torch_int8.tuning import compare_calls
+    from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs
 
     inputs, own = draw_inputs(fix_batch(request.card, size).inputs), load_package(best, request.device)
     for each in others:
@@ -280,8 +310,7 @@ def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", gen
 
 def _compare_with_fp16(request: BuildRequest, rival: "Path") -> "tuple[SpeedOverFp16, ...]":
     """The package for all batch sizes against the same in FP16, which is then removed."""
-    from optpipe.backends.torch_int8.backend import draw_inputs
-    from optpipe.backends.torch_int8.tuning import compare_calls
+    from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs
 
     low, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival))
     speeds = compare_calls(low, half, draw_inputs(request.card.inputs))

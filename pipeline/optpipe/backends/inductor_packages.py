@@ -133,6 +133,9 @@ def load_package(package: Path, device: Device) -> Any:
     """
     import torch
 
+    from optpipe.backends.torch_int8.operators import register_operator
+
+    register_operator()
     if device == "cpu":
         return torch._inductor.aoti_load_package(str(package), run_single_threaded=True)
     import onnxruntime
@@ -147,7 +150,10 @@ def main() -> None:
     """Compiles what another process saved; why one could not be compiled is left beside it, and the next one's turn comes."""
     import torch
 
+    from optpipe.backends.torch_int8.operators import register_operator
+
     end_with_parent()
+    register_operator()
     set_float32_products(tf32=sys.argv[1] == "1")
     for saved, file, configs in json.loads(sys.argv[2]):
         package = Path(file)

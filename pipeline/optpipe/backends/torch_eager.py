@@ -20,7 +20,6 @@ from optpipe.backends.base import (
     describe_options,
     merge_options,
 )
-from optpipe.backends.torch_int8 import LOWERING, find_stale_lowering
 from optpipe.backends.torch_program import (
     TorchBackend,
     export_program,
@@ -30,8 +29,7 @@ from optpipe.backends.torch_program import (
     type_name_from_torch,
 )
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.precision import Precision
-from optpipe.workspace.environment import get_gpu_name, get_package_version
+from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,37 +57,14 @@ class TorchEager(TorchBackend):
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         return describe_options(OPTIONS[device], _HELP)
 
-    def precisions(self, device: Device) -> frozenset[Precision]:
-        """INT8 too on a GPU, with kernels of its own."""
-        return TorchBackend.precisions(self, device) | ({Precision.INT8} if device == "cuda" else set())
-
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        """torch's version and, on a GPU, what INT8's tactics were measured with: the GPU, Triton and the steps."""
-        measured = {"gpu": get_gpu_name(), "triton": get_package_version("triton"), "lowering": LOWERING}
-        tuned_with = measured if device == "cuda" else {}
-        chosen = merge_options(options, OPTIONS[device], self.name)
-        return {"torch": get_package_version("torch"), **tuned_with, "options": chosen}
-
-    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """As of all torch programs; in INT8 the steps have to be those that were proven."""
-        return find_stale_lowering(info) or TorchBackend.find_run_blocker(self, info)
-
-    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        """In INT8 the operators that it has no step for."""
-        if request.precision is not Precision.INT8:
-            return ()
-        from optpipe.backends.torch_int8.backend import find_unsupported
-
-        return find_unsupported(request)
+        """torch's version."""
+        return {"torch": get_package_version("torch"), "options": merge_options(options, OPTIONS[device], self.name)}
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Exports and saves the program; in INT8, lowers the Q/DQ graph and measures its kernels."""
+        """Exports and saves the program."""
         import torch
 
-        if request.precision is Precision.INT8:
-            from optpipe.backends.torch_int8.backend import build_int8
-
-            return build_int8(request, merge_options(request.options, OPTIONS[request.device], self.name))
         program = export_program(request)
         torch.export.save(program, request.directory / PROGRAM_FILE)
         options = merge_options(request.options, OPTIONS[request.device], self.name)
@@ -100,10 +75,6 @@ class TorchEager(TorchBackend):
         from optpipe.backends.torch_session import TorchSession
 
         chosen = resolve_session_options(info, options)
-        if "tactics" in info.details:
-            from optpipe.backends.torch_int8.backend import load_program as load_int8
-
-            return TorchSession(load_int8(directory, info), info, chosen)
         return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, chosen)
 
     @contextmanager
@@ -117,13 +88,9 @@ class TorchEager(TorchBackend):
         mark: Mark,
         scratch: "Path",  # noqa: ARG002
     ) -> Iterator[LayerTimes]:
-        """On a GPU: each module, or each step of an INT8 network, inside a range called after it."""
+        """On a GPU: each module inside a range called after it."""
         if info.device != "cuda":
             yield LayerTimes()
-        elif "tactics" in info.details:
-            from optpipe.backends.torch_int8.backend import mark_steps
-
-            yield mark_steps(directory, info, bound, mark)
         else:
             yield _mark_modules(directory / PROGRAM_FILE, resolve_session_options(info, options), bound, mark)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
-from optpipe.backends.torch_program import export_module, export_program
+from optpipe.backends.torch_program import copy_where_needed, export_program
 from optpipe.core.precision import Precision
 
 
@@ -34,29 +34,19 @@ class Fp8Layer:
     """Whether it stays in a wider type."""
 
 
-def export_fp8_program(request: BuildRequest, around: Precision = Precision.FP16) -> tuple[Any, tuple[str, ...]]:
-    """The exported program, `around` its FP8 layers in another type; and the layers of the graph that it leaves in that type, since no
-    linear layer has their weights.
+def lower_fp8(request: BuildRequest, around: Precision = Precision.FP16) -> tuple[Any, tuple[str, ...]]:
+    """The program as a GraphModule in all shapes of the card, `around` its FP8 layers in another type; and the layers of the graph that
+    it leaves in that type, since no linear layer has their weights.
     """
     import onnx
-    import torch
 
     module = request.module() if request.module else None
     wide = {} if module is None else {f"model.{name}": each for name, each in module.state_dict().items()}
     half = replace(request, precision=around, module=(lambda: module) if module else None)
     program = export_program(half).module()
     missed = replace_linear_layers(program, layers_from_graph(onnx.load(request.graph)), wide)
-    _copy_where_needed(program)
-
-    class Rewritten(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.program = program
-
-        def forward(self, *inputs: Any) -> Any:
-            return self.program(*inputs)
-
-    return export_module(Rewritten(), request), missed
+    copy_where_needed(program)
+    return program, explain_missed(missed)
 
 
 def explain_missed(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -124,16 +114,6 @@ def replace_linear_layers(program: Any, layers: Iterable[Fp8Layer], wide: Mappin
     program.delete_all_unused_submodules()  # the weights in FP16
     program.recompile()
     return tuple(each.name for same in waiting.values() for each in same if not each.kept)
-
-
-def _copy_where_needed(program: Any) -> None:
-    """Views become reshapes: exported again, attention may lay its output out in another way than the one that was recorded."""
-    import torch
-
-    for node in program.graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
-    program.recompile()
 
 
 def _sign(weight: NDArray[Any], scale: float) -> tuple[Any, ...]:

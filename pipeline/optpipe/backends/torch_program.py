@@ -9,6 +9,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,32 @@ def export_program(request: BuildRequest) -> Any:
     return program
 
 
+def export_rewritten(program: Any, request: BuildRequest) -> Any:
+    """`torch.export` of a GraphModule that was rewritten after its export, as `export_module` does it."""
+    import torch
+
+    class Rewritten(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.program = program
+
+        def forward(self, *inputs: Any) -> Any:
+            return self.program(*inputs)
+
+    return export_module(Rewritten(), request)
+
+
+def copy_where_needed(program: Any) -> None:
+    """Views of a GraphModule become reshapes: exported again, a tensor may lie in another way than the one that was recorded."""
+    import torch
+
+    aten = torch.ops.aten
+    for node in program.graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+    program.recompile()
+
+
 def export_module(module: Any, request: BuildRequest) -> Any:
     """`torch.export` of a module whose starred forward takes the card's inputs.
 
@@ -168,6 +195,11 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
     layers = []
     for node in program.run_decompositions().graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
+        if str(packet) == "optpipe.layer":
+            from optpipe.backends.torch_int8.operators import describe_layer
+
+            layers.append(replace(describe_layer(node), macs=_count_flops(flop_registry[packet], node) // 2))
+            continue
         tensors = [each.meta["val"] for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
         if packet is None or not floats or not isinstance(node.meta.get("val"), torch.Tensor | tuple):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from optpipe.backends import inductor
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
-from optpipe.backends.torch_int8 import backend as int8
 from optpipe.backends.torch_int8 import tuning
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision
@@ -34,7 +33,7 @@ def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_c
         patch.setattr(
             tuning, "compare_calls", lambda low, half, _: (SimpleNamespace(pays=low < half, speed=half / low),)
         )
-        patch.setattr(int8, "draw_inputs", lambda _: ())
+        patch.setattr(tuning, "draw_inputs", lambda _: ())
         request = BuildRequest(CARD, Precision.FP16, folder, None, "cuda", {}, folder)
         kept, said = inductor._keep_fastest(request, sorted(by_size), failures)
         fastest = {size: min(filter(None, pair), default=general) for size, pair in by_size.items()}

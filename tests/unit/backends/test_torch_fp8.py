@@ -12,8 +12,8 @@ from optpipe.backends import inductor, torch_fp8
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.registry import backends_from_text
-from optpipe.backends.torch_fp8 import Fp8Layer, export_fp8_program, layers_from_graph, make_linear
-from optpipe.backends.torch_program import layers_from_program
+from optpipe.backends.torch_fp8 import Fp8Layer, layers_from_graph, lower_fp8, make_linear
+from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import Gpu, SampleSetSummary
@@ -34,7 +34,8 @@ from optpipe.workspace.store import Store
 )
 def exported(request, tmp_path_factory):
     wanted = make_request(request.param, tmp_path_factory.mktemp("fp8"))
-    return wanted, *export_fp8_program(wanted)
+    program, missed = lower_fp8(wanted)
+    return wanted, export_rewritten(program, wanted), missed
 
 
 def test_a_layer_gives_the_sums_of_numpy_rounded_to_fp16():
@@ -71,10 +72,10 @@ def test_outputs_are_those_of_the_qdq_graph_at_every_batch_size(exported):
     spec, graph = wanted.card.inputs[0], onnx.load(wanted.graph)
     batch = draw(spec)
     expected, reference = run_onnx(graph, batch)[0], run_onnx(onnx.load(wanted.directory / "model.onnx"), batch)[0]
-    exact, _ = export_fp8_program(wanted, Precision.FP32)
+    exact, _ = lower_fp8(wanted, Precision.FP32)
     with torch.inference_mode():
         found, alone = (program.module()(each)[0].numpy() for each in (batch, batch[:1]))
-        own = exact.module()(batch)[0].numpy()
+        own = exact(batch)[0].numpy()
     noise = np.square(expected - reference).sum()
     assert noise > 0
     # sums in another order move few values across the middle between two E4M3 numbers
@@ -201,12 +202,12 @@ def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_
     assert len(placed.layers) == len(others)  # of `zeros` and the second use of `twice`
     onnx.save(graph, tmp_path / "fp8.onnx")
     request = BuildRequest(card, Precision.FP8, tmp_path / "fp8.onnx", lambda: Odd().eval(), "cpu", {}, tmp_path)
-    program, missed = export_fp8_program(request, Precision.FP32)
+    program, missed = lower_fp8(request, Precision.FP32)
     assert missed == ()
     far = batch + 120  # what calibration has not seen
     for each in (batch, far):
         with torch.inference_mode():
-            expected, found = run_onnx(graph, each)[0], program.module()(each)[0].numpy()
+            expected, found = run_onnx(graph, each)[0], program(each)[0].numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -218,6 +219,7 @@ def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
     gpu = Gpu(0, "NVIDIA A100", "8.0", 0, "580")
     monkeypatch.setattr(inductor, "list_gpus", lambda: (gpu,))
     monkeypatch.setattr(Inductor, "probe_capability", lambda *_: type("Found", (), {"builds": True, "runs": True}))
+    assert "9.0 or later for int8" in str(inductor.find_old_gpu("cuda", Precision.INT8))
     for named in (True, False):
         plan = BuildPlan((Precision.FP8,), (Inductor(),), named=named, automatic=not named, device="cuda")
         with pytest.raises(MissingError) as refused:
@@ -226,7 +228,7 @@ def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
             "nothing can be built: inductor needs a GPU of compute capability 8.9 or later for fp8; NVIDIA A100 has 8.0"
         )
     monkeypatch.setattr(inductor, "list_gpus", lambda: (Gpu(0, "NVIDIA L4", "8.9", 0, "580"),))
-    assert inductor.find_fp8_obstacle("cuda") is None
+    assert inductor.find_old_gpu("cuda", Precision.FP8) is None
 
 
 def test_backend_auto_adds_the_one_that_has_fp8():

@@ -1,18 +1,18 @@
-"""INT8 networks in torch on NVIDIA GPUs: a Q/DQ graph becomes a chain of fused kernels.
+"""INT8 layers of torch programs on NVIDIA GPUs.
 
-Between layers activations are INT8 in NHWC. Convolution, bias, residual addition, ReLU and requantization are one Triton
-kernel, and so are a depthwise convolution with all that follows it and a product with a gate; what the graph leaves in floating
-point runs in FP16.
+The program is the module's own, exported and compiled by torch; its convolutions and linear layers are an operator with kernels of
+ours. Between such layers activations are INT8 in NHWC. Convolution, bias, residual addition, activation and requantization are one
+kernel; what stays in floating point runs in FP16, and quantizing is code that torch's compiler joins with what is ahead of it.
 """
 
 from optpipe.core.entries import ArtifactInfo
 
-LOWERING = 4
-"""Raised where a graph becomes other steps: an artifact's proof is of the steps that it was built with."""
+LOWERING = 5
+"""Raised where a program becomes other steps, or the operator takes other arguments: a package calls it as it was then."""
 
 
 def find_stale_lowering(info: ArtifactInfo) -> str | None:
-    """Why an artifact's proof is not of the steps that would run; None where it is."""
+    """Why the operator here is not the one that an artifact was compiled for; None where it is."""
     if "tactics" not in info.details or info.details.get("lowering") == LOWERING:
         return None
     return "built by an older version of the INT8 lowering; build it again"

@@ -34,23 +34,31 @@ def _bent(value, ACTIVATION: tl.constexpr):
         value = value / (1.0 + tl.exp(-value))
     elif ACTIVATION == 3:
         value = value * (tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) * (1.0 / 6.0))
+    elif ACTIVATION == 4:
+        value = tl.minimum(tl.maximum(value, 0.0), 6.0)
+    elif ACTIVATION == 5:
+        value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
     return value
 
 
 @triton.jit
-def _ended(acc, scale, bias, added, added_scale, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
+def _ended(
+    acc, scale, bias, added, added_scale, inverse_scale, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr
+):
     value = tl.fma(acc.to(tl.float32), scale[None, :], bias[None, :])
     if ADD:
         value = tl.fma(added.to(tl.float32), added_scale, value)
     if HALF:
         return _bent(value, ACTIVATION).to(tl.float16)
-    else:  # Triton would type both returns without it
+    elif ACTIVATION > 1:  # as in `steps.BEFORE_SCALING`
+        return _quantized(_bent(value, ACTIVATION) * inverse_scale, 0)
+    else:  # Triton would type all returns without it
         return _quantized(value, ACTIVATION)
 
 
 @triton.jit
 def _store(
-    acc, added, y, scale, bias, added_scale, m, n, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
+    acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Ends a tile in PARTS pieces side by side: fewer registers at a time."""
@@ -61,18 +69,47 @@ def _store(
             r = added.load([m, n])
         y.store(
             [m, n],
-            _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, ACTIVATION, HALF),
+            _ended(
+                acc,
+                tl.load(scale + columns),
+                tl.load(bias + columns),
+                r,
+                added_scale,
+                inverse_scale,
+                ADD,
+                ACTIVATION,
+                HALF,
+            ),
         )
     else:
         half: tl.constexpr = BN // 2
         left, right = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
-        _store(left, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, half, PARTS // 2)
-        _store(right, added, y, scale, bias, added_scale, m, n + half, ADD, ACTIVATION, HALF, BM, half, PARTS // 2)
+        _store(
+            left, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, half, PARTS // 2
+        )
+        _store(
+            right,
+            added,
+            y,
+            scale,
+            bias,
+            added_scale,
+            inverse_scale,
+            m,
+            n + half,
+            ADD,
+            ACTIVATION,
+            HALF,
+            BM,
+            half,
+            PARTS // 2,
+        )
 
 
 @triton.jit(do_not_specialize=["tiles", "across", "depth"])
 def int8_wgmma_product(
-    x, w, added, y, scale, bias, added_scale, tiles, across, depth, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
+    x, w, added, y, scale, bias, added_scale, inverse_scale, tiles, across, depth,
+    ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """A 1x1 convolution: (pixels, depth) times (channels, depth)."""
@@ -86,7 +123,7 @@ def int8_wgmma_product(
                 a = x.load([m, k])
                 b = w.load([n, k])
                 acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-            _store(acc, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
+            _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
     else:
         tile = tl.program_id(0)
         m = (tile // across) * BM
@@ -96,13 +133,13 @@ def int8_wgmma_product(
             a = x.load([m, k])
             b = w.load([n, k])
             acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-        _store(acc, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
+        _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
 
 
 @triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width", "across", "per_group"])
 def int8_wgmma_convolution_gathered(
-    x, w, added, y, scale, bias, added_scale, pixels, height, width, out_height, out_width, across, channels, per_group, depth,
-    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    x, w, added, y, scale, bias, added_scale, inverse_scale, pixels, height, width, out_height, out_width, across, channels,
+    per_group, depth, R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
     GROUPED: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -138,12 +175,12 @@ def int8_wgmma_convolution_gathered(
             a = tl.load(base + offset, mask=inside[:, None], other=0)
         b = w.load([n, step * BK])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-    _store(acc, added, y, scale, bias, added_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
+    _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
 
 
 @triton.jit(do_not_specialize=["down", "along", "across", "blocks"])
 def int8_wgmma_convolution_boxes(
-    x, w, added, y, scale, bias, added_scale, down, along, across, blocks, channels,
+    x, w, added, y, scale, bias, added_scale, inverse_scale, down, along, across, blocks, channels,
     R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +210,9 @@ def int8_wgmma_convolution_boxes(
     r = acc
     if ADD:
         r = added.load([i0, h0, w0, n]).reshape(BM, BN)
-    value = _ended(acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, ADD, ACTIVATION, HALF)
+    value = _ended(
+        acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, inverse_scale, ADD, ACTIVATION, HALF
+    )
     y.store([i0, h0, w0, n], value.reshape(BI, BH, BW, BN))
 
 
@@ -334,78 +373,6 @@ def int8_max_pool(
     target = y + pixel[:, None] * words + c[None, :]
     best = (upper & -16711936) | lower  # 0xFF00FF00
     tl.store(target, best, mask=(pixel < pixels)[:, None] & (c < words)[None, :])
-
-
-@triton.jit(do_not_specialize=["channels", "out_channels"])
-def int8_mean_pool(
-    x, y, factor, channels, out_channels, PIXELS: tl.constexpr, ALIGN: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """The sum over PIXELS pixels of FP16 times `factor`, INT8 out with zeros behind the last channel."""
-    _in_turn()
-    channels = channels // ALIGN * ALIGN
-    image = tl.program_id(0)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    total = tl.zeros((BC,), tl.float32)
-    for first in tl.range(0, PIXELS, BP):
-        pixel = first + tl.arange(0, BP)
-        source = x + (image * PIXELS + pixel)[:, None] * channels + c[None, :]
-        known = (pixel < PIXELS)[:, None] & (c < channels)[None, :]
-        total += tl.sum(tl.load(source, mask=known, other=0.0).to(tl.float32), 0)
-    tl.store(y + image * out_channels + c, _quantized(total * factor, False), mask=c < out_channels)
-
-
-@triton.jit(do_not_specialize=["rows", "features", "depth"])
-def int8_wgmma_linear(
-    x, w, y, scale, bias, rows, features, depth, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """A linear layer with FP32 outputs, any number of them."""
-    _in_turn()
-    m = tl.program_id(1) * BM
-    n = tl.program_id(0) * BN
-    acc = tl.zeros((BM, BN), tl.int32)
-    for k in tl.range(0, depth, BK, num_stages=STAGES):
-        a = x.load([m, k])
-        b = w.load([n, k])
-        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
-    row = m + tl.arange(0, BM)
-    column = n + tl.arange(0, BN)
-    value = tl.fma(acc.to(tl.float32), tl.load(scale + column)[None, :], tl.load(bias + column)[None, :])
-    tl.store(
-        y + row[:, None] * features + column[None, :], value, mask=(row < rows)[:, None] & (column < features)[None, :]
-    )
-
-
-@triton.jit(do_not_specialize=["pixels", "per_image", "channels", "out_channels"])
-def int8_quantize_gated(
-    x, gate, y, inverse_scale, pixels, per_image, channels, out_channels, GATE: tl.constexpr, ALIGN: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """FP16 times an FP16 factor for each image and channel, to INT8 with zeros behind the last channel."""
-    _in_turn()
-    channels = channels // ALIGN * ALIGN
-    out_channels = out_channels // ALIGN * ALIGN
-    pixel = tl.program_id(0) * BP + tl.arange(0, BP)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    known = (pixel < pixels)[:, None] & (c < channels)[None, :]
-    value = tl.load(x + pixel[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
-    factor = tl.load(gate + (pixel // per_image)[:, None] * channels + c[None, :], mask=known, other=0.0).to(tl.float32)
-    if GATE == 1:  # as in `steps.GATES`
-        factor = 1.0 / (1.0 + tl.exp(-factor))
-    elif GATE == 2:
-        factor = tl.minimum(tl.maximum(factor + 3.0, 0.0), 6.0) * (1.0 / 6.0)
-    written = (pixel < pixels)[:, None] & (c < out_channels)[None, :]
-    tl.store(
-        y + pixel[:, None] * out_channels + c[None, :], _quantized(value * factor * inverse_scale, False), mask=written
-    )
-
-
-@triton.jit(do_not_specialize=["count"])
-def int8_quantize(x, y, inverse_scale, count, BLOCK: tl.constexpr):
-    """FP16 or FP32 to INT8, in the order of memory."""
-    _in_turn()
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + index, mask=index < count, other=0.0).to(tl.float32)
-    tl.store(y + index, _quantized(value * inverse_scale, False), mask=index < count)
 
 
 for _each in [each for each in globals().values() if isinstance(each, triton.JITFunction)]:

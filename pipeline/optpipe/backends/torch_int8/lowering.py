@@ -1,325 +1,577 @@
-"""An ONNX Q/DQ graph, FP16 around its INT8 layers, as the steps of a `Network`.
+"""A module's FP16 program whose layers compute in INT8 with the weights and ranges of a Q/DQ graph.
 
-Taken in INT8 are convolutions, narrow groups joined with zeros between them, and linear layers over the last axis, whose data
-and weights are dequantized. What follows such a layer (bias, addition, ReLU, QuantizeLinear) joins it. A residual addition
-reads the INT8 tensor of its shortcut, also where the graph has its value before quantization.
+The graph's layers are found in the program by their weights, batch normalization folded in. What follows such a layer (addition,
+activation, quantization for the layers behind it) joins it, and so does what follows a depthwise convolution or the first one.
+Between layers that agree on a range activations stay in INT8, also those that a residual addition reads.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import GraphTypes, OnnxGraph, count_node_macs, name_nodes
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.matching import ALIGNED, FusedEnd, GraphMatcher, choose_merge, get_attribute
-from optpipe.backends.torch_int8.movements import MADE_ON_DEVICE, READ_ON_HOST, WAY_OUT
-from optpipe.backends.torch_int8.operators import FLOATING
-from optpipe.core.errors import StageError
+from optpipe.backends.base import BuildRequest
+from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
+from optpipe.backends.torch_int8 import steps, tactics
+from optpipe.backends.torch_int8.emulation import quantize
+from optpipe.backends.torch_int8.operators import register_operator
+from optpipe.backends.torch_program import copy_where_needed, export_program
+from optpipe.core.precision import Precision
 
-_FLOAT32 = 1
-"""`TensorProto.FLOAT`."""
+ALIGNED = 16
+"""TMA strides are multiples of 16 bytes: so are the channels of INT8 tensors, with zeros behind them where need be."""
 _ALIGNED_HALVES = 8
 """Channels of FP16: 16 bytes."""
+_LEAST_DEPTH = 32
+"""Bytes of the smallest block of input channels: fewer are filled up with zeros."""
+_STEM_CHANNELS = 4
+_STEM_OUTPUTS = (16, 32, 64, 128)
+_TOLERANCE = 0.6
+"""In steps of a weight: rounding, and a scale that the graph holds in FP16."""
 
 
-def lower_graph(model: Any, types: GraphTypes) -> steps.Network:
-    """The steps of `model`; MACs at the shapes of `types`.
+@dataclass(frozen=True, slots=True)
+class Int8Layer:
+    """A convolution or linear layer of a Q/DQ graph. An INT8 number stands for itself times its scale."""
 
-    Raises `StageError` that names the operators without a step.
+    name: str
+    weight: NDArray[np.int8]
+    """(output channels, input channels of a group, kernel …), of a linear layer (output features, input features)."""
+    weight_scale: NDArray[np.float32]
+    """One for each output."""
+    scale: float
+    """Of what the layer reads."""
+    output_scale: float | None = None
+    """Of its output before any activation, where the graph quantizes that, as the shortcut of an addition."""
+    kept: bool = False
+    """Whether it stays in floating point and only shares its weight with one in INT8."""
+
+
+def layers_from_graph(model: Any) -> tuple[Int8Layer, ...]:
+    """The layers of a Q/DQ graph whose data and weights are dequantized from INT8, in the graph's order.
+
+    Between them those that stay in floating point and share a weight with one of them.
     """
-    graph = OnnxGraph(hoist_constants(name_nodes(model)))
-    if unknown := find_unknown_operators(model):
-        raise StageError(explain_unknown(unknown))
-    return _Lowering(graph, types, GraphMatcher(graph, types), find_shape_tensors(graph)).network()
+    import onnx
+
+    graph = OnnxGraph(name_nodes(model))
+
+    def read(name: str) -> NDArray[Any]:
+        return np.array(onnx.numpy_helper.to_array(graph.weights[name]))
+
+    found, wide = {}, {}
+    for node in (each for each in model.graph.node if each.op_type in ("Conv", "Gemm", "MatMul")):
+        turned = node.op_type == "Conv" or any(each.name == "transB" and each.i for each in node.attribute)
+        data, held = (graph.producers.get(name) for name in node.input[:2])
+        if data is None or held is None or {data.op_type, held.op_type} != {"DequantizeLinear"}:
+            if node.input[1] in graph.weights:
+                wide[node.name] = read(node.input[1]) if turned else read(node.input[1]).T
+            continue
+        weight = read(held.input[0]) if turned else np.ascontiguousarray(read(held.input[0]).T)
+        weight_scale = np.resize(read(held.input[1]).astype(np.float32).reshape(-1), len(weight))
+        behind = [each for each in graph.consumers.get(node.output[0], []) if each.op_type == "QuantizeLinear"]
+        output_scale = float(read(behind[0].input[1])) if behind else None
+        found[node.name] = Int8Layer(node.name, weight, weight_scale, float(read(data.input[1])), output_scale)
+    for name, values in wide.items():
+        if (twin := next((each for each in found.values() if _have_same_weights(values, each)), None)) is not None:
+            found[name] = replace(twin, name=name, kept=True)
+    return tuple(found[node.name] for node in model.graph.node if node.name in found)
 
 
-def find_unknown_operators(model: Any) -> tuple[str, ...]:
-    """The operator types that no step computes, sorted."""
-    known = {*FLOATING, "QuantizeLinear", "DequantizeLinear", "Constant"}
-    return tuple(sorted({node.op_type for node in model.graph.node} - known))
+def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
+    """The program as a GraphModule in all shapes of the card, FP16 around its INT8 layers, without tactics; and what must be said of
+    layers that the graph has in INT8 and the program leaves in FP16.
+    """
+    import onnx
+
+    register_operator()
+    module = request.module() if request.module else None
+    wide = {} if module is None else {f"model.{name}": each for name, each in module.state_dict().items()}
+    half = replace(request, precision=Precision.FP16, module=(lambda: module) if module else None)
+    program = export_program(half).run_decompositions({}).module()
+    missed = replace_layers(program, layers_from_graph(onnx.load(request.graph)), wide)
+    return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
 
 
-def explain_unknown(operators: tuple[str, ...]) -> str:
-    """What is missing, and the way out."""
-    return f"its INT8 kernels do not cover {', '.join(operators)}; {WAY_OUT}"
+def replace_layers(program: Any, layers: Iterable[Int8Layer], wide: Mapping[str, Any]) -> tuple[str, ...]:
+    """Rewrites the functional GraphModule `program`, with the weights that `wide` has in FP32 by name.
+
+    Layers that share a weight are taken in order. Returns those for INT8 that stay in FP16, each with the reason.
+    """
+    return _Lowering(program, list(layers), wide).run()
+
+
+@dataclass(eq=False, slots=True)
+class _Layer:
+    """A layer of the program with what joins it."""
+
+    node: Any
+    given: Any
+    weight: Any
+    """In FP32, (outputs, input channels of a group, kernel …), batch normalization folded in."""
+    bias: Any
+    """In FP32, (outputs)."""
+    last: Any
+    """The node with its value, later that of all that joined it; the step stands there."""
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+    computed_bias: Any = None
+    """A node that gives the bias of a linear layer."""
+    table: Int8Layer | None = None
+    added: Any = None
+    activation: str = ""
+    pool: Any = None
+    output_scale: float | None = None
+    """Of an output in INT8."""
+
+    @property
+    def flat(self) -> bool:
+        return not self.stride
+
+    @property
+    def line(self) -> bool:
+        """Whether it is over a sequence, (samples, channels, steps)."""
+        return len(self.stride) == 1
 
 
 @dataclass
 class _Lowering:
-    graph: OnnxGraph
-    types: GraphTypes
-    match: GraphMatcher
-    on_host: frozenset[str]
-    done: list[steps.Step] = field(default_factory=list)
-    halves: set[str] = field(default_factory=set)
-    """Floating tensors that a step has written."""
+    program: Any
+    waiting: list[Int8Layer]
+    wide: Mapping[str, Any]
+    layers: dict[Any, _Layer] = field(default_factory=dict)
+    """By the node that computes them."""
+    scales: dict[Any, float] = field(default_factory=dict)
+    """Of the tensors that a layer reads in INT8."""
+    additions: dict[Any, _Layer] = field(default_factory=dict)
+    """The layers that take residual additions in."""
+    replaced: dict[Any, Any] = field(default_factory=dict)
+    """Floating tensors, and those that hold their values now."""
+    written: dict[Any, Any] = field(default_factory=dict)
+    """Tensors, and what holds them in INT8, channels filled up."""
+    missed: list[str] = field(default_factory=list)
 
-    def network(self) -> steps.Network:
-        for node in self.graph.model.graph.node:
-            if node.name in self.match.ends:
-                self._lower_fused(self.match.ends[node.name])
-            elif node.name not in self.match.absorbed:
-                self._lower_single(node)
-        model = self.graph.model.graph
-        weights = self.graph.weights
-        outputs = tuple(each.name for each in model.output)
-        return steps.Network(
-            tuple(each.name for each in model.input if each.name not in weights),
-            outputs,
-            _drop_unread(self.done, outputs),
-        )
+    def run(self) -> tuple[str, ...]:
+        for node in self.program.graph.nodes:
+            if (layer := self._read_layer(node)) is not None:
+                self._take(layer)
+        self._find_scales()
+        for layer in self.layers.values():
+            self._find_addition(layer)
+        for layer in self.layers.values():
+            self._find_end(layer)
+        for layer in self.layers.values():
+            self._find_output(layer)
+        lasts = {layer.pool or layer.last: layer for layer in self.layers.values()}
+        for number, node in enumerate(list(self.program.graph.nodes)):
+            if node in lasts:
+                self._replace(lasts[node], f"int8_{number}")
+        self.program.graph.eliminate_dead_code()
+        self.program.delete_all_unused_submodules()
+        copy_where_needed(self.program)
+        self.program.graph.lint()
+        self.program.recompile()
+        never = [f"{each.name}: the program has no layer with its weights" for each in self.waiting if not each.kept]
+        return (*self.missed, *never)
 
-    def _lower_fused(self, fused: tuple[Any, FusedEnd]) -> None:
-        node, end = fused
-        if node.op_type in ("GlobalAveragePool", "ReduceMean"):
-            given, output = self._read_half(node.input[0]), str(end.quantize.output[0])
-            inverse_scale = 1.0 / self.match.read_scale(end.quantize)
-            keepdims = len(self.types.shapes.get(end.tensor, ())) == 4
-            spare = self.match.count_spare(output)
-            self.done.append(steps.MeanPool(node.name, given, output, inverse_scale, keepdims, spare))
-        elif self.match.is_int8(node):
-            self._lower_int8(node, end)
-        elif self.match.is_depthwise(node):
-            self._lower_depthwise(node, end)
+    def _read_layer(self, node: Any) -> _Layer | None:
+        """A call with a stored weight; None for any other node."""
+        import torch
+
+        aten = torch.ops.aten
+        given = read_arguments(node) if node.op == "call_function" else {}
+        bias = None
+        if node.target in (aten.conv1d.default, aten.conv2d.default, aten.linear.default):
+            source, held, bias = given["input"], given["weight"], given["bias"]
+        elif node.target is aten.addmm.default and given["alpha"] == given["beta"] == 1:
+            source, held, bias = given["mat1"], given["mat2"], given["self"]
+        elif node.target in (aten.mm.default, aten.matmul.default):
+            source, held = node.args
         else:
-            self._lower_stem(node, end)
-
-    def _lower_depthwise(self, node: Any, end: FusedEnd) -> None:
-        weight, half = self.match.read_constant(node.input[1]).astype(np.float16)[:, 0], end.quantize is None
-        output = end.tensor if half else str(end.quantize.output[0])
-        self.done.append(
-            steps.Depthwise(
-                name=node.name,
-                given=self._read_half(node.input[0]),
-                output=output,
-                weight=weight,
-                bias=self._read_bias(node, end, len(weight)),
-                stride=get_attribute(node, "strides", [1])[0],
-                padding=tuple(get_attribute(node, "pads", [0] * 4)),
-                activation=end.activation,
-                half=half,
-                inverse_scale=1.0 if half else 1.0 / self.match.read_scale(end.quantize),
-                spare=self.match.count_spare(output),
-                macs=count_node_macs(node, self.types),
-            )
+            return None
+        if getattr(held, "op", None) != "get_attr" or getattr(source, "op", None) == "get_attr":
+            return None
+        weight = self._read(held)
+        stored = getattr(bias, "op", None) == "get_attr"
+        shift = self._read(bias) if stored else weight.new_zeros(1)
+        if "stride" not in given:
+            if weight.dim() != 2:
+                return None
+            weight = weight if node.target is aten.linear.default else weight.t()
+            shift = shift.expand(len(weight)) if shift.dim() == 1 else shift
+            return _Layer(node, source, weight, shift, node, computed_bias=None if stored else bias)
+        if bias is not None and not stored:
+            return None
+        stride, padding, dilation = (tuple(given[each]) for each in ("stride", "padding", "dilation"))
+        shift = shift.expand(len(weight))
+        return self._fold_normalization(
+            _Layer(node, source, weight, shift, node, stride, padding, dilation, given["groups"])
         )
-        if half:
-            self.halves.add(output)
 
-    def _lower_int8(self, node: Any, end: FusedEnd) -> None:
-        given, given_scale = self.match.find_source(node.input[0])  # type: ignore[misc]
-        outputs, _ = self.match.count_channels(node)
-        weight, scale, groups = self._read_layer(node, given_scale)
-        bias = self._read_bias(node, end, outputs)
-        flat, half = node.op_type != "Conv", end.quantize is None
-        if flat and half and not end.activation and self._is_last(end.tensor):
-            macs = count_node_macs(node, self.types)
-            self.done.append(steps.Linear(node.name, given, end.tensor, weight[:, 0, 0], scale, bias, macs))
-            self.halves.add(end.tensor)
+    def _read(self, node: Any) -> Any:
+        """A stored tensor in FP32 on the CPU."""
+        held = self.wide.get(node.target)
+        return (attrgetter(node.target)(self.program) if held is None else held).detach().float().cpu()
+
+    def _fold_normalization(self, layer: _Layer) -> _Layer:
+        import torch
+
+        reader = _get_only(layer.node.users)
+        aten = torch.ops.aten
+        if reader is None or reader.target is not aten._native_batch_norm_legit_no_training.default:
+            return layer
+        given = read_arguments(reader)
+        parts = [given[each] for each in ("weight", "bias", "running_mean", "running_var")]
+        if any(getattr(each, "op", "get_attr") != "get_attr" for each in parts) or len(reader.users) != 1:
+            return layer
+        scale, shift, mean, variance = (None if each is None else self._read(each) for each in parts)
+        factor = (variance + given["eps"]).rsqrt()
+        factor = factor if scale is None else factor * scale
+        bias = (layer.bias - mean) * factor
+        (value,) = reader.users
+        weight = layer.weight * factor.view(-1, *[1] * (layer.weight.dim() - 1))
+        return replace(layer, weight=weight, bias=bias if shift is None else bias + shift, last=value)
+
+    def _take(self, layer: _Layer) -> None:
+        """Keeps a layer that has a kernel, and pairs it with the graph's."""
+        match = next((each for each in self.waiting if _have_same_weights(layer.weight.numpy(), each)), None)
+        if match is not None:
+            self.waiting = [each for each in self.waiting if each is not match]
+            if match.kept:
+                return
+            if (obstacle := _find_obstacle(layer)) is not None:
+                self.missed.append(f"{match.name}: {obstacle}")
+                return
+            layer.table = match
+        if match is not None or _is_depthwise(layer) or _is_stem(layer):
+            self.layers[layer.node] = layer
+
+    def _find_scales(self) -> None:
+        for layer in self.layers.values():
+            if layer.table is not None:
+                self.scales.setdefault(layer.given, layer.table.scale)
+        for layer in self.layers.values():
+            if layer.table is not None and layer.table.output_scale is not None:
+                self.scales.setdefault(layer.last, layer.table.output_scale)
+
+    def _find_addition(self, layer: _Layer) -> None:
+        """A residual addition joins the convolution whose other side has a scale in INT8, of two such the one that runs last."""
+        import torch
+
+        reader = _get_only(layer.last.users)
+        if reader is None or layer.table is None or len(layer.stride) != 2:
             return
-        spare = -outputs % (_ALIGNED_HALVES if half and not end.added else ALIGNED)
-        if not half:
-            self._convolve(node, end, given, str(end.quantize.output[0]), weight, scale, bias, groups, spare)
+        if reader.target is not torch.ops.aten.add.Tensor or reader.kwargs or reader in self.additions:
             return
-        written = f"{end.tensor}_padded" if spare else end.tensor
-        self._convolve(node, end, given, written, weight, scale, bias, groups, spare)
-        self.halves.add(end.tensor)
-        if spare:
-            self._cut(written, end.tensor, -1 if flat else 1, outputs)
+        sides = list(reader.args)
+        other = sides[1 - sides.index(layer.last)]
+        if other is layer.last:
+            return
+        rivals = [each for each in self.layers.values() if each.last is other and each.table is not None]
+        taken_later = layer.last in self.scales and len(other.users) == 1
+        if taken_later and any(layer.node < each.node for each in rivals):
+            return
+        if other in self.scales and _get_shape(other) == _get_shape(layer.last):
+            layer.added, layer.last = other, reader
+            self.additions[reader] = layer
 
-    def _read_layer(self, node: Any, given_scale: float) -> tuple[NDArray[np.int8], NDArray[np.float32], int]:
-        """Weights (output channels, rows, columns, input channels of a group), scales of its sums, and the number of groups."""
-        weight, scale = self.match.read_weights(node.input[1])  # type: ignore[misc]
-        outputs, depth = self.match.count_channels(node)
-        if node.op_type != "Conv":
-            weight = weight if node.op_type == "Gemm" and get_attribute(node, "transB", 0) else weight.T
-            weight = weight[:, :, None, None]
-        weight = weight[:, :, None] if weight.ndim == 3 else weight
-        weight = np.array(_pad(weight, 1, -depth % ALIGNED).transpose(0, 2, 3, 1), order="C")
-        scale = np.resize(scale * np.float32(given_scale), outputs).astype(np.float32)
-        weight, groups = _merge_groups(weight, int(get_attribute(node, "group", 1)))
-        return weight, scale, groups
+    def _find_end(self, layer: _Layer) -> None:
+        """An activation, and behind one that is never negative a max pooling."""
+        reader = _get_only(layer.last.users)
+        if reader is None or layer.line or layer.computed_bias is not None:
+            return
+        if (activation := _name_activation(reader)) is None:
+            return
+        layer.activation, layer.last = activation, reader
+        pool = _get_only(reader.users)
+        if pool is not None and activation in ("relu", "relu6") and _is_plain_pool(pool):
+            layer.pool = pool
 
-    def _convolve(
+    def _find_output(self, layer: _Layer) -> None:
+        """INT8 where all that read the value take it so."""
+        if layer.pool is not None:
+            if self._is_read_in_int8(layer, layer.pool):
+                layer.output_scale = self.scales[layer.pool]
+                return
+            layer.pool = None
+        if not layer.line and layer.computed_bias is None and self._is_read_in_int8(layer, layer.last):
+            layer.output_scale = self.scales[layer.last]
+
+    def _is_read_in_int8(self, layer: _Layer, value: Any) -> bool:
+        scale = self.scales.get(value)
+        return scale is not None and all(self._takes_int8(reader, layer, value, scale) for reader in value.users)
+
+    def _takes_int8(self, reader: Any, layer: _Layer, value: Any, scale: float) -> bool:
+        if (adding := self.additions.get(reader)) is not None:
+            return adding.added is value
+        found = self.layers.get(reader)
+        if found is None or found.table is None or found.given is not value or found.line:
+            return False
+        return found.flat == layer.flat and found.table.scale == scale
+
+    def _replace(self, layer: _Layer, name: str) -> None:
+        with self.program.graph.inserting_before(layer.pool or layer.last):
+            if layer.table is not None:
+                self._replace_int8(layer, name)
+            elif _is_stem(layer):
+                self._replace_stem(layer, name)
+            else:
+                self._replace_depthwise(layer, name)
+
+    def _replace_int8(self, layer: _Layer, name: str) -> None:
+        table, half = layer.table, layer.output_scale is None
+        assert table is not None
+        outputs = len(table.weight)
+        weight = table.weight.reshape(*table.weight.shape, *[1] * (4 - table.weight.ndim))
+        if layer.line:
+            weight = weight.transpose(0, 1, 3, 2)
+        weight, groups = merge_groups(np.ascontiguousarray(weight.transpose(0, 2, 3, 1)), layer.groups)
+        spare = -outputs % (_ALIGNED_HALVES if half and layer.added is None else ALIGNED)
+        weight = np.pad(weight, [(0, spare), (0, 0), (0, 0), (0, -weight.shape[-1] % ALIGNED if groups == 1 else 0)])
+        scale, bias = table.weight_scale * np.float32(table.scale), np.asarray(layer.bias, np.float32)
+        output_scale = np.float32(layer.output_scale or 1.0)
+        ahead = output_scale if layer.activation in steps.BEFORE_SCALING else np.float32(1.0)
+        constants = tactics.arrange_convolution(
+            weight, np.pad(scale / ahead, (0, spare)), np.pad(bias / ahead, (0, spare))
+        )
+        stride, padding, dilation = layer.stride or (1,), layer.padding or (0,), layer.dilation or (1,)
+        rows, columns = (0, padding[0]) if layer.line else (padding[0], padding[-1])
+        step = steps.Convolution(
+            outputs=outputs + spare,
+            kernel=weight.shape[1:3],
+            depth=weight.shape[3],
+            macs=prod(table.weight.shape),
+            stride=stride[0],
+            padding=(rows, columns, rows, columns),
+            dilation=dilation[0],
+            groups=groups,
+            activation=layer.activation,
+            half=half,
+            added=layer.added is not None,
+            flat=layer.flat,
+        )
+        given = self._read_int8(layer.given, table.scale, -1 if layer.flat else 1)
+        added, added_scale = None, 0.0
+        if layer.added is not None:
+            added, added_scale = self._read_int8(layer.added, self.scales[layer.added], 1), self.scales[layer.added]
+        if layer.line:
+            given = self.program.graph.call_function(_unsqueeze, (given,))
+        factors = (float(np.float32(added_scale) / ahead), float(np.float32(1.0) / output_scale))
+        new = self._call(name, step, given, added, constants, factors)
+        self._write(layer, step, new, outputs)
+
+    def _replace_stem(self, layer: _Layer, name: str) -> None:
+        outputs, channels, *kernel = layer.weight.shape
+        half = layer.output_scale is None
+        step = steps.Stem(outputs, channels, (kernel[0], kernel[1]), (layer.padding[0],) * 4, layer.activation, half)
+        constants = tactics.arrange_stem(step, layer.weight.numpy().astype(np.float16), layer.bias.numpy())
+        new = self._call(
+            name, step, _find_input(layer.given), None, constants, (0.0, 1.0 / (layer.output_scale or 1.0))
+        )
+        self._write(layer, step, new, step.outputs)
+
+    def _replace_depthwise(self, layer: _Layer, name: str) -> None:
+        channels, half = len(layer.weight), layer.output_scale is None
+        rows, columns = layer.padding
+        step = steps.Depthwise(
+            channels, channels if half else channels + -channels % ALIGNED, tuple(layer.weight.shape[2:]), layer.stride[0],
+            (rows, columns, rows, columns), layer.activation, half,
+        )  # fmt: skip
+        constants = tactics.arrange_depthwise(layer.weight.numpy().astype(np.float16), layer.bias.numpy())
+        given = self.replaced.get(layer.given, layer.given)
+        new = self._call(name, step, given, None, constants, (0.0, 1.0 / (layer.output_scale or 1.0)))
+        self._write(layer, step, new, channels)
+
+    def _call(
         self,
-        node: Any,
-        end: FusedEnd,
-        given: str,
-        output: str,
-        weight: Any,
-        scale: Any,
-        bias: Any,
-        groups: int,
-        spare: int,
-    ) -> None:
-        """The step, with `spare` outputs of zeros; over a sequence, (samples, channels, steps), on images of one row."""
-        out_scale = np.float32(1.0 if end.quantize is None else self.match.read_scale(end.quantize))
-        added = None if end.added is None else self.match.find_quantized(end.added)
-        pads = tuple(get_attribute(node, "pads", [0] * 4))
-        line = self.match.read_weights(node.input[1])[0].ndim == 3  # type: ignore[index]
-        if line:
-            given, pads = self._view("Unsqueeze", given, f"{node.name}_given"), (0, pads[0], 0, pads[-1])
-        self.done.append(
-            steps.Convolution(
-                name=node.name,
-                given=given,
-                output=f"{output}_row" if line else output,
-                weight=_pad(weight, 0, spare),
-                scale=_pad(scale / out_scale, 0, spare),
-                bias=_pad(bias / out_scale, 0, spare),
-                stride=get_attribute(node, "strides", [1])[0],
-                padding=pads,
-                activation=end.activation,
-                half=end.quantize is None,
-                added=added[0] if added else None,
-                added_scale=float(np.float32(added[1]) / out_scale) if added else 0.0,
-                macs=count_node_macs(node, self.types),
-                flat=node.op_type != "Conv",
-                dilation=get_attribute(node, "dilations", [1])[0],
-                groups=groups,
-            )
-        )
-        if line:
-            self._view("Squeeze", f"{output}_row", output)
+        name: str,
+        step: steps.Step,
+        given: Any,
+        added: Any,
+        constants: Iterable[NDArray[Any]],
+        factors: tuple[float, float],
+    ) -> Any:
+        import torch
 
-    def _view(self, operator: str, given: str, output: str) -> str:
-        """A sequence, (samples, channels, steps), as images of one row, or back."""
-        self.done.append(steps.Floating(f"{output}_{operator}", operator, (given,), output, {"axes": [2]}))
-        return output
+        device = next(iter(self.program.parameters())).device
+        kept = []
+        for index, values in enumerate(constants):
+            self.program.register_buffer(f"{name}_{index}", torch.from_numpy(np.array(values)).to(device))
+            kept.append(self.program.graph.get_attr(f"{name}_{index}"))
+        arguments = (given, added, kept, *factors, steps.text_from_step(step), "")
+        return self.program.graph.call_function(register_operator(), arguments)
 
-    def _cut(self, given: str, output: str, axis: int, length: int) -> None:
-        """A view without the zeros behind the channels."""
-        where = {"axis": axis, "start": 0, "length": length}
-        self.done.append(steps.Floating(f"{output}_cut", "Split", (given,), output, where))
-
-    def _is_last(self, tensor: str) -> bool:
-        """Whether a tensor is an output of the network, or only cast to FP32 to be one."""
-        readers = self.graph.consumers.get(tensor, [])
-        return all(each.op_type == "Cast" and get_attribute(each, "to", 0) == _FLOAT32 for each in readers)
-
-    def _lower_stem(self, node: Any, end: FusedEnd) -> None:
-        half, weight = end.quantize is None, self.match.read_constant(node.input[1])
-        output = end.tensor if half else str(end.quantize.output[0])
-        self.done.append(
-            steps.Stem(
-                name=node.name,
-                given=self.match.find_input(node.input[0]) or "",
-                output=output if end.pool is None else f"{output}_before_pool",
-                weight=weight.astype(np.float16),
-                bias=self._read_bias(node, end, weight.shape[0]),
-                padding=get_attribute(node, "pads", [0])[0],
-                activation=end.activation,
-                half=half,
-                inverse_scale=1.0 if half else 1.0 / self.match.read_scale(end.quantize),
-                macs=count_node_macs(node, self.types),
-            )
-        )
-        if half:
-            self.halves.add(output)
-        if end.pool is not None:
-            kernel, stride = get_attribute(end.pool, "kernel_shape", [1])[0], get_attribute(end.pool, "strides", [1])[0]
-            padding = get_attribute(end.pool, "pads", [0])[0]
-            given = f"{output}_before_pool"
-            self.done.append(steps.MaxPool(end.pool.name, given, output, kernel, stride, padding))
-
-    def _read_bias(self, node: Any, end: FusedEnd, channels: int) -> NDArray[np.float32]:
-        name = end.bias or (node.input[2] if len(node.input) > 2 else None)
-        return self.match.read_constant(name).astype(np.float32).reshape(-1) if name else np.zeros(channels, np.float32)
-
-    def _lower_single(self, node: Any) -> None:
-        """A node of its own: a conversion, or an operator in floating point."""
-        output = str(node.output[0])
-        if node.op_type == "QuantizeLinear":
-            self._quantize(node, output)
-        elif node.op_type == "DequantizeLinear":
-            pass  # made where something reads it in floating point
-        elif node.op_type == "Split":
-            self._split(node)
-        elif node.op_type == "BatchNormalization":
-            self._scale_and_shift(node)
-        elif node.op_type == "Mul" and (gated := self.match.find_gated_by_itself(node)) is not None:
-            self.done.append(steps.Floating(node.name, "Swish", (self._read_half(gated),), output))
-            self.halves.add(output)
-        else:
-            self._compute_floating(node, output)
-
-    def _quantize(self, node: Any, output: str) -> None:
-        """INT8, and where it is padded, a copy with zeros behind the channels."""
-        inverse_scale = 1.0 / self.match.read_scale(node)
-        if (gated := self.match.gated.get(node.name)) is not None:
-            given, gate = self._read_half(gated.image), self._read_half(gated.gate)
-            spare = self.match.count_spare(output)
-            self.done.append(steps.Quantize(node.name, given, output, inverse_scale, gate, gated.activation, spare))
+    def _write(self, layer: _Layer, step: steps.Step, new: Any, outputs: int) -> None:
+        """Notes in what a value lies now."""
+        graph = self.program.graph
+        if layer.output_scale is not None:
+            if layer.pool is not None:
+                given = read_arguments(layer.pool)
+                kernel, stride, padding = (_list_sides(given[each]) for each in ("kernel_size", "stride", "padding"))
+                sides = (padding[0], padding[1]) * 2
+                pool = steps.MaxPool(step.outputs, (kernel[0], kernel[1]), stride[0], sides)
+                new = graph.call_function(
+                    register_operator(), (new, None, [], 0.0, 1.0, steps.text_from_step(pool), "")
+                )
+            self.written[layer.pool or layer.last] = new
             return
-        padded = self.match.padded.get(output)
-        given, bare = self._read_half(node.input[0]), output if padded is None else f"{output}_bare"
-        self.done.append(steps.Quantize(node.name, given, bare, inverse_scale))
-        if padded is not None:
-            axis, spare = padded
-            inputs = (bare, np.array([0, spare]), None, np.array([axis]))
-            self.done.append(steps.Floating(f"{output}_filled", "Pad", inputs, output))
+        if layer.line:
+            new = graph.call_function(_squeeze, (new,))
+        if step.outputs > outputs:
+            new = graph.call_function(_cut, (new, -1 if layer.flat else 1, outputs))
+        if layer.computed_bias is not None:
+            new = graph.call_function(_add, (new, layer.computed_bias))
+        new.meta = dict(layer.last.meta)
+        layer.last.replace_all_uses_with(new)
+        self.replaced[layer.last] = new
 
-    def _compute_floating(self, node: Any, output: str) -> None:
-        import onnx
-
-        values = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-        inputs, on_host = [self._read_operand(each) if each else None for each in node.input], output in self.on_host
-        if node.op_type in MADE_ON_DEVICE and not on_host:
-            inputs.append(self.graph.model.graph.input[0].name)
-        macs = count_node_macs(node, self.types)
-        self.done.append(steps.Floating(node.name, node.op_type, tuple(inputs), output, values, macs, on_host))
-        self.halves.add(output)
-
-    def _split(self, node: Any) -> None:
-        """A view for each output."""
-        axis, given = get_attribute(node, "axis", 0), self._read_half(node.input[0])
-        shapes = [self.types.shapes.get(output, ()) for output in node.output]
-        if axis == 0 or () in shapes:
-            raise StageError(f"its INT8 does not take a split whose sizes depend on the batch ({node.name}); {WAY_OUT}")
-        start = 0
-        for index, (output, shape) in enumerate(zip(map(str, node.output), shapes, strict=True)):
-            length = shape[axis]
-            where = {"axis": axis, "start": start, "length": length}
-            self.done.append(steps.Floating(f"{node.name}_{index}", "Split", (given,), output, where))
-            self.halves.add(output)
-            start += length
-
-    def _scale_and_shift(self, node: Any) -> None:
-        """Batch normalization with its statistics in the graph: value * scale + shift per channel."""
-        scale, bias, mean, variance = (self.match.read_constant(each).astype(np.float64) for each in node.input[1:])
-        scale = scale / np.sqrt(variance + get_attribute(node, "epsilon", 1e-5))
-        constants = (each.astype(np.float16) for each in (scale, bias - mean * scale))
-        given, output = self._read_half(node.input[0]), str(node.output[0])
-        self.done.append(steps.Floating(node.name, node.op_type, (given, *constants), output))
-        self.halves.add(output)
-
-    def _read_operand(self, tensor: str) -> str | NDArray[Any]:
-        if tensor in self.graph.weights:
-            return self.match.read_constant(tensor)
-        if (found := self.match.read_weights(tensor)) is not None:
-            values, scale = found
-            axis = get_attribute(self.graph.producers[tensor], "axis", 1)
-            shape = [-1 if each == axis else 1 for each in range(values.ndim)]
-            return (values.astype(np.float32) * scale.reshape(shape)).astype(np.float16)
-        return self._read_half(tensor)
-
-    def _read_half(self, tensor: str) -> str:
-        """A tensor in floating point, dequantized here where it is there in INT8 alone."""
-        found = self.match.find_source(tensor)
-        if found is not None and tensor not in self.halves:
-            given = found[0]
-            if given in self.match.padded and (shape := self.types.shapes.get(tensor)):
-                axis, _ = self.match.padded[given]
-                given = f"{tensor}_int8"
-                self._cut(found[0], given, axis, shape[axis])
-            self.done.append(steps.Dequantize(f"{tensor}_half", given, tensor, found[1]))
-            self.halves.add(tensor)
-        return tensor
+    def _read_int8(self, tensor: Any, scale: float, axis: int) -> Any:
+        """A tensor in INT8, its channels filled up: as it was written, or quantized once behind where it is written."""
+        key = tensor if tensor in self.written else (tensor, scale, axis)
+        if key not in self.written:
+            source = self.replaced.get(tensor, tensor)
+            spare = -int(_get_shape(tensor)[axis]) % ALIGNED
+            with self.program.graph.inserting_after(source):
+                made = self.program.graph.call_function(_quantize, (source, 1.0 / scale, axis, spare))
+            self.written[key] = made
+        return self.written[key]
 
 
-def _merge_groups(weight: NDArray[np.int8], groups: int) -> tuple[NDArray[np.int8], int]:
+def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
+    """INT8, with `spare` zeros behind `axis`."""
+    import torch
+
+    found = quantize(value, inverse_scale)
+    behind = -1 - axis if axis < 0 else value.dim() - 1 - axis
+    return torch.nn.functional.pad(found, (*(0, 0) * behind, 0, spare)) if spare else found
+
+
+def _unsqueeze(value: Any) -> Any:
+    return value.unsqueeze(2)
+
+
+def _squeeze(value: Any) -> Any:
+    return value.squeeze(2)
+
+
+def _cut(value: Any, axis: int, length: int) -> Any:
+    return value.narrow(axis, 0, length)
+
+
+def _add(value: Any, other: Any) -> Any:
+    return value + other
+
+
+def read_arguments(node: Any) -> dict[str, Any]:
+    """The arguments of a call of a torch operator by name, with its defaults."""
+    schema = getattr(node.target, "_schema", None)
+    known = () if schema is None else schema.arguments
+    defaults = {each.name: each.default_value for each in known if each.has_default_value()}
+    return {**defaults, **{each.name: value for each, value in zip(known, node.args, strict=False)}, **node.kwargs}
+
+
+def _have_same_weights(values: NDArray[Any], layer: Int8Layer) -> bool:
+    """Whether the graph's integers are `values`, rounded."""
+    if values.shape != layer.weight.shape:
+        return False
+    rows, whole, scale = (each.reshape(len(values), -1) for each in (values, layer.weight, layer.weight_scale))
+    return _is_near(rows[:1], whole[:1], scale[:1]) and _is_near(rows, whole, scale)
+
+
+def _is_near(values: NDArray[Any], whole: NDArray[Any], scale: NDArray[Any]) -> bool:
+    return bool(np.abs(values / scale - whole).max() < _TOLERANCE)
+
+
+def _get_only(nodes: Iterable[Any]) -> Any:
+    """The one of a single node; None for several or none."""
+    found = list(nodes)
+    return found[0] if len(found) == 1 else None
+
+
+def _find_obstacle(layer: _Layer) -> str | None:
+    """Why no INT8 kernel takes a layer; None where one does."""
+    if layer.flat:
+        return None
+    if len(set(layer.stride)) > 1 or len(set(layer.dilation)) > 1:
+        return "its stride or its dilation differs by axis"
+    outputs, depth = layer.weight.shape[:2]
+    if layer.groups == 1:
+        return None
+    if depth * layer.groups % ALIGNED or choose_merge(layer.groups, outputs, depth) is None:
+        return f"{layer.groups} groups of {depth} input channels fit no kernel"
+    return None
+
+
+def _is_depthwise(layer: _Layer) -> bool:
+    """One input and one output for each group."""
+    regular = len(layer.stride) == 2 and len(set(layer.stride)) == 1 and set(layer.dilation) == {1}
+    return regular and layer.groups > 1 and tuple(layer.weight.shape[:2]) == (layer.groups, 1)
+
+
+def _is_stem(layer: _Layer) -> bool:
+    """A convolution of an input of the network with few channels and stride 2."""
+    if len(layer.stride) != 2 or layer.groups > 1 or _find_input(layer.given) is None:
+        return False
+    outputs, channels, height, width = layer.weight.shape
+    fits = channels <= _STEM_CHANNELS and height == width <= 7 and outputs in _STEM_OUTPUTS
+    return fits and layer.stride == (2, 2) and len(set(layer.padding)) == 1 and set(layer.dilation) == {1}
+
+
+def _find_input(node: Any) -> Any:
+    """The FP32 input of the program that a node is, cast to another type or not; None for any other."""
+    import torch
+
+    aten = torch.ops.aten
+    while node.op == "call_function" and node.target in (aten._to_copy.default, aten.clone.default, aten.to.dtype):
+        node = node.args[0]
+    given = node.meta.get("val")
+    return node if node.op == "placeholder" and given is not None and given.dtype == torch.float32 else None
+
+
+def _name_activation(node: Any) -> str | None:
+    """One of `steps.ACTIVATIONS`."""
+    import torch
+
+    aten = torch.ops.aten
+    if node.target is aten.gelu.default:
+        return "gelu" if read_arguments(node)["approximate"] == "none" else None
+    if node.target in (aten.hardtanh.default, aten.clamp.default):
+        given = read_arguments(node)
+        bounds = [given.get(low, given.get(high)) for low, high in (("min_val", "min"), ("max_val", "max"))]
+        return "relu6" if bounds == [0, 6] else None
+    named = {aten.relu6: "relu6", aten.relu: "relu", aten.silu: "silu", aten.hardswish: "hardswish"}
+    return named.get(getattr(node.target, "overloadpacket", None))
+
+
+def _is_plain_pool(node: Any) -> bool:
+    """Max pooling with a square kernel and as many zeros on every side."""
+    import torch
+
+    if node.target is not torch.ops.aten.max_pool2d.default:
+        return False
+    given = read_arguments(node)
+    even = all(len(set(_list_sides(given[each]))) == 1 for each in ("kernel_size", "stride", "padding", "dilation"))
+    return even and bool(given["stride"]) and _list_sides(given["dilation"])[0] == 1 and not given["ceil_mode"]
+
+
+def _list_sides(values: Any) -> list[int]:
+    """Both of a pair, which may be written as one number."""
+    found = [values] if isinstance(values, int) else list(values)
+    return found * 2 if len(found) == 1 else found
+
+
+def _get_shape(node: Any) -> tuple[Any, ...]:
+    """Sizes as text where they depend on the batch, so that equal ones compare as equal."""
+    return tuple(each if isinstance(each, int) else str(each) for each in node.meta["val"].shape)
+
+
+def merge_groups(weight: NDArray[np.int8], groups: int) -> tuple[NDArray[np.int8], int]:
     """(output channels, rows, columns, input channels of a group) over fewer groups, with zeros; and their number."""
     outputs, *kernel, depth = weight.shape
     merged = 1 if groups == 1 else choose_merge(groups, outputs, depth) or 1
@@ -329,63 +581,9 @@ def _merge_groups(weight: NDArray[np.int8], groups: int) -> tuple[NDArray[np.int
     return wide.reshape(outputs, *kernel, merged * depth), groups // merged
 
 
-def _pad(values: NDArray[Any], axis: int, spare: int) -> NDArray[Any]:
-    """Zeros behind `axis`."""
-    return np.pad(values, [(0, spare if each == axis else 0) for each in range(values.ndim)])
-
-
-def _drop_unread(done: list[steps.Step], outputs: tuple[str, ...]) -> tuple[steps.Step, ...]:
-    """`done` without what nothing reads, such as a cast of what the first step reads as it came."""
-    read, kept = set(outputs), []
-    for step in reversed(done):
-        if step.output in read:
-            kept.append(step)
-            read.update(steps.list_tensors_read(step))
-    return tuple(reversed(kept))
-
-
-def hoist_constants(model: Any) -> Any:
-    """`model` with what Constant nodes hold among its weights, in place."""
-    import onnx
-
-    left = []
-    for node in model.graph.node:
-        if node.op_type != "Constant":
-            left.append(node)
-            continue
-        value = onnx.helper.get_attribute_value(node.attribute[0])
-        if not isinstance(value, onnx.TensorProto):
-            kind = np.float32 if "float" in node.attribute[0].name else np.int64
-            value = onnx.numpy_helper.from_array(np.array(value, kind))
-        value.name = node.output[0]
-        model.graph.initializer.append(value)
-    del model.graph.node[:]
-    model.graph.node.extend(left)
-    return model
-
-
-def find_shape_tensors(graph: OnnxGraph) -> frozenset[str]:
-    """What is computed in the host's memory: all that shapes depend on, and what follows from shapes alone.
-
-    Raises StageError where a shape depends on the values of an input.
+def choose_merge(groups: int, outputs: int, depth: int) -> int | None:
+    """How many groups of a convolution with `outputs` outputs and `depth` inputs a group become one, with zeros between them: so that
+    its outputs are a multiple of ALIGNED and, where that can be, its inputs fill a block. None where no number does.
     """
-    found: set[str] = set()
-    nodes = graph.model.graph.node
-    waiting = [name for node in nodes for at, name in enumerate(node.input) if at in READ_ON_HOST.get(node.op_type, ())]
-    while waiting:
-        tensor = waiting.pop()
-        if not tensor or tensor in graph.weights or tensor in found:
-            continue
-        if (node := graph.producers.get(tensor)) is None:
-            raise StageError(
-                f"its INT8 does not take shapes that depend on values, here of input '{tensor}'; {WAY_OUT}"
-            )
-        found.add(tensor)
-        if node.op_type != "Shape":
-            waiting += node.input
-    for node in nodes:
-        read = READ_ON_HOST.get(node.op_type, ())
-        data = [name for at, name in enumerate(node.input) if name and at not in read and name not in graph.weights]
-        if node.op_type == "Shape" or (data and found.issuperset(data)):
-            found.update(node.output)
-    return frozenset(found)
+    fitting = [each for each in (1, 2, 4, 8) if groups % each == 0 and outputs // groups * each % ALIGNED == 0]
+    return next((each for each in fitting if depth * each >= _LEAST_DEPTH), fitting[-1] if fitting else None)

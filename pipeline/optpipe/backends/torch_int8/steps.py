@@ -1,55 +1,46 @@
-"""What a lowered INT8 network does, step by step: values, no torch.
+"""The layers of an INT8 program that a kernel of ours computes: values that an operator carries as text.
 
-Images are (images, channels, height, width), stored channels last; linear layers take (..., features). `given` and `output` name tensors.
-An INT8 tensor with `scale` stands for `integer * scale`.
+Images are (images, channels, height, width), stored channels last; linear layers take (..., features). An INT8 tensor with
+`scale` stands for `integer * scale`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import cache
+from math import ceil, prod
+from typing import Any, get_origin
 
-import numpy as np
-from numpy.typing import NDArray
-
-ACTIVATIONS = ("", "relu", "silu", "hardswish")
-"""What a convolution may end in; the last two only in floating point."""
-GATES = ("", "sigmoid", "hardsigmoid")
-"""What may be between a gate and its product; the last is min(max(x + 3, 0), 6) / 6."""
+ACTIVATIONS = ("", "relu", "silu", "hardswish", "relu6", "gelu")
+"""What a layer may end in."""
+BEFORE_SCALING = ACTIVATIONS[:2]
+"""Those that a layer with INT8 outputs takes in steps of the output; the others are taken of the value itself, which is then scaled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """An INT8 convolution, or with `flat` a linear layer over the last axis, with all that is fused with it.
 
-    With `sum` the INT32 sum of products: value = sum * scale + bias, + added * added_scale, activation; then rounded half to even
-    and clamped to [-128, 127], or in FP16 with `half`. Scale and bias are in steps of the output.
+    With `sum` the INT32 sum of products: value = sum * scale + bias + added * added_scale, then the activation; in FP16 with `half`,
+    else rounded half to even and clamped to [-128, 127]. In front of the rounding an activation outside of BEFORE_SCALING is
+    multiplied by the inverse of the output's scale, and for the others scale and bias are in steps of the output.
     """
 
-    name: str
-    given: str
-    output: str
-    weight: NDArray[np.int8]
-    """(output channels, kernel rows, kernel columns, input channels of a group)"""
-    scale: NDArray[np.float32]
-    bias: NDArray[np.float32]
-    stride: int
-    padding: tuple[int, int, int, int]
+    outputs: int
+    kernel: tuple[int, int]
+    """Its rows and columns."""
+    depth: int
+    """Input channels of a group."""
+    macs: int
+    """Multiply-adds of one output pixel in all channels, without those of zeros that only fill up."""
+    stride: int = 1
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Zeros above, left, below and right of an image."""
-    activation: str
-    """One of ACTIVATIONS."""
-    half: bool
-    added: str | None = None
-    added_scale: float = 0.0
-    macs: int = 0
-    """At the profile's `opt` shapes."""
-    flat: bool = False
     dilation: int = 1
     groups: int = 1
-
-    @property
-    def kernel(self) -> tuple[int, int]:
-        """Its rows and columns."""
-        return self.weight.shape[1], self.weight.shape[2]
+    activation: str = ""
+    """One of ACTIVATIONS."""
+    half: bool = False
+    added: bool = False
+    flat: bool = False
 
     @property
     def is_product(self) -> bool:
@@ -63,148 +54,106 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """An INT8 linear layer over the last axis whose outputs are FP32: sum * scale + bias."""
-
-    name: str
-    given: str
-    output: str
-    weight: NDArray[np.int8]
-    """(output features, input features)"""
-    scale: NDArray[np.float32]
-    bias: NDArray[np.float32]
-    macs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Stem:
     """The first convolution, in FP16 with FP32 sums on few channels and stride 2, with bias and activation: FP16 out with `half`,
     else INT8.
     """
 
-    name: str
-    given: str
-    output: str
-    weight: NDArray[np.float16]
-    """(output channels, input channels, kernel, kernel)"""
-    bias: NDArray[np.float32]
-    padding: int
-    activation: str
-    half: bool
-    inverse_scale: float = 1.0
-    macs: int = 0
+    outputs: int
+    channels: int
+    kernel: tuple[int, int]
+    """Twice the same."""
+    padding: tuple[int, int, int, int]
+    """Four times the same."""
+    activation: str = ""
+    half: bool = True
+    stride: int = 2
+    dilation: int = 1
+
+    @property
+    def macs(self) -> int:
+        return self.outputs * self.channels * prod(self.kernel)
+
+    def count_cells(self) -> tuple[int, int]:
+        """Cells of 2x2 pixels that the kernel spans, a power of two, and the zero rows ahead of it: cells start at even pixels."""
+        lead = self.padding[0] % 2
+        spanned = ceil((self.kernel[0] + lead) / 2)
+        return 1 << (spanned - 1).bit_length(), lead
 
 
 @dataclass(frozen=True, slots=True)
 class Depthwise:
     """A depthwise convolution in FP16 with FP32 sums, bias and activation: FP16 out with `half`, else INT8."""
 
-    name: str
-    given: str
-    output: str
-    weight: NDArray[np.float16]
-    """(channels, kernel rows, kernel columns)"""
-    bias: NDArray[np.float32]
+    channels: int
+    outputs: int
+    """With channels of zeros behind the others."""
+    kernel: tuple[int, int]
+    """Its rows and columns."""
     stride: int
     padding: tuple[int, int, int, int]
     """Zeros above, left, below and right of an image."""
-    activation: str
-    half: bool
-    inverse_scale: float = 1.0
-    spare: int = 0
-    """Channels of zeros behind the others."""
-    macs: int = 0
+    activation: str = ""
+    half: bool = True
+    dilation: int = 1
 
     @property
-    def kernel(self) -> tuple[int, int]:
-        """Its rows and columns."""
-        return self.weight.shape[1], self.weight.shape[2]
+    def macs(self) -> int:
+        return self.channels * prod(self.kernel)
 
 
 @dataclass(frozen=True, slots=True)
 class MaxPool:
-    """Max pooling of INT8."""
+    """Max pooling of INT8 that is never negative."""
 
-    name: str
-    given: str
-    output: str
-    kernel: int
+    outputs: int
+    kernel: tuple[int, int]
     stride: int
-    padding: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeanPool:
-    """The mean over all pixels of an FP16 tensor, quantized: (images, channels) in INT8, or (images, channels, 1, 1) with `keepdims`."""
-
-    name: str
-    given: str
-    output: str
-    inverse_scale: float
-    keepdims: bool = False
-    spare: int = 0
-    """Channels of zeros behind the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantize:
-    """FP16 to INT8, value * inverse_scale rounded half to even and clamped; of an image with a `gate` value * factor * inverse_scale."""
-
-    name: str
-    given: str
-    output: str
-    inverse_scale: float
-    gate: str | None = None
-    """FP16, (images, channels, 1, 1): the factors, or what `gate_activation` makes factors of."""
-    gate_activation: str = ""
-    """One of GATES."""
-    spare: int = 0
-    """Of an image with a gate, channels of zeros behind the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dequantize:
-    """INT8 to FP16."""
-
-    name: str
-    given: str
-    output: str
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class Floating:
-    """One ONNX operator computed by torch in FP16."""
-
-    name: str
-    operator: str
-    inputs: tuple[str | NDArray[Any] | None, ...]
-    """Names of tensors, constants, and None for an optional one that is left out."""
-    output: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    padding: tuple[int, int, int, int]
+    half: bool = False
+    dilation: int = 1
     macs: int = 0
-    on_host: bool = False
-    """Whether it computes a shape, in the host's memory."""
 
 
-Step = Convolution | Linear | Stem | Depthwise | MaxPool | MeanPool | Quantize | Dequantize | Floating
+Step = Convolution | Stem | Depthwise | MaxPool
+_KINDS: dict[str, type[Step]] = {each.__name__: each for each in (Convolution, Stem, Depthwise, MaxPool)}
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """The steps in the order in which they run; inputs and outputs are FP32."""
+def text_from_step(step: Step) -> str:
+    """`MaxPool outputs=64 kernel=3,3 …`"""
+    words = [type(step).__name__]
+    for each in fields(step):
+        value = getattr(step, each.name)
+        words.append(f"{each.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+    return " ".join(words)
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    steps: tuple[Step, ...]
+
+@cache
+def step_from_text(text: str) -> Step:
+    """Reads what `text_from_step` wrote."""
+    name, *words = text.split(" ")
+    kind = _KINDS[name]
+    types = {each.name: each.type for each in fields(kind)}
+    pairs = (word.split("=", 1) for word in words)
+    return kind(**{key: _parse(value, types[key]) for key, value in pairs})
 
 
-def list_tensors_read(step: Step) -> tuple[str, ...]:
-    """The tensors a step reads."""
-    match step:
-        case Floating():
-            return tuple(each for each in step.inputs if isinstance(each, str))
-        case Convolution(added=str() as second) | Quantize(gate=str() as second):
-            return step.given, second
-        case _:
-            return (step.given,)
+def _parse(text: str, kind: Any) -> Any:
+    if get_origin(kind) is tuple:
+        return tuple(map(int, text.split(",")))
+    return text == "True" if kind is bool else kind(text)
+
+
+def make_output(step: Step, given: Any) -> Any:
+    """The tensor that a step fills from `given`, uninitialized; images channels last in memory."""
+    import torch
+
+    dtype = torch.float16 if step.half else torch.int8
+    if isinstance(step, Convolution) and step.flat:
+        return torch.empty((*given.shape[:-1], step.outputs), dtype=dtype, device=given.device)
+    top, left, below, right = step.padding
+    spans = (step.dilation * (each - 1) + 1 for each in step.kernel)
+    wide = (given.shape[2] + top + below, given.shape[3] + left + right)
+    size = [(each - span) // step.stride + 1 for each, span in zip(wide, spans, strict=True)]
+    shape = (given.shape[0], step.outputs, *size)
+    return torch.empty(shape, dtype=dtype, device=given.device, memory_format=torch.channels_last)

@@ -1,18 +1,16 @@
-"""What a step needs to run on a GPU: its constants there, and the kernels and settings that could compute it."""
+"""What the kernels of a step read beside activations, and the kernels and settings that could compute it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.movements import READ_ON_HOST
 
-Kerneled = (
-    steps.Convolution | steps.Linear | steps.Stem | steps.Depthwise | steps.MaxPool | steps.MeanPool | steps.Quantize
-)
 FEW_TILES, MANY_TILES = 200, 60
 """Tiles of 64 rows and 128 columns below which a layer may leave multiprocessors idle, so that smaller tiles are tried, and
 above which there may be enough for larger ones; between the two both are."""
@@ -39,85 +37,74 @@ class Tactic:
         return f"{self.kernel} " + " ".join(f"{key}={value}" for key, value in self.settings.items())
 
 
-def upload_constants(step: steps.Step, device: str) -> dict[str, Any]:
-    """What a step's kernels read beside activations, as torch tensors on `device`."""
-    import torch
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What a step reads, torch tensors on one device."""
 
-    arrays = {name: torch.from_numpy(np.array(values)) for name, values in _list_arrays(step).items()}
-    return {name: each if _is_on_host(step, name, each) else each.to(device) for name, each in arrays.items()}
-
-
-def _is_on_host(step: steps.Step, name: str, value: Any) -> bool:
-    """Whether Python reads a constant: from a GPU's memory it would have to wait for it, which no CUDA graph allows."""
-    if not isinstance(step, steps.Floating):
-        return False
-    single = step.operator == "Gather" and value.dim() == 0
-    return step.on_host or single or int(name) in READ_ON_HOST.get(step.operator, ())
-
-
-def _list_arrays(step: steps.Step) -> dict[str, np.ndarray]:
-    match step:
-        case steps.Convolution():
-            weight = _pad_depth(step.weight)
-            return {"weight": weight.reshape(len(weight), -1), **_pad_columns(step)}
-        case steps.Linear():
-            return {"weight": _pad_depth(step.weight), **_pad_columns(step)}
-        case steps.Stem():
-            return {"weight": arrange_stem_weight(step), "bias": step.bias}
-        case steps.Depthwise():
-            weight = np.ascontiguousarray(step.weight.reshape(len(step.weight), -1).T)
-            return {
-                "weight": weight,
-                "bias": step.bias,
-                "by_torch": step.weight[:, None],
-                "bias_by_torch": step.bias.astype(np.float16),
-            }
-        case steps.Floating():
-            return {str(index): each for index, each in enumerate(step.inputs) if isinstance(each, np.ndarray)}
-    return {}
+    data: Any
+    """INT8, or FP16 of a depthwise convolution, or FP32 of a stem."""
+    added: Any
+    """INT8 like the output, or None."""
+    constants: Sequence[Any]
+    """As `arrange_convolution` and the like order them."""
+    added_scale: float = 0.0
+    inverse_scale: float = 1.0
+    """Of an INT8 output."""
 
 
-def _pad_depth(weight: np.ndarray) -> np.ndarray:
-    """The last axis, input channels, with zeros up to a multiple of the smallest block."""
-    spare = -weight.shape[-1] % _BLOCK_DEPTHS[-1]
-    return np.pad(weight, [(0, 0)] * (weight.ndim - 1) + [(0, spare)])
+def text_from_tactics(chosen: Mapping[int, Tactic]) -> str:
+    """`1:int8_max_pool BP=16 warps=4;64:…`: by the first size of what the step reads."""
+    return ";".join(f"{size}:{tactic}" for size, tactic in sorted(chosen.items()))
 
 
-def _pad_columns(step: steps.Convolution | steps.Linear) -> dict[str, np.ndarray]:
-    spare = -len(step.scale) % _COLUMNS
-    return {"scale": np.pad(step.scale, (0, spare)), "bias": np.pad(step.bias, (0, spare))}
+@cache
+def tactics_from_text(text: str) -> dict[int, Tactic]:
+    """Reads what `text_from_tactics` wrote."""
+    found = {}
+    for part in text.split(";") if text else ():
+        size, _, tactic = part.partition(":")
+        kernel, *settings = tactic.split(" ")
+        pairs = (each.split("=") for each in settings if each)
+        found[int(size)] = Tactic(kernel, {key: int(value) for key, value in pairs})
+    return found
 
 
-def arrange_stem_weight(step: steps.Stem) -> np.ndarray:
-    """A stem's weights over cells: (output channels, cells * cells * 16), cell parts as (row, column, channel of 4)."""
-    count, channels, kernel, _ = step.weight.shape
-    cells, lead = count_stem_cells(kernel, step.padding)
-    padded = np.zeros((count, 4, 2 * cells, 2 * cells), np.float16)
-    padded[:, :channels, lead : lead + kernel, lead : lead + kernel] = step.weight
-    split = padded.reshape(count, 4, cells, 2, cells, 2)
-    return np.ascontiguousarray(split.transpose(0, 2, 4, 3, 5, 1)).reshape(count, -1)
+def arrange_convolution(
+    weight: NDArray[np.int8], scale: NDArray[np.float32], bias: NDArray[np.float32]
+) -> tuple[NDArray[Any], ...]:
+    """The constants of a `Convolution` from weights (outputs, rows, columns, input channels of a group) and a number per output.
+
+    Input channels are filled up with zeros to a multiple of the smallest block, scales and biases to one of the widest tile.
+    """
+    deep = np.pad(weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % _BLOCK_DEPTHS[-1])])
+    spare = -len(scale) % _COLUMNS
+    return deep.reshape(len(weight), -1), np.pad(scale, (0, spare)), np.pad(bias, (0, spare))
 
 
-def count_stem_cells(kernel: int, padding: int) -> tuple[int, int]:
-    """Cells that a stem's kernel spans, a power of two, and the zero rows ahead of it: cells start at even pixels."""
-    lead = padding % 2
-    spanned = ceil((kernel + lead) / 2)
-    return 1 << (spanned - 1).bit_length(), lead
+def arrange_stem(step: steps.Stem, weight: NDArray[np.float16], bias: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+    """The constants of a `Stem` from weights (outputs, channels, kernel, kernel): (outputs, cells * cells * 16), cell parts as (row,
+    column, channel of 4).
+    """
+    cells, lead = step.count_cells()
+    kernel = step.kernel[0]
+    padded = np.zeros((step.outputs, 4, 2 * cells, 2 * cells), np.float16)
+    padded[:, : step.channels, lead : lead + kernel, lead : lead + kernel] = weight
+    split = padded.reshape(step.outputs, 4, cells, 2, cells, 2)
+    return np.ascontiguousarray(split.transpose(0, 2, 4, 3, 5, 1)).reshape(step.outputs, -1), bias
 
 
-def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
+def arrange_depthwise(weight: NDArray[np.float16], bias: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+    """The constants of a `Depthwise` from weights (channels, 1, rows, columns): (rows * columns, channels), and for torch as they were."""
+    return np.ascontiguousarray(weight.reshape(len(weight), -1).T), bias, weight
+
+
+def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
     """What could compute a step on an input like `given`, the likeliest first."""
     match step:
         case steps.Convolution() if step.is_product:
-            yield from _list_product_tactics(step, given.numel() // step.weight.shape[-1])
+            yield from _list_product_tactics(step, given.numel() // step.depth)
         case steps.Convolution():
             yield from _list_convolution_tactics(step, given)
-        case steps.Linear():
-            for width, stages in ((16, 4), (32, 4)):
-                yield Tactic(
-                    "int8_wgmma_linear",
-                    {"BM": 64, "BN": width, "BK": _choose_depth(step, 256), "STAGES": stages, "warps": 4},
-                )
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
@@ -125,38 +112,28 @@ def list_tactics(step: Kerneled, given: Any) -> Iterator[Tactic]:
             many = given.numel() // step.stride**2 > MANY_OUTPUTS
             for strips, channels, along, warps in _MANY_STRIPS if many else _FEW_STRIPS:
                 yield Tactic("fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps})
-            if not step.spare and step.padding[:2] == step.padding[2:]:
+            if step.half and step.padding[:2] == step.padding[2:]:
                 yield Tactic("depthwise_by_torch", {})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("int8_max_pool", {"BP": pixels, "warps": warps})
-        case steps.MeanPool():
-            yield Tactic("int8_mean_pool", {"BP": 64, "BC": 64, "warps": 2})
-            yield Tactic("int8_mean_pool", {"BP": 512, "BC": 16, "warps": 8})
-            if not step.spare:
-                yield Tactic("mean_by_torch", {})
-        case steps.Quantize(gate=str()):
-            for pixels, channels, warps in ((32, 64, 4), (64, 32, 4), (16, 32, 1)):
-                yield Tactic("int8_quantize_gated", {"BP": pixels, "BC": channels, "warps": warps})
-        case steps.Quantize():
-            yield Tactic("int8_quantize", {"BLOCK": 1024, "warps": 4})
 
 
-def _choose_depth(step: steps.Convolution | steps.Linear, most: int = 128) -> int:
+def _choose_depth(step: steps.Convolution, most: int = 128) -> int:
     """The largest block of input channels that divides them, padded."""
-    channels = step.weight.shape[-1] + -step.weight.shape[-1] % _BLOCK_DEPTHS[-1]
+    channels = step.depth + -step.depth % _BLOCK_DEPTHS[-1]
     return next(each for each in (256, *_BLOCK_DEPTHS) if each <= most and channels % each == 0)
 
 
 def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tactic]:
-    depth, width, channels = _choose_depth(step), _round_width(step), step.weight.shape[-1]
+    depth, width, channels = _choose_depth(step), _round_width(step), step.depth
     tiles = _count_tiles(pixels, step)
     if tiles < FEW_TILES:
         deep = _choose_depth(step, 256)
         for (columns,) in _fit_columns(((64,), (16,)), 0, width):
             sizes = {"BM": 64, "BN": columns, "BK": deep, "PARTS": 1, "STAGES": 1 if channels <= deep else 4}
             yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
-    if channels <= ONCE * depth and step.activation in ("", "relu"):
+    if channels <= ONCE * depth and step.activation in steps.BEFORE_SCALING:
         for rows, columns, warps in _fit_columns(((64, 128, 4), (64, 64, 4), (128, 64, 4)), 1, width):
             yield Tactic("int8_wgmma_product_at_once", {"BM": rows, "BN": columns, "BK": depth, "warps": warps})
     if tiles > MANY_TILES:
@@ -184,12 +161,12 @@ _WIDE_TILES = (
 
 def _count_tiles(pixels: int, step: steps.Convolution) -> int:
     """Of 64 rows and 128 columns."""
-    return ceil(pixels / 64) * ceil(len(step.scale) / 128)
+    return ceil(pixels / 64) * ceil(step.outputs / 128)
 
 
 def _round_width(step: steps.Convolution) -> int:
     """Output channels, up to a power of two and a tile; with groups the largest power of two that divides those of one."""
-    width = len(step.scale) // step.groups
+    width = step.outputs // step.groups
     return width & -width if step.groups > 1 else max(16, 1 << (width - 1).bit_length())
 
 

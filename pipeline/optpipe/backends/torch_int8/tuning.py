@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from optpipe.backends.base import BuildRequest
 from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.operators import launch_step, register_operator
 from optpipe.backends.torch_int8.precompile import collect_kernels, compile_side_by_side
-from optpipe.backends.torch_int8.program import Program
-from optpipe.backends.torch_int8.tactics import Kerneled, Tactic, list_tactics
+from optpipe.backends.torch_int8.tactics import Operands, Tactic, list_tactics, text_from_tactics
+from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
 from optpipe.stats.ratio import Ratio, alternate, ratio_from_rounds
@@ -24,33 +24,12 @@ BATCHES = (1, 8, 64, 256)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was measured for one step at one batch size."""
+    """What was measured for one step on what it reads."""
 
-    step: str
     tactic: Tactic
     microseconds: float
-    tried: int
-    slowest: float
     refused: tuple[str, ...] = ()
     """Tactics that failed or gave other numbers than the first, each with the reason."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
-            "step": self.step,
-            "kernel": self.tactic.kernel,
-            "settings": dict(self.tactic.settings),
-            "us": round(self.microseconds, 2),
-            "tried": self.tried,
-            "slowest_us": round(self.slowest, 2),
-            "refused": list(self.refused),
-        }
-
-
-def choice_from_dict(record: Mapping[str, Any]) -> Choice:
-    """Reads what `Choice.to_dict` wrote."""
-    tactic = Tactic(record["kernel"], record["settings"])
-    return Choice(record["step"], tactic, record["us"], record["tried"], record["slowest_us"], tuple(record["refused"]))
 
 
 def choose_batch_sizes(low: int, usual: int, high: int) -> tuple[int, ...]:
@@ -58,91 +37,119 @@ def choose_batch_sizes(low: int, usual: int, high: int) -> tuple[int, ...]:
     return tuple(sorted({usual, *(size for size in BATCHES if low <= size <= high)}))
 
 
-def compile_tactics(network: steps.Network, drawn: Iterable[tuple[Any, ...]]) -> None:
-    """Compiles what `tune_steps` will time on each of `drawn`, inputs on the GPU, side by side."""
-    program = Program(network, {})
-    with collect_kernels() as kernels:
-        for inputs in drawn:
-            values = dict(zip(network.inputs, inputs, strict=True))
-            for step in network.steps:
-                values[step.output] = _launch_all(program, step, values)
-    compile_side_by_side([*kernels])
+def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
+    """Seeded tensors on the GPU at each batch size that is measured; ones where they are whole numbers."""
+    import torch
+
+    first = inputs[0]
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def draw(each: InputSpec, size: int) -> Any:
+        shape = (size, *each.opt[1:])
+        if each.dtype.startswith("float"):
+            return torch.randn(shape, device="cuda", generator=generator)
+        return torch.ones(shape, device="cuda", dtype=getattr(torch, each.dtype))
+
+    sizes = choose_batch_sizes(first.min[0], first.opt[0], first.max[0])
+    return {size: tuple(draw(each, size) for each in inputs) for size in sizes}
 
 
-def _launch_all(program: Program, step: steps.Step, values: Mapping[str, Any]) -> Any:
-    """A step's output: zeros, where its kernels are only collected."""
-    if not isinstance(step, Kerneled):
-        return program.launch(step, values, None)
-    output = None
-    for tactic in list_tactics(step, values[step.given]):
-        with suppress(Exception):  # it is refused where it is timed
-            output = program.launch(step, values, tactic)
-    if output is None:
-        raise StageError(f"no INT8 kernel takes {step.name}")
-    return output.zero_()
+def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
+    """Gives every INT8 layer of a lowered GraphModule on the GPU its fastest tactics on each of `drawn`, inputs by batch size.
 
-
-def tune_steps(network: steps.Network, inputs: tuple[Any, ...]) -> tuple[Choice, ...]:
-    """The fastest tactic of each step on `inputs`, torch tensors on the GPU. Equal steps on equal shapes are measured once.
-
-    Raises StageError where no tactic of a step runs.
+    Equal steps on equal shapes are measured once. Raises StageError where no tactic of a step runs.
     """
-    program = Program(network, {})
-    values = dict(zip(network.inputs, inputs, strict=True))
+    with collect_kernels() as kernels:
+        for inputs in drawn.values():
+            run_layers(program, inputs, lambda _, step, given: _launch_all(step, given))
+    compile_side_by_side([*kernels])
     known: dict[tuple[Any, ...], Choice] = {}
-    found = []
-    for step in network.steps:
-        tactic = None
-        if isinstance(step, Kerneled):
-            key = sign_step(step, values)
+    chosen: dict[Any, dict[int, Tactic]] = {}
+    measured = {}
+    for size, inputs in drawn.items():
+        found: list[Choice] = []
+
+        def choose(node: Any, step: steps.Step, given: Operands, found: list[Choice] = found) -> Any:
+            key = (step, tuple(given.data.shape))
             if key not in known:
-                known[key] = _find_fastest(program, step, values)
-            seen = known[key]
-            found.append(Choice(step.name, seen.tactic, seen.microseconds, seen.tried, seen.slowest, seen.refused))
-            tactic = seen.tactic
-        values[step.output] = program.launch(step, values, tactic)
-    return tuple(found)
+                known[key] = _find_fastest(step, given)
+            found.append(known[key])
+            chosen.setdefault(node, {})[given.data.shape[0]] = known[key].tactic
+            return launch_step(step, given, known[key].tactic)
+
+        run_layers(program, inputs, choose)
+        measured[size] = tuple(found)
+    for node, by_size in chosen.items():
+        node.update_arg(6, text_from_tactics(by_size))
+    program.recompile()
+    return measured
 
 
-def sign_step(step: Kerneled, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All of a step that its tactics and its time depend on: each field but names and values, and the shapes that it reads."""
-    settings = {each.name: getattr(step, each.name) for each in fields(step) if each.name not in _WITHOUT_EFFECT}
-    plain = ((name, getattr(value, "shape", value)) for name, value in settings.items())
-    shapes = (tuple(values[name].shape) for name in steps.list_tensors_read(step))
-    return (type(step).__name__, *plain, *shapes)
+def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, steps.Step, Operands], Any]) -> Any:
+    """Runs the GraphModule node by node, its INT8 layers by `compute`, which takes the node, the step and what it reads."""
+    import torch
+
+    layer = register_operator()
+
+    class Layers(torch.fx.Interpreter):
+        def run_node(self, n: Any) -> Any:
+            if n.target is not layer:
+                return super().run_node(n)
+            given, added, constants, added_scale, inverse_scale, step, _ = self.fetch_args_kwargs_from_env(n)[0]
+            operands = Operands(given, added, constants, added_scale, inverse_scale)
+            return compute(n, steps.step_from_text(step), operands)
+
+    with torch.inference_mode():
+        return Layers(program).run(*inputs)
 
 
-_WITHOUT_EFFECT = ("name", "given", "output", "added", "added_scale", "gate", "inverse_scale", "macs")
-"""Whether there is an `added` or a `gate` shows in the shapes."""
+def summarize_choices(measured: Mapping[int, tuple[Choice, ...]]) -> dict[str, Any]:
+    """Per batch size how many layers each kernel computes, and the sum of the measured times."""
+    summary = {}
+    for size, chosen in measured.items():
+        kernels: dict[str, int] = {}
+        for each in chosen:
+            kernels[each.tactic.kernel] = kernels.get(each.tactic.kernel, 0) + 1
+        summary[str(size)] = {"kernels": kernels, "sum_us": round(sum(each.microseconds for each in chosen), 1)}
+    return summary
 
 
-def _find_fastest(program: Program, step: Any, values: Mapping[str, Any]) -> Choice:
+def _launch_all(step: steps.Step, given: Operands) -> Any:
+    """A step's output: zeros, where its kernels are only collected."""
+    for tactic in list_tactics(step, given.data):
+        with suppress(Exception):  # it is refused where it is timed
+            launch_step(step, given, tactic)
+    return steps.make_output(step, given.data).zero_()
+
+
+def _find_fastest(step: steps.Step, given: Operands) -> Choice:
     timed: list[tuple[float, Tactic]] = []
     refused = []
     first = None
-    for tactic in list_tactics(step, values[step.given]):
+    for tactic in list_tactics(step, given.data):
         try:
-            output = program.launch(step, values, tactic)
+            output = launch_step(step, given, tactic)
             first = output if first is None else first
             if not _agree(step, output, first):
                 refused.append(f"{tactic}: gives other numbers than {timed[0][1]}")
                 continue
-            timed.append((time_launch(lambda each=tactic: program.launch(step, values, each)), tactic))  # type: ignore[misc]
+            timed.append((time_launch(partial(launch_step, step, given, tactic)), tactic))
         except Exception as error:  # noqa: BLE001 - what Triton and the driver refuse comes as many types
             refused.append(f"{tactic}: {str(error).splitlines()[0][:120]}")
     if not timed:
-        raise StageError(f"no INT8 kernel runs {step.name} on this GPU: {refused[0] if refused else 'none was tried'}")
+        why = refused[0] if refused else "none was tried"
+        raise StageError(f"no INT8 kernel runs {steps.text_from_step(step)} on this GPU: {why}")
     best, tactic = min(timed, key=lambda each: each[0])
-    return Choice(step.name, tactic, best, len(timed), max(each[0] for each in timed), tuple(refused))
+    return Choice(tactic, best, tuple(refused))
 
 
-def _agree(step: Any, output: Any, first: Any) -> bool:
+def _agree(step: steps.Step, output: Any, first: Any) -> bool:
     """Whether a tactic gives the first one's numbers: the same, or where sums in FP16 are ordered otherwise, to their rounding."""
     import torch
 
-    if not isinstance(step, steps.Depthwise | steps.MeanPool):
+    if not isinstance(step, steps.Depthwise):
         return bool(torch.equal(output, first))
-    near = 1e-2 * float(first.float().abs().max()) if getattr(step, "half", False) else 1.0
+    near = 1e-2 * float(first.float().abs().max()) if step.half else 1.0
     return bool(torch.allclose(output.float(), first.float(), rtol=1e-2, atol=near))
 
 
@@ -221,23 +228,6 @@ def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: C
         each()
     times = alternate(subjects, ROUNDS, seed)
     return ratio_from_rounds(times["low"], times["fp16"])
-
-
-def compare_programs(
-    request: BuildRequest, program: Program, inputs: Mapping[int, tuple[Any, ...]]
-) -> tuple[SpeedOverFp16, ...]:
-    """`program` against the module's own fused FP16 program on `inputs`, torch tensors on the GPU by batch size.
-
-    Empty where the model has no torch module.
-    """
-    from optpipe.backends.torch_eager import fuse_convolutions
-    from optpipe.backends.torch_program import export_program
-
-    if request.module is None:
-        return ()
-    half = export_program(replace(request, precision=Precision.FP16)).module()
-    fuse_convolutions(half)
-    return compare_calls(program, half, inputs)
 
 
 def compare_calls(

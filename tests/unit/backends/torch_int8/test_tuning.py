@@ -1,31 +1,44 @@
-"""A tactic is taken over only by a step that is measured the same in every way."""
-
-from dataclasses import fields, replace
+"""A program's layers are measured once for each shape, and carry what was chosen; on a clock that gives planted times."""
 
 import pytest
-from tests.fakes.int8_network import random_convolution, random_int8
+import torch
+from tests.fakes.fp8_models import draw
+from tests.fakes.int8_network import SPEC, make_int8_request
 
-from optpipe.backends.torch_int8.steps import Convolution
-from optpipe.backends.torch_int8.tuning import sign_step
-
-STEP = random_convolution(0, 32, 48, 3)
-VALUES = {"x": random_int8(1, 2, 32, 8, 8), "z": random_int8(2, 2, 48, 8, 8)}
-OTHER = {
-    "weight": random_convolution(0, 32, 64, 3).weight, "scale": STEP.scale[:32], "bias": STEP.bias[:32], "stride": 2,
-    "padding": (0, 1, 0, 1), "activation": "silu", "half": True, "added": "z", "flat": True, "dilation": 2, "groups": 2,
-}  # fmt: skip
-SAME = {"name": "other", "added_scale": 0.5, "macs": 7}
+from optpipe.backends.torch_int8 import tuning
+from optpipe.backends.torch_int8.emulation import compute_step
+from optpipe.backends.torch_int8.lowering import lower_program
+from optpipe.backends.torch_int8.tactics import list_tactics, tactics_from_text
 
 
-@pytest.mark.parametrize("name", OTHER)
-def test_whatever_changes_how_a_step_runs_asks_for_a_measurement(name):
-    assert sign_step(replace(STEP, **{name: OTHER[name]}), VALUES) != sign_step(STEP, VALUES)
+@pytest.fixture
+def planted(monkeypatch):
+    """The last tactic of each step is the fastest; steps are computed by the emulation."""
+    launched = []
+
+    def launch(step, given, tactic=None):
+        launched.append((step, tactic))
+        return compute_step(step, given)
+
+    def time_launch(launch):
+        step, given, tactic = launch.args
+        return 1.0 if tactic == [*list_tactics(step, given.data)][-1] else 2.0
+
+    monkeypatch.setattr(tuning, "launch_step", launch)
+    monkeypatch.setattr(tuning, "time_launch", time_launch)
+    monkeypatch.setattr(tuning, "compile_side_by_side", lambda _: None)
+    return launched
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_what_does_not_is_measured_once(name):
-    assert sign_step(replace(STEP, **{name: SAME[name]}), VALUES) == sign_step(STEP, VALUES)
-
-
-def test_every_field_is_one_or_the_other():
-    assert {each.name for each in fields(Convolution)} == {*OTHER, *SAME, "given", "output"}
+def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(tmp_path, planted):
+    program, _ = lower_program(make_int8_request("residual", tmp_path))
+    drawn = {size: (draw(SPEC)[:size],) for size in (1, 4)}
+    measured = tuning.tune_program(program, drawn)
+    layers = [node for node in program.graph.nodes if "optpipe" in str(node.target)]
+    assert {size: len(found) for size, found in measured.items()} == {1: len(layers), 4: len(layers)}
+    assert {each.microseconds for found in measured.values() for each in found} == {1.0}
+    assert all(tactics_from_text(node.args[6]).keys() == {1, 4} for node in layers)
+    summary = tuning.summarize_choices(measured)
+    assert sum(summary["4"]["kernels"].values()) == summary["4"]["sum_us"] == len(layers)
+    with torch.inference_mode():
+        assert program(*drawn[4])[0].shape == (4, 10)  # the text of the tactics is read on a GPU alone

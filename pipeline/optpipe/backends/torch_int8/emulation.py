@@ -1,0 +1,107 @@
+"""The integer arithmetic of the layers on the CPU: what the GPU's kernels have to give.
+
+INT8 layers are exact up to the fused multiply-add of a layer's end, which is computed here in FP64 and rounded to FP32: a value
+may differ from the kernel's by one step, and only where it lies within FP32's resolution of the middle between two steps. Layers
+in FP16 sum in another order and may differ by one step of the quantization behind them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_int8.tactics import Operands
+
+if TYPE_CHECKING:
+    import torch
+
+LOWEST, HIGHEST = -128, 127
+_ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
+    "": lambda value: value,
+    "relu": lambda value: value.relu(),
+    "silu": lambda value: value * value.sigmoid(),
+    "hardswish": lambda value: value * (value + 3).clamp(0, 6) / 6,
+    "relu6": lambda value: value.clamp(0, 6),
+    "gelu": lambda value: 0.5 * value * (1 + (value * 0.5**0.5).erf()),
+}
+
+
+def compute_step(step: steps.Step, given: Operands) -> "torch.Tensor":
+    """What one step gives from tensors on the CPU: INT8 or FP16, (images, channels, height, width) or (..., features)."""
+    import torch
+
+    output = steps.make_output(step, given.data)
+    match step:
+        case steps.Convolution():
+            found = _convolve(step, given)
+        case steps.Stem():
+            found = _end(step, _convolve_cells(step, given.data, *given.constants), given.inverse_scale)
+        case steps.Depthwise():
+            _, bias, weight = given.constants
+            wide = torch.nn.functional.pad(given.data.float(), _order_padding(step.padding))
+            value = torch.nn.functional.conv2d(wide, weight.float(), bias, step.stride, groups=step.channels)
+            found = _end(step, value, given.inverse_scale)
+            found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, step.outputs - step.channels))
+        case steps.MaxPool():
+            values = given.data.float()
+            found = torch.nn.functional.max_pool2d(values, step.kernel, step.stride, step.padding[0])
+    return output.copy_(found)
+
+
+def _convolve(step: steps.Convolution, given: Operands) -> Any:
+    import torch
+
+    kernel, scale, bias = given.constants
+    rows, columns = step.kernel
+    weight = kernel.view(step.outputs, rows, columns, -1)[..., : step.depth].permute(0, 3, 1, 2)
+    ahead = given.data.shape[:-1]
+    data = given.data.reshape(-1, given.data.shape[-1], 1, 1) if step.flat else given.data
+    # sums of INT8 products are whole numbers below 2**53: exact in FP64
+    wide = torch.nn.functional.pad(data.double(), _order_padding(step.padding))
+    total = torch.nn.functional.conv2d(
+        wide, weight.double(), stride=step.stride, dilation=step.dilation, groups=step.groups
+    )
+    scale, bias = (each[: step.outputs].view(1, -1, 1, 1) for each in (scale, bias))
+    value = _scale_and_add(total, scale, bias)
+    if given.added is not None:
+        added = given.added.reshape(value.shape) if step.flat else given.added
+        value = _scale_and_add(added.double(), torch.tensor(given.added_scale, dtype=torch.float32), value)
+    value = _end(step, value, given.inverse_scale if step.activation not in steps.BEFORE_SCALING else 1.0)
+    return value.reshape(*ahead, -1) if step.flat else value
+
+
+def _end(step: steps.Convolution | steps.Stem | steps.Depthwise, value: Any, inverse_scale: float) -> Any:
+    bent = _ACTIVATIONS[step.activation](value)
+    return bent.half() if step.half else quantize(bent, inverse_scale)
+
+
+def quantize(value: Any, inverse_scale: float) -> Any:
+    """Rounded half to even and clamped, of torch tensors on any device."""
+    import torch
+
+    return (value.float() * inverse_scale).round().clamp(LOWEST, HIGHEST).to(torch.int8)
+
+
+def _order_padding(padding: Sequence[int]) -> tuple[int, ...]:
+    """As `torch.nn.functional.pad` takes it."""
+    top, left, below, right = padding
+    return left, right, top, below
+
+
+def _scale_and_add(total: Any, scale: Any, bias: Any) -> Any:
+    """A fused multiply-add in FP32: the INT32 sum becomes FP32 first, the product is not rounded."""
+    return (total.float().double() * scale.double() + bias.double()).float()
+
+
+def _convolve_cells(step: steps.Stem, given: Any, arranged: Any, bias: Any) -> Any:
+    """With stride 1 over cells of 2x2 pixels by 4 channels, as the kernel does it."""
+    import torch
+
+    spanned, lead = step.count_cells()
+    size = [(each + 2 * step.padding[0] - step.kernel[0]) // 2 + 1 for each in given.shape[2:]]
+    ahead, whole = step.padding[0] + lead, [2 * (each + spanned - 1) for each in size]
+    behind = [to - ahead - each for to, each in zip(whole, given.shape[2:], strict=True)]
+    sides = (ahead, behind[1], ahead, behind[0], 0, 4 - step.channels)
+    pixels = torch.nn.functional.pad(given.half().float(), sides)
+    cells = torch.nn.functional.pixel_unshuffle(pixels, 2)  # channel, row, column of a cell
+    weight = arranged.float().view(step.outputs, spanned, spanned, 4, 4).permute(0, 4, 3, 1, 2)
+    return torch.nn.functional.conv2d(cells, weight.reshape(step.outputs, 16, spanned, spanned), bias)

@@ -247,7 +247,7 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
     target = tmp_path / "folder"
     ran = optpipe("deploy", deployed.dossier, "--to", "folder", "--output", target, workspace=deployed.workspace)
     assert ran.status == 0, ran.stderr
-    images = json.loads((target / "requests/images.json").read_text())["images"]
+    images = json.loads((target / "deployment.json").read_text())["images"]
     files = [target / "requests" / each["file"] for each in images]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
@@ -267,6 +267,9 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
     changed = optpipe("deploy", "--check", target, workspace=deployed.workspace)
     assert changed.status == 2
     assert "engine/model.onnx: changed" in changed.stderr
+    seal_folder(target)
+    resealed = optpipe("deploy", "--check", target, workspace=deployed.workspace)
+    assert (resealed.status, "model.onnx: changed" in resealed.stderr) == (2, True)
 
 
 @needs_server

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 SETTINGS = json.loads((HERE / "loader.json").read_text())
 for name, digest in SETTINGS["sha256"].items():  # loading an engine runs code
     if hashlib.sha256((HERE / name).read_bytes()).hexdigest() != digest:
-        sys.exit(f"{name} is not the signed-off file")
+        raise RuntimeError(f"{HERE / name} is not the signed-off file")
 runtime = SETTINGS["runtime"]
 if runtime["provider"] != "CPUExecutionProvider":
     ort.preload_dlls()
@@ -35,6 +35,10 @@ if SETTINGS["pipeline"]:
 
 def preprocess(images: list[bytes]) -> np.ndarray:
     """Encoded images to the model's tensor, in batches of the pipeline's size."""
+    if not SETTINGS["pipeline"]:
+        raise ValueError("this folder has no preprocessing: call infer() with tensors")
+    if not images:
+        raise ValueError("no images were given")
     size, rows = SETTINGS["pipeline_options"]["batch_size"], []
     for start in range(0, len(images), size):
         batch = [np.frombuffer(each, np.uint8) for each in images[start : start + size]]
@@ -44,20 +48,40 @@ def preprocess(images: list[bytes]) -> np.ndarray:
     return np.stack(rows)
 
 
+def require_fitting(inputs: dict[str, np.ndarray]) -> None:
+    """Raises ValueError for inputs that the engine was not built for: a name, a data type, a shape or a batch size."""
+    wanted = SETTINGS["inputs"]
+    if set(inputs) != set(wanted):
+        raise ValueError(f"the inputs are {sorted(inputs)}; the model takes {sorted(wanted)}")
+    batches = {}
+    for name, spec in wanted.items():
+        array, low, high = np.asarray(inputs[name]), spec["min"], spec["max"]
+        if str(array.dtype) != spec["dtype"]:
+            raise ValueError(f"input '{name}' is {array.dtype}; the model takes {spec['dtype']}")
+        sizes = zip(low, array.shape, high)  # noqa: B905
+        if array.ndim != len(low) or not all(least <= size <= most for least, size, most in sizes):
+            raise ValueError(f"input '{name}' has the shape {list(array.shape)}; the engine takes {low} to {high}")
+        if spec["batch"] is not None:
+            batches[name] = array.shape[spec["batch"]]
+    if len(set(batches.values())) > 1:
+        raise ValueError(f"the inputs have different batch sizes: {batches}")
+
+
 def infer(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The engine's outputs by name, first axis the samples, as in `requests/tensors.npz`."""
+    """The engine's outputs by name, first axis the samples, as in `requests/tensors.npz`. Raises ValueError as `require_fitting`."""
+    require_fitting(inputs)
     return dict(zip([each.name for each in session.get_outputs()], session.run(None, inputs)))  # noqa: B905
 
 
 def predict(images: list[bytes]) -> list[tuple[str, float]]:
     """The best class of each encoded image with its score, for a classifier: the first output has a score per class."""
+    if not SETTINGS["classifies"]:
+        raise ValueError("predict() names classes of images, which this model does not: call infer() with tensors")
     scores = next(iter(infer({SETTINGS["input"]: preprocess(images)}).values()))
     labels = SETTINGS["labels"] or [str(index) for index in range(scores.shape[1])]
     return [(labels[row.argmax()], float(row.max())) for row in scores]
 
 
 if __name__ == "__main__":
-    if not SETTINGS["classifies"]:
-        sys.exit("predict.py names classes of images, which this folder cannot: call infer() with tensors")
     for path, (label, score) in zip(sys.argv[1:], predict([Path(each).read_bytes() for each in sys.argv[1:]])):  # noqa: B905
         print(f"{path}  {label}  {score:.4f}")

@@ -81,7 +81,7 @@ def deploy(
         if dossier is not None:  # what was to be proven and is not, is not deployed
             shutil.rmtree(folder)
         raise
-    result = DeployResult(str(folder), checked.record, checked.passport, checked.differences, proof)
+    result = DeployResult(str(folder), checked.record, checked.differences, proof)
     status = ExitStatus.MISSING if check is not None and checked.differences else ExitStatus.DONE
     return Outcome(result, document_from_deployment, status)
 
@@ -114,7 +114,7 @@ def _write(
 
     from optpipe.core.errors import BadInputError
     from optpipe.deploy.folder import write_folder
-    from optpipe.deploy.kserve import plan_service
+    from optpipe.deploy.kserve import require_service
     from optpipe.deploy.repository import write_repository
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
@@ -125,7 +125,8 @@ def _write(
     require_unused_path(output)
     if to != "kserve" and (storage_uri or image):
         raise BadInputError(f"{'--storage-uri' if storage_uri else '--image'} needs --to kserve")
-    service = plan_service(storage_uri, image) if to == "kserve" else None
+    if to == "kserve":
+        require_service(storage_uri, image)
     if to != "folder":
         require_tritonclient()
     with terminal.step("verify the dossier"):
@@ -138,7 +139,7 @@ def _write(
         if to == "folder":
             write_folder(build, output, store)
         else:
-            write_repository(build, output, store, batching=batching, service=service)
+            write_repository(build, output, store, batching=batching, storage_uri=storage_uri, image=image)
 
 
 def _check(
@@ -147,10 +148,7 @@ def _check(
     """What is in `folder`, and what a server made of it."""
     from optpipe.core.errors import BadInputError
     from optpipe.deploy.check import check_deployment
-    from optpipe.deploy.cost import CostPlan, loads_from_policy
     from optpipe.deploy.proof import prove_deployment
-    from optpipe.signoff.policy import policy_from_toml
-    from optpipe.workspace.file_names import POLICY
 
     with terminal.step("check"):
         checked = check_deployment(folder)
@@ -158,6 +156,4 @@ def _check(
         return checked, None
     if checked.record.target == "folder":
         raise BadInputError(f"{folder} is a deployment to a folder; --prove needs one to triton or kserve")
-    policy = policy_from_toml((folder / POLICY).read_bytes(), str(folder / POLICY))
-    plan = CostPlan(loads_from_policy(policy, checked.card.batch_range[2]), seconds) if seconds else None
-    return checked, prove_deployment(checked, program, plan, store, terminal)
+    return checked, prove_deployment(checked, program, seconds, store, terminal)

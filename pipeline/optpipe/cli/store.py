@@ -37,7 +37,7 @@ def show(id: IdArgument, store: "Store") -> Outcome:
     folder = find_run(store, id)
     if folder is not None:
         return Outcome(describe_run(folder), document_from_run)
-    return Outcome(describe_entry(store.verify_entry(store.find(id)), store), document_from_entry)
+    return Outcome(describe_entry(store.verify_entry(store.find(id), loads=False), store), document_from_entry)
 
 
 def rm(

@@ -7,14 +7,13 @@ from pathlib import Path
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
-from optpipe.core.records import read_record
+from optpipe.core.records import record_from_files
 from optpipe.core.transform import Transform
-from optpipe.deploy.passport import find_passport_differences
-from optpipe.deploy.records import DEPLOYMENT, MODELS, PASSPORT, DeploymentRecord, Passport
-from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, name_by_position
+from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
+from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, ENGINE, name_by_position
 from optpipe.deploy.triton_config import (
     CONFIG,
     LABELS,
@@ -26,7 +25,8 @@ from optpipe.deploy.triton_config import (
 )
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
-from optpipe.workspace.entry import Entry, entry_from_folder
+from optpipe.workspace.entry import Entry, entry_from_files
+from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.files import read_json
 from optpipe.workspace.seal import find_seal_problems
@@ -38,31 +38,48 @@ class CheckedDeployment:
 
     folder: Path
     record: DeploymentRecord
-    passport: Passport
     card: ModelCard
     serving: Serving | None
     """None for a folder, which no server runs."""
     differences: tuple[str, ...]
 
+    @property
+    def files(self) -> Files:
+        """Its files, each opened inside it or not at all."""
+        return Files(self.folder)
+
 
 def check_deployment(folder: Path) -> CheckedDeployment:
     """Raises BadInputError that names the first of what is wrong with a deployment, and how much more there is."""
-    if not (folder / DEPLOYMENT).is_file():
+    files = Files(folder)
+    if not files.has(DEPLOYMENT):
         problem = f"is not a deployment: {DEPLOYMENT} is missing" if folder.exists() else "does not exist"
         raise BadInputError(f"{folder} {problem}; write one with optpipe deploy DOSSIER --to triton --output DIR")
-    if problems := find_seal_problems(Files(folder)):
+    if problems := find_seal_problems(files):
         _refuse(folder, problems)
-    record = read_record(folder / DEPLOYMENT, DeploymentRecord)
-    passport = read_record(folder / PASSPORT, Passport)
+    record = record_from_files(files, DEPLOYMENT, DeploymentRecord)
     with read_as_user_file(folder / CARD, "a model card"):
         card = card_from_file(folder / CARD)
-    serving = None
-    if record.target != "folder":
-        entry = entry_from_folder(folder / MODELS / record.engine / "1", ArtifactInfo)
-        serving = BACKENDS[record.backend].serving(entry.info, record.options, "")
-        if problems := list(find_configuration_problems(folder, record, card, entry, serving)):
-            _refuse(folder, problems)
-    return CheckedDeployment(folder, record, passport, card, serving, tuple(find_passport_differences(passport)))
+    to_server = record.target != "folder"
+    entry = entry_from_files(files.below(f"{MODELS}/{record.engine}/1" if to_server else ENGINE), ArtifactInfo)
+    serving = BACKENDS[entry.info.backend].serving(entry.info, record.options, "") if to_server else None
+    problems = list(_check_engine(entry, record))
+    if serving is not None and not problems:
+        problems = list(find_configuration_problems(folder, record, card, serving))
+    if problems:
+        _refuse(folder, problems)
+    return CheckedDeployment(folder, record, card, serving, tuple(find_differences(record)))
+
+
+def find_differences(record: DeploymentRecord, here: Environment | None = None) -> Iterator[str]:
+    """How this machine differs from that of the evidence, one line each: in what decides outputs and times."""
+    then, now = record.environment, describe_environment() if here is None else here
+    for name in ("gpu", "driver") if record.device == "cuda" else ("cpu",):
+        if then.get_fact(name) != now.get_fact(name):
+            yield f"{name}: the evidence is from {then.get_fact(name)}; here: {now.get_fact(name)}"
+    for name, version in then.packages.items():
+        if (found := now.packages.get(name, "none")) != version:
+            yield f"{name}: the evidence is from {version}; here: {found}"
 
 
 def _refuse(folder: Path, problems: list[str]) -> None:
@@ -71,7 +88,7 @@ def _refuse(folder: Path, problems: list[str]) -> None:
 
 
 def find_configuration_problems(
-    folder: Path, record: DeploymentRecord, card: ModelCard, entry: Entry[ArtifactInfo], serving: Serving
+    folder: Path, record: DeploymentRecord, card: ModelCard, serving: Serving
 ) -> Iterator[str]:
     """Where the repository would serve another model than the one that was signed off, one line each."""
     models = folder / MODELS
@@ -81,7 +98,6 @@ def find_configuration_problems(
     outputs = [describe_served(each, batched=batched) for each in card.outputs]
     inner = name_by_position(inputs, outputs) if serving.by_position else (inputs, outputs)
     yield from find_tensor_differences(engine, record.engine, *inner)
-    yield from _check_engine(entry, record)
     if (backend := engine.backend) != serving.triton_backend:
         yield f"{record.engine}: backend '{backend}' in {CONFIG}, '{serving.triton_backend}' for an artifact of {record.backend}"
     if batched and engine.max_batch_size > card.batch_range[2]:

@@ -4,7 +4,7 @@ One request follows the other, or a Poisson process in an open loop says when ea
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from secrets import randbits
 from time import perf_counter_ns
@@ -21,10 +21,11 @@ from optpipe.deploy.session_process import Answer
 from optpipe.deploy.triton_config import list_positions
 from optpipe.measure.trials import iterate_arrivals, time_call, time_calls_for, warm_up
 from optpipe.models.inputs.rows import fill_sequences, read_length
-from optpipe.signoff.policy import Policy
+from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.stats.means import mean_from_values
 from optpipe.stats.percentiles import summary_from_ns
 from optpipe.stats.ratio import Order, alternate
+from optpipe.workspace.file_names import POLICY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,19 +39,10 @@ MAX_WARM_UP_S = 0.5
 RATE_CONFIDENCE = 0.95
 PERCENTS = (50.0, 90.0, 99.0)
 MAX_IN_FLIGHT = 256
+CONCURRENCY = (1, 8, 32)
+"""How many requests are in flight where throughput is measured."""
 Trial = Callable[[LoadSpec, float, int], list[int]]
 """Puts a load on a subject for a number of seconds, with a seed of its arrivals; the latencies in ns."""
-
-
-@dataclass(frozen=True, slots=True)
-class CostPlan:
-    """The loads to measure at, and how long each."""
-
-    loads: tuple[tuple[LoadSpec, str], ...]
-    """With where they come from."""
-    seconds: float = 4.0
-    concurrency: tuple[int, ...] = (1, 8, 32)
-    """How many requests are in flight where throughput is measured."""
 
 
 def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str], ...]:
@@ -75,14 +67,15 @@ def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str
 def measure_costs(
     checked: CheckedDeployment,
     server: "RunningServer",
-    plan: CostPlan,
+    seconds: float,
     inputs: "Mapping[str, np.ndarray]",
     engine: Answer,
     listener: Listener,
 ) -> Iterator[ServerCost]:
-    """The cost at each load of `plan` beside that of `engine` in-process, with `inputs` as rows to draw from."""
+    """The cost at each load that the policy limits beside that of `engine` in-process, with `inputs` as rows to draw from."""
     record = checked.record
-    for wanted, source in plan.loads:
+    policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
+    for wanted, source in loads_from_policy(policy, checked.card.batch_range[2]):
         rows = dict(inputs)
         if wanted.length is not None:
             rows = fill_sequences(checked.card, rows, wanted.length, wanted.batch_size)
@@ -90,28 +83,28 @@ def measure_costs(
         rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
             served = _make_served_trial(server.grpc, record.engine, name_inputs(checked.serving, rows))
-            cost = _compare(partial(_time_requests, partial(engine, [rows])), served, load, source, plan.seconds)
+            cost = _compare(partial(_time_requests, partial(engine, [rows])), served, load, source, seconds)
         yield cost
 
 
 def measure_throughputs(
     checked: CheckedDeployment,
     server: "RunningServer",
-    plan: CostPlan,
+    seconds: float,
     inputs: "Mapping[str, np.ndarray]",
     engine: Answer,
     largest: int,
     listener: Listener,
 ) -> Iterator[ServerThroughput]:
-    """Requests/s of one sample each at every concurrency of `plan`; `largest` is the deployment's batch, 0 where it has none."""
+    """Requests/s of one sample each at every concurrency; `largest` is the deployment's batch, 0 where it has none."""
     record = checked.record
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
     with open_load_clients(server.grpc, record.engine, name_inputs(checked.serving, rows)) as clients:
-        for count in plan.concurrency:
+        for count in CONCURRENCY:
             joined, seed = min(count, largest) or 1, randbits(32)
             subjects = {
-                "in-process": partial(_measure_rate, partial(engine, [rows] * joined), joined, plan.seconds / ROUNDS),
-                "server": partial(clients.run_trial, count, plan.seconds / ROUNDS),
+                "in-process": partial(_measure_rate, partial(engine, [rows] * joined), joined, seconds / ROUNDS),
+                "server": partial(clients.run_trial, count, seconds / ROUNDS),
             }
             with listener.step(f"throughput, {count} in flight"):
                 clients.run_trial(count, MAX_WARM_UP_S)

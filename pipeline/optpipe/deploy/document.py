@@ -34,7 +34,7 @@ def document_from_deployment(found: DeployResult) -> Document:
                 ("setting", "value", "from"), [(each.setting, each.value, each.source) for each in record.choices]
             ),
             Sentence(without, Tone.DOUBTFUL) if record.not_carried else None,
-            Sentence(f"passport: {found.passport.triton}", Tone.FAINT) if to_server else None,
+            Sentence(f"passport: {record.triton}", Tone.FAINT) if to_server else None,
             *(Sentence(each, Tone.DOUBTFUL, "differs from the evidence") for each in found.differences),
             *(_describe_proof(found.proof) if found.proof else ()),
             Sentence(found.folder, Tone.STRONG, "deployment"),
@@ -62,7 +62,7 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
             for each in proof.comparisons
         ],
     )
-    yield from (Sentence(f"{each.model}: {each.proven}", Tone.FAINT) for each in proof.models)
+    yield from (Sentence(f"{model}: {proven}", Tone.FAINT) for model, proven in proof.models.items())
     if proof.costs:
         yield _tabulate_costs(proof)
         yield _tabulate_throughputs(proof)
@@ -113,7 +113,7 @@ def _format_percentile(found: LatencySummary, name: str) -> str:
 def document_from_recheck(found: RecheckRecord) -> Document:
     """The verdict, why, and what changed: versions, outputs, latency."""
     latency = found.latency
-    versions = [(each.name, each.old, each.new) for each in found.versions]
+    versions = [(name, *each) for name, each in found.versions.items()]
     outputs = [
         f"output {one.name}: {f'{one.changed:,} of {one.values:,} values changed' if one.changed else 'equal'}, "
         f"relative error {one.relative_error:.2g} ({found.outputs_how})"

@@ -7,7 +7,6 @@ Resources that a manifest leaves out come from KServe's runtime for Triton (1 CP
 import json
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.core.errors import BadInputError
@@ -28,16 +27,7 @@ SERVER_BYTES = 2 << 30
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ServicePlan:
-    """What a dossier cannot know of the cluster."""
-
-    storage_uri: str
-    image: str | None = None
-    """Of Triton; None for the one of KServe's runtime."""
-
-
-def plan_service(storage_uri: str | None, image: str | None) -> ServicePlan:
+def require_service(storage_uri: str | None, image: str | None) -> None:
     """Raises BadInputError for a missing URI, or one that KServe refuses."""
     if storage_uri is None:
         raise BadInputError(
@@ -50,32 +40,31 @@ def plan_service(storage_uri: str | None, image: str | None) -> ServicePlan:
         )
     if image is not None and (not image or re.search(r"\s", image)):
         raise BadInputError(f"--image {image!r} is not the name of an image")
-    return ServicePlan(storage_uri, image)
 
 
 def write_service(
-    build: SignedBuild, settings: Settings, plan: ServicePlan, backend: str, folder: Path
+    build: SignedBuild, settings: Settings, storage_uri: str, image: str | None, backend: str, folder: Path
 ) -> list[Choice]:
-    """Writes the manifest, and for an `oci` URI the Containerfile of its image; `backend` is Triton's.
+    """Writes the manifest, and for an `oci` URI the Containerfile of its image; `backend` and `image` are Triton's.
 
     Raises BadInputError where KServe's own image could not serve the repository.
     """
-    if backend == "python" and plan.image is None:
+    if backend == "python" and image is None:
         raise BadInputError(
             f"Triton has no backend for {build.artifact.info.backend}: the server needs optpipe, which the image of KServe's runtime "
             "lacks; pass --image IMAGE"
         )
     resources, choices = _choose_resources(build, settings)
-    (folder / MANIFEST).write_text(_make_manifest(build, plan, resources), encoding="utf-8")
-    if plan.storage_uri.startswith("oci"):  # a modelcar is a running container: its image needs a shell
+    (folder / MANIFEST).write_text(_make_manifest(build, storage_uri, image, resources), encoding="utf-8")
+    if storage_uri.startswith("oci"):  # a modelcar is a running container: its image needs a shell
         (folder / CONTAINERFILE).write_text(f"FROM busybox:stable\nCOPY {MODELS} /models\n", encoding="utf-8")
-    if plan.image:
-        choices.append(Choice("image", plan.image, "given by --image"))
+    if image:
+        choices.append(Choice("image", image, "given by --image"))
     else:
         choices.append(
             Choice("image", "KServe's own", "no --image was given; the passport says which Triton release it must be")
         )
-    return [*choices, Choice("storageUri", plan.storage_uri, "given by --storage-uri")]
+    return [*choices, Choice("storageUri", storage_uri, "given by --storage-uri")]
 
 
 def _choose_resources(build: SignedBuild, settings: Settings) -> tuple[dict[str, str], list[Choice]]:
@@ -114,14 +103,13 @@ def _count_threads(build: SignedBuild, settings: Settings, on_gpu: bool) -> tupl
             settings.instances * threads,
             f"{settings.instances} × {threads} threads, instances as configured and threads as measured",
         )
-    place = build.measured[-1].environment if build.measured else build.artifact.manifest.environment
-    return place.cpu_count or 1, "the machine of the evidence: the runtime chose its threads itself"
+    return build.place.cpu_count or 1, "the machine of the evidence: the runtime chose its threads itself"
 
 
-def _make_manifest(build: SignedBuild, plan: ServicePlan, resources: dict[str, str]) -> str:
+def _make_manifest(build: SignedBuild, storage_uri: str, image: str | None, resources: dict[str, str]) -> str:
     """In YAML, whose strings in double quotes are JSON's."""
     amounts = ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in resources.items())
-    image = f"      image: {json.dumps(plan.image)}\n" if plan.image else ""
+    own_image = f"      image: {json.dumps(image)}\n" if image else ""
     return (
         f"# Upload the content of {MODELS}/ to storageUri, then: kubectl apply -f {MANIFEST}\n"
         f"# Predictions: POST /v2/models/{build.card.name}{'' if build.preprocessing else '_engine'}/infer\n"
@@ -139,8 +127,8 @@ def _make_manifest(build: SignedBuild, plan: ServicePlan, resources: dict[str, s
         "    model:\n"
         '      modelFormat: {name: triton, version: "2"}\n'
         "      protocolVersion: v2\n"
-        f"      storageUri: {json.dumps(plan.storage_uri)}\n"
-        f"{image}"
+        f"      storageUri: {json.dumps(storage_uri)}\n"
+        f"{own_image}"
         "      resources:\n"
         f"        requests: {{{amounts}}}\n"
         f"        limits: {{{amounts}}}\n"

@@ -19,19 +19,15 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import GateError, MissingError, StageError, first_line, read_as_user_file
 from optpipe.core.events import Listener
-from optpipe.core.records import read_record
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.cost import CostPlan, measure_costs, measure_throughputs, name_inputs
+from optpipe.deploy.cost import measure_costs, measure_throughputs, name_inputs
 from optpipe.deploy.records import (
-    IMAGES,
     MODELS,
     REQUESTS,
     TENSORS,
     Comparison,
     DeploymentRecord,
     ProofRecord,
-    RequestImages,
-    ServedModel,
     ServerRecord,
 )
 from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, SHIM, add_shim_parameters
@@ -77,9 +73,9 @@ class Expected:
 
 
 def prove_deployment(
-    checked: CheckedDeployment, program: ServerProgram, cost: CostPlan | None, store: Store, listener: Listener
+    checked: CheckedDeployment, program: ServerProgram, seconds: float, store: Store, listener: Listener
 ) -> ProofRecord:
-    """Runs the server on the deployment and compares.
+    """Runs the server on the deployment and compares; measures for so many `seconds` at each load what the server costs.
 
     Raises GateError where an output, a label or a shape is not the signed-off one, StageError with the server's reason where
     it does not load the repository or dies, MissingError without tritonclient.
@@ -102,12 +98,14 @@ def prove_deployment(
                 comparisons += list(_compare(checked, client, protocol, expected))
                 step.advance()
             rows = expected[0].inputs
-            costs = list(measure_costs(checked, server, cost, rows, engine, listener)) if cost else []
-            rates = list(measure_throughputs(checked, server, cost, rows, engine, largest, listener)) if cost else []
+            costs = list(measure_costs(checked, server, seconds, rows, engine, listener)) if seconds else []
+            rates = (
+                list(measure_throughputs(checked, server, seconds, rows, engine, largest, listener)) if seconds else []
+            )
     return ProofRecord(
         str(checked.folder),
         server.record,
-        tuple(models),
+        models,
         tuple(comparisons),
         tuple(costs),
         tuple(rates),
@@ -124,8 +122,8 @@ def _require_runnable(checked: CheckedDeployment) -> None:
         )
 
 
-def _list_notes(server: ServerRecord, models: Sequence[ServedModel]) -> tuple[str, ...]:
-    behind = [each.model for each in models if each.proven.startswith("configured")]
+def _list_notes(server: ServerRecord, models: Mapping[str, str]) -> tuple[str, ...]:
+    behind = [model for model, proven in models.items() if proven.startswith("configured")]
     if not behind:
         return ()
     return (
@@ -133,23 +131,18 @@ def _list_notes(server: ServerRecord, models: Sequence[ServedModel]) -> tuple[st
     )
 
 
-def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> list[ServedModel]:
+def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:
     """The repository as this server can load it; the configuration of what it lacks a backend for is put behind the shim."""
-    have, found = list_backends(program), []
+    have, found = list_backends(program), {}
     for source in sorted((checked.folder / MODELS).resolve().glob("*/")):
         shutil.copytree(source, target / source.name, copy_function=_link)
         config = read_config(source / CONFIG)
         if config.platform == "ensemble" or (config.backend in have and config.backend != "python"):
-            found.append(ServedModel(source.name, config.backend or "ensemble", "served by tritonserver"))
+            found[source.name] = "served by tritonserver"
             continue
-        if config.backend != "python":
-            found.append(
-                ServedModel(
-                    source.name, config.backend, f"configured, not run: {config.backend}; run by optpipe's session"
-                )
-            )
-        else:
-            found.append(ServedModel(source.name, "python", "served by tritonserver, through optpipe's session"))
+        own = "served by tritonserver, through optpipe's session"
+        lacking = f"configured, not run: {config.backend}; run by optpipe's session"
+        found[source.name] = own if config.backend == "python" else lacking
         _put_behind_shim(config, checked.record, source, target / source.name)
     return found
 
@@ -184,10 +177,9 @@ def _list_expected(checked: CheckedDeployment, engine: Answer) -> Iterator[Expec
     with read_as_user_file(checked.folder / REQUESTS / TENSORS, "the requests of a proof"):
         known = reference_from_file(checked.folder / REQUESTS / TENSORS)
     yield from _expect_rows(record.engine, engine, known, checked)
-    listed = checked.folder / REQUESTS / IMAGES
-    if record.ensemble is not None and record.preprocessing is not None and listed.is_file():
+    if record.ensemble is not None and record.preprocessing is not None and record.images:
         preprocess = open_preprocessing(models / record.preprocessing / "1")
-        yield from _expect_images(record.ensemble, preprocess, engine, checked, read_record(listed, RequestImages))
+        yield from _expect_images(record.ensemble, preprocess, engine, checked)
 
 
 def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedDeployment) -> Iterator[Expected]:
@@ -207,13 +199,12 @@ def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedD
         yield Expected(model, inputs, engine([inputs])[0], {})
 
 
-def _expect_images(
-    model: str, preprocess: Answer, engine: Answer, checked: CheckedDeployment, listed: RequestImages
-) -> Iterator[Expected]:
+def _expect_images(model: str, preprocess: Answer, engine: Answer, checked: CheckedDeployment) -> Iterator[Expected]:
     import numpy as np
 
-    for image in listed.images:
-        content = np.fromfile(checked.folder / REQUESTS / image.file, np.uint8)[np.newaxis]
+    files = checked.files.below(REQUESTS)
+    for image in checked.record.images:
+        content = np.frombuffer(files.read(image.file), np.uint8)[np.newaxis]
         tensor = preprocess([{DALI_INPUT: content}])[0][DALI_OUTPUT]
         outputs = engine([{checked.card.inputs[0].name: tensor}])[0]
         yield Expected(model, {ENCODED: content}, outputs, {}, image.prediction)

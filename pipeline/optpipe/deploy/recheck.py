@@ -20,7 +20,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import PROCESSES, LoadSpec
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.interpreter import Interpreter, list_output_changes, open_interpreter, outputs_of_interpreter
-from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord, VersionChange
+from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import ProcessGroup, group_processes
 from optpipe.measure.measure import BenchPlan, RunContext, prepare_session
@@ -75,9 +75,9 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
         raise MissingError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
     group = _choose_group(build)
     if plan.python is None and group.compute_mean("p50") is None:
-        count = group.count_processes()
+        shown, count = group.count_showing("p50"), group.count_processes()
         raise BadInputError(
-            f"{build.folder} has {count} VALID process{'' if count == 1 else 'es'} of {group.load}; "
+            f"{build.folder}: {shown} of {count} VALID processes of {group.load} show a p50; "
             f"{MIN_VALUES} are needed to compare with\n"
             "pass --python with the old environment to measure the two in turn, or measure more processes and sign off again"
         )
@@ -88,10 +88,9 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
         new = open_interpreter(plan.python, names, scratch) if plan.python else here
         old_versions = dict(old_place.packages) | {"python": old_place.python}
         if plan.python:
-            for each in _list_version_changes(old_versions, here.versions, BACKENDS[info.backend].package):
-                listener.warn(
-                    f"the old side is not the dossier's environment: {each.name} {each.new}, the dossier has {each.old}"
-                )
+            changes = _list_version_changes(old_versions, here.versions, BACKENDS[info.backend].package)
+            for name, (then, now) in changes.items():
+                listener.warn(f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}")
             old_versions = dict(here.versions)
         with listener.step("outputs"):
             outputs, outputs_how = _compare_outputs(build, here if plan.python else None, new)
@@ -153,15 +152,12 @@ def _choose_group(build: SignedBuild) -> ProcessGroup:
 
 def _list_version_changes(
     old: Mapping[str, str], new: Mapping[str, str], runtime: str, *, outer: bool = False
-) -> tuple[VersionChange, ...]:
+) -> dict[str, tuple[str, str]]:
     """Packages with another version; of the runtime, and with `outer` of all, also those that one side lacks."""
     of_runtime = {name for name in RUNTIMES if name.removesuffix("-gpu") == runtime.removesuffix("-gpu")}
     names = set(old) | set(new) if outer else (set(old) & set(new)) | of_runtime
-    return tuple(
-        VersionChange(name, old.get(name, "none"), new.get(name, "none"))
-        for name in sorted(names)
-        if old.get(name) != new.get(name)
-    )
+    changed = (name for name in sorted(names) if old.get(name) != new.get(name))
+    return {name: (old.get(name, "none"), new.get(name, "none")) for name in changed}
 
 
 def _compare_outputs(

@@ -1,24 +1,21 @@
-"""What a deployment says of itself: `deployment.json` and `passport.json` in its folder, and what a proof found."""
+"""What a deployment says of itself: `deployment.json` in its folder, and what a proof found."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from optpipe.core.entries import Gpu
+from optpipe.core.entries import Environment
 from optpipe.core.measurement import LatencySummary
 from optpipe.core.quantity import Estimate
 from optpipe.core.verdict import Verdict
 from optpipe.stats.ratio import Change
 
 DEPLOYMENT = "deployment.json"
-PASSPORT = "passport.json"
 MODELS = "models"
 """Folder of a deployment that is Triton's model repository."""
 REQUESTS = "requests"
 """Folder of a deployment with what a proof sends."""
 TENSORS = "tensors.npz"
 """In `requests`: inputs `input:NAME` and the source model's outputs `output:NAME`, first axis the samples."""
-IMAGES = "images.json"
-"""In `requests`: a `RequestImages`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +27,15 @@ class Choice:
     value: str
     source: str
     """The measurement, the policy's limit, or the reason why neither decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestImage:
+    """An encoded image with the class that was signed off for it; None for a model that does not classify."""
+
+    file: str
+    sha256: str
+    prediction: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +76,14 @@ class DeploymentRecord:
     """Runtime options that Triton's backend has no setting for."""
     tolerance: float
     """Largest relative L2 error of an output against the signed-off one."""
-    optpipe: str
-    created_utc: str
-
-
-@dataclass(frozen=True, slots=True)
-class Passport:
-    """The machine and versions that the evidence holds for: what `deploy --check` compares with the machine it runs on."""
-
-    cpu: str
-    gpus: tuple[Gpu, ...]
-    """Those of the machine that was measured; empty for a build that runs on the CPU."""
-    packages: Mapping[str, str]
-    """Of the runtime and the preprocessing."""
-    cuda: str | None
-    """The CUDA version that the runtime was built for, where the artifact runs on a GPU."""
+    images: tuple[RequestImage, ...]
+    """In `requests`, out of an evaluation in the dossier."""
+    environment: Environment
+    """The passport: machine and versions that the evidence holds for, without packages that do not matter to it."""
     triton: str
     """Which Triton releases can serve it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestImage:
-    """An encoded image with the class that was signed off for it; None for a model that does not classify."""
-
-    file: str
-    sha256: str
-    prediction: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestImages:
-    """The content of `images.json`."""
-
-    run: str
-    """The evaluation in the dossier whose predictions these are."""
-    images: tuple[RequestImage, ...]
+    optpipe: str
+    created_utc: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +95,6 @@ class ServerRecord:
     python: str | None
     numpy: str | None
     backends: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """How one model of the repository was proven."""
-
-    model: str
-    backend: str
-    proven: str
-    """`served by tritonserver`, or `configured, not run: …`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +147,8 @@ class ProofRecord:
 
     deployment: str
     server: ServerRecord
-    models: tuple[ServedModel, ...]
+    models: Mapping[str, str]
+    """How each was proven: `served by tritonserver`, or `configured, not run: …`."""
     comparisons: tuple[Comparison, ...]
     costs: tuple[ServerCost, ...]
     throughputs: tuple[ServerThroughput, ...]
@@ -191,9 +161,8 @@ class DeployResult:
 
     folder: str
     deployment: DeploymentRecord
-    passport: Passport
     differences: tuple[str, ...] = ()
-    """Between the passport and this machine."""
+    """Between the evidence's machine and this one."""
     proof: ProofRecord | None = None
     warnings: tuple[str, ...] = ()
 
@@ -212,15 +181,6 @@ class OutputChange:
     """‖new − old‖ / ‖old‖; without the old environment, of the new outputs against the source model's."""
     predictions_changed: int | None
     """Samples with another class; None for a model that does not classify."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionChange:
-    """A package or a part of the machine that is not what it was."""
-
-    name: str
-    old: str
-    new: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +207,8 @@ class RecheckRecord:
     artifact: str
     verdict: Verdict
     reasons: tuple[str, ...]
-    versions: tuple[VersionChange, ...]
+    versions: Mapping[str, tuple[str, str]]
+    """Of each package that is not what it was, the old and the new version."""
     outputs: tuple[OutputChange, ...]
     outputs_how: str
     latency: LatencyChange

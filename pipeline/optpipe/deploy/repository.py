@@ -8,34 +8,30 @@ DIR/models/NAME             the ensemble from encoded images to the model's outp
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe import __version__
 from optpipe.backends.base import Serving
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError
+from optpipe.core.measurement import Options
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
-from optpipe.deploy.kserve import ServicePlan, write_service
-from optpipe.deploy.passport import passport_from_build, serving_from_build
+from optpipe.deploy.kserve import write_service
 from optpipe.deploy.records import (
     DEPLOYMENT,
-    IMAGES,
     MODELS,
-    PASSPORT,
     REQUESTS,
     TENSORS,
     Choice,
     DeploymentRecord,
-    Passport,
     RequestImage,
-    RequestImages,
 )
 from optpipe.deploy.session_process import list_captured_sizes
-from optpipe.deploy.signed_build import REQUEST_ROWS, SignedBuild, list_signed_images
+from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
 from optpipe.deploy.triton_config import (
     CONFIG,
     LABELS,
@@ -54,7 +50,7 @@ from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
-from optpipe.workspace.entry import MANIFEST, drop_folder, strip_folders
+from optpipe.workspace.entry import MANIFEST, drop_folder, get_utc_time, strip_folders
 from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
@@ -63,26 +59,25 @@ if TYPE_CHECKING:
     import numpy as np
 
 DALI_OUTPUT = "DALI_OUTPUT_0"
+ENGINE = "engine"
+"""Folder of a deployment to a folder with the artifact."""
 ENCODED = "encoded_image"
 """The ensemble's input: a whole image file as bytes."""
 SHIM = Path(__file__).with_name("triton_model.py")
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenDeployment:
-    """A deployment in its place."""
-
-    folder: Path
-    record: DeploymentRecord
-    passport: Passport
-
-
 def write_repository(
-    build: SignedBuild, output: Path, store: Store, *, batching: bool = True, service: ServicePlan | None = None
-) -> WrittenDeployment:
+    build: SignedBuild,
+    output: Path,
+    store: Store,
+    *,
+    batching: bool = True,
+    storage_uri: str | None = None,
+    image: str | None = None,
+) -> DeploymentRecord:
     """Writes everything in one step: `output` is there whole, or not at all. Raises BadInputError where it exists already.
 
-    Without `batching` every request is a batch of its own; `service` asks for KServe's manifest beside it.
+    Without `batching` every request is a batch of its own; `storage_uri` asks for KServe's manifest beside it.
     """
     require_tritonclient()
     settings = choose_settings(build)
@@ -90,8 +85,8 @@ def write_repository(
     if not batching:
         settings = leave_out_batching(settings)
     with store.scratch("deploy") as scratch:
-        run, images = list_signed_images(build)
-        known = write_requests(build, run, images, scratch / REQUESTS)
+        images = list_signed_images(build)
+        known = write_requests(build, images, scratch / REQUESTS)
         engine = f"{build.card.name}_engine"
         choices = [*settings.choices, _write_engine(build, serving, settings, known, scratch / MODELS / engine)]
         preprocess = ensemble = None
@@ -103,35 +98,41 @@ def write_repository(
             _write_ensemble(build, serving, settings, engine, preprocess, scratch / MODELS / ensemble)
         for path in (scratch / MODELS).glob(f"*/{CONFIG}"):
             require_valid_text(path)
-        if service is not None:
-            choices += write_service(build, settings, service, serving.triton_backend, scratch)
-        target = "triton" if service is None else "kserve"
-        record = describe_deployment(
-            build, settings, serving.not_carried, target, engine, preprocess, ensemble, choices
-        )
-        passport = passport_from_build(build, serving)
-        write_card(build, scratch / CARD)
-        write_bytes(scratch / POLICY, build.policy.source)
-        write_bytes(scratch / DEPLOYMENT, json_from_record(record))
-        write_bytes(scratch / PASSPORT, json_from_record(passport))
-        finish_dossier(scratch, output)
-    return WrittenDeployment(output, record, passport)
+        if storage_uri is not None:
+            choices += write_service(build, settings, storage_uri, image, serving.triton_backend, scratch)
+        record = describe_deployment(build, settings, serving, images, choices)
+        target = "triton" if storage_uri is None else "kserve"
+        named = replace(record, target=target, engine=engine, preprocessing=preprocess, ensemble=ensemble)
+        return finish_deployment(build, named, scratch, output)
+
+
+def finish_deployment(build: SignedBuild, record: DeploymentRecord, scratch: Path, output: Path) -> DeploymentRecord:
+    """Writes what every deployment has, and moves it to its place."""
+    write_card(build, scratch / CARD)
+    write_bytes(scratch / POLICY, build.policy.source)
+    write_bytes(scratch / DEPLOYMENT, json_from_record(record))
+    finish_dossier(scratch, output)
+    return record
+
+
+def serving_from_build(build: SignedBuild, options: Options) -> Serving:
+    """How servers run a signed-off artifact. Raises BadInputError for one that needs more than its files."""
+    backend = BACKENDS[build.artifact.info.backend]
+    return backend.serving(build.artifact.info, options, build.place.get_fact(f"packages.{backend.package}"))
 
 
 def describe_deployment(
     build: SignedBuild,
     settings: Settings,
-    not_carried: tuple[str, ...],
-    target: str,
-    engine: str,
-    preprocess: str | None,
-    ensemble: str | None,
+    serving: Serving,
+    images: Sequence[tuple[Path, RequestImage]],
     choices: Sequence[Choice],
 ) -> DeploymentRecord:
-    """What `deployment.json` says."""
-    info = build.artifact.info
+    """What `deployment.json` says of a deployment to a folder."""
+    info, place = build.artifact.info, build.place
+    names = [BACKENDS[info.backend].package, *([DALI] if build.preprocessing else [])]
     return DeploymentRecord(
-        target=target,
+        target="folder",
         model=build.card.name,
         artifact=build.artifact.id,
         artifact_sha256=hash_engine(build.artifact),
@@ -139,16 +140,23 @@ def describe_deployment(
         precision=info.precision,
         device=info.device,
         dossier=build.reference,
-        engine=engine,
-        preprocessing=preprocess,
-        ensemble=ensemble,
+        engine=f"{ENGINE}/{info.file}",
+        preprocessing=None,
+        ensemble=None,
         options=settings.options,
         labels=list_labels(build),
         choices=tuple(choices),
-        not_carried=not_carried,
+        not_carried=serving.not_carried,
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
+        images=tuple(image for _, image in images),
+        environment=replace(
+            place,
+            packages={name: place.get_fact(f"packages.{name}") for name in names},
+            gpus=place.gpus if info.device == "cuda" else (),
+        ),
+        triton=serving.requirement,
         optpipe=__version__,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_utc=get_utc_time(),
     )
 
 
@@ -157,9 +165,7 @@ def list_labels(build: SignedBuild) -> tuple[str, ...]:
     return build.card.labels if build.card.task is Task.CLASSIFICATION else ()
 
 
-def write_requests(
-    build: SignedBuild, run: str, images: Sequence[tuple[Path, RequestImage]], folder: Path
-) -> Reference:
+def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage]], folder: Path) -> Reference:
     """What a proof sends: rows of the reference with the source model's outputs, and signed-off images."""
     import numpy as np
 
@@ -179,16 +185,19 @@ def write_requests(
     )
     for path, image in images:
         shutil.copyfile(path, folder / image.file)
-    if images:
-        write_bytes(folder / IMAGES, json_from_record(RequestImages(run, tuple(image for _, image in images))))
     return Reference(inputs, outputs)
+
+
+def copy_artifact(build: SignedBuild, folder: Path) -> None:
+    """The artifact with its manifest, which names no folder of this machine."""
+    shutil.copytree(build.artifact.path, folder)
+    write_bytes(folder / MANIFEST, json_from_record(strip_folders(build.artifact.manifest)))
 
 
 def _write_engine(build: SignedBuild, serving: Serving, settings: Settings, known: Reference, folder: Path) -> Choice:
     """The artifact as a Triton model; returns what its warm-up is."""
     pb, info = require_tritonclient(), build.artifact.info
-    shutil.copytree(build.artifact.path, folder / "1")
-    write_bytes(folder / "1" / MANIFEST, json_from_record(strip_folders(build.artifact.manifest)))
+    copy_artifact(build, folder / "1")
     batched = settings.max_batch_size > 0
     inputs = [describe_served(each, batched=batched) for each in build.card.inputs]
     outputs = [describe_served(each, batched=batched) for each in build.card.outputs]

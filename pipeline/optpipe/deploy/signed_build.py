@@ -6,16 +6,15 @@ A dossier holds hashes and measurements; the engine, the pipeline and the refere
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
 from optpipe.core.verdict import VerdictRecord
-from optpipe.deploy.records import DossierReference
+from optpipe.deploy.records import DossierReference, RequestImage
 from optpipe.evaluate.tasks.registry import find_task
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.engine import hash_engine
@@ -33,9 +32,7 @@ from optpipe.workspace.runs import newest_runs
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
 
-if TYPE_CHECKING:
-    from optpipe.deploy.records import RequestImage
-
+DALI = "nvidia-dali-cuda130"
 REQUEST_IMAGES = 32
 REQUEST_ROWS = 32
 
@@ -57,6 +54,11 @@ class SignedBuild:
     measured: tuple[RecordedMeasurement, ...]
     """Of the artifact, with the options that the policy names."""
     runs: tuple[Run, ...]
+
+    @property
+    def place(self) -> Environment:
+        """The machine that the dossier's measurements are from; the build's own where nothing was measured."""
+        return self.measured[-1].environment if self.measured else self.artifact.manifest.environment
 
 
 def open_signed_build(folder: Path, store: Store, because: str | None) -> SignedBuild:
@@ -148,15 +150,15 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
             f"{build.folder} has no evidence of the preprocessing; run `{command}` and "
             "sign off again, or deploy the engine alone with --no-ensemble"
         )
-    if served and build.preprocessing is not None and not list_signed_images(build)[1]:
+    if served and build.preprocessing is not None and not list_signed_images(build):
         raise BadInputError(
             f"no image of an evaluation in {build.folder} is here, so an ensemble could be neither warmed up nor proven; put the "
             "model card's validation set back, or deploy the engine alone with --no-ensemble"
         )
 
 
-def list_signed_images(build: SignedBuild) -> "tuple[str, tuple[tuple[Path, RequestImage], ...]]":
-    """Images of the evaluation in the dossier with the predictions signed off for them, and the evaluation's name.
+def list_signed_images(build: SignedBuild) -> tuple[tuple[Path, RequestImage], ...]:
+    """Images of the evaluation in the dossier with the predictions signed off for them.
 
     Only images that are here with the hash that the evaluation recorded; empty where there is no evaluation.
     """
@@ -170,8 +172,8 @@ def list_signed_images(build: SignedBuild) -> "tuple[str, tuple[tuple[Path, Requ
             best = table[column].list.first().to_list() if classifies else [None] * len(table)
             rows = list(zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True))
             some = [rows[index] for index in spread_evenly(len(rows), REQUEST_IMAGES)]  # a set is often sorted by class
-            return run.name, tuple(_read_images(some, root))
-    return "", ()
+            return tuple(_read_images(some, root))
+    return ()
 
 
 def _find_image_root(card: ModelCard) -> Path | None:
@@ -181,9 +183,7 @@ def _find_image_root(card: ModelCard) -> Path | None:
     return Path(source) if Path(source).is_dir() else ImageSet.from_manifest(Path(source)).root
 
 
-def _read_images(rows: Iterable[tuple[str, str, int | None]], root: Path) -> Iterator[tuple[Path, "RequestImage"]]:
-    from optpipe.deploy.records import RequestImage
-
+def _read_images(rows: Iterable[tuple[str, str, int | None]], root: Path) -> Iterator[tuple[Path, RequestImage]]:
     for index, (name, sha256, prediction) in enumerate(rows):
         path = root / name
         if path.is_file() and hash_file(path) == sha256:

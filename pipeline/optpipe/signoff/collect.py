@@ -72,7 +72,7 @@ def collect_evidence(
 ) -> Path:
     """Fills the empty `folder` with everything that the verdict on `wanted` needs, verified while it is copied."""
     entry = find_judged_artifact(wanted, store)
-    store.verify_entry(entry)
+    store.verify_entry(entry, loads=False)
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
     approved_request = None if baseline is None else read_record(baseline / REQUEST, DossierRequest)

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optpipe.core.entries import Environment
+from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.sweep.slots import POLL_S
-from optpipe.workspace.entry import MANIFEST, NOT_LISTED, Entry, entry_from_folder, get_utc_time, read_manifest
+from optpipe.workspace.entry import FOREIGN, MANIFEST, NOT_LISTED, Entry, entry_from_folder, get_utc_time, read_manifest
 from optpipe.workspace.files import find_problems
 from optpipe.workspace.locks import hold_lock, open_lock, try_lock
 from optpipe.workspace.runs import REMOVED, RUNS, list_records, write_record
@@ -137,7 +137,7 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
     with store.exclusive():
         for source in sources:
             with listener.step(f"merge {source}"):
-                for name, lines in take_in(source, store).items():
+                for name, lines in take_in(source, store, trusted=False).items():
                     found[name] += lines
     found["conflicts"] += list_conflicts(read_jobs(store.workspace))
     return MergeRecord(
@@ -149,10 +149,10 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
     )
 
 
-def take_in(source: Path, store: Store) -> dict[str, list[str]]:
+def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, list[str]]:
     """Copies each finished entry and run that is missing; what was `added`, `present`, in `conflicts` and `damaged`, one line each.
 
-    Where two differ under one name, the one here is kept.
+    Where two differ under one name, the one here is kept. An artifact that is not `trusted` is foreign if loading it runs code.
     """
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with hold_lock(store.lock_path("merge")):
@@ -162,7 +162,7 @@ def take_in(source: Path, store: Store) -> dict[str, list[str]]:
             name = path.relative_to(source)
             here = store.workspace / name
             if not here.exists():
-                problem = _copy_whole(path, here, store)
+                problem = _copy_whole(path, here, store, trusted=trusted)
                 found["damaged" if problem else "added"].append(f"{path}: {problem}")
             elif _read_content(here) == theirs:
                 found["present"].append(str(name))
@@ -181,9 +181,10 @@ def _read_content(path: Path) -> object:
     return read and (files if read.recipe is not None else [files, read.info, read.status])
 
 
-def _copy_whole(path: Path, target: Path, store: Store) -> str | None:
+def _copy_whole(path: Path, target: Path, store: Store, *, trusted: bool) -> str | None:
     """Copies the folder, its hashes checked before and after. Returns the first thing that is not as its manifest says."""
-    files = {name: file.sha256 for name, file in read_manifest(Files(path)).files.items()}
+    manifest = read_manifest(Files(path))
+    files = {name: file.sha256 for name, file in manifest.files.items()}
     with store.scratch("merge") as scratch:
         shutil.copytree(path, scratch / "copy")
         for folder in (path, scratch / "copy"):
@@ -194,6 +195,8 @@ def _copy_whole(path: Path, target: Path, store: Store) -> str | None:
                 record_from_entry(entry_from_folder(path, JobRecord))
             except BadInputError as error:
                 return str(error)
+        if manifest.kind == ArtifactInfo.KIND and not trusted and not str(manifest.info.get("file")).endswith(".onnx"):
+            (scratch / "copy" / FOREIGN).touch()  # an ONNX graph is data, everything else runs code when it is loaded
         target.parent.mkdir(parents=True, exist_ok=True)
         (scratch / "copy").rename(target)
     return None

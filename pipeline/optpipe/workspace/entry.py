@@ -26,7 +26,9 @@ from optpipe.workspace.files import FileHash, find_changed_files, find_problems,
 MANIFEST = "manifest.json"
 USED = ".used"
 """File in an entry with the time at which a build found it last."""
-NOT_LISTED = (MANIFEST, USED)
+FOREIGN = ".foreign"
+"""File in an artifact that another workspace built and whose loading runs code: it is not loaded while the file is there."""
+NOT_LISTED = (MANIFEST, USED, FOREIGN)
 """Files of an entry that its manifest does not list."""
 ID_LENGTH = 12
 Status = Literal["complete", "interrupted"]

@@ -21,6 +21,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
 from optpipe.workspace.entry import (
+    FOREIGN,
     USED,
     Entry,
     EntryInfo,
@@ -203,11 +204,17 @@ class Store:
             raise BadInputError(f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix")
         return found[0]
 
-    def verify_entry(self, entry: Entry[Info], only: str | None = None) -> Entry[Info]:
+    def verify_entry(self, entry: Entry[Info], only: str | None = None, *, loads: bool = True) -> Entry[Info]:
         """`entry`, after every byte, or those of the file `only`, was compared with its manifest's hashes.
 
-        Call it before anything is deserialized or believed. Raises StageError where a file is missing or changed.
+        Call it before anything is deserialized or believed. Raises StageError where a file is missing or changed, and where the
+        entry `loads` and came from another workspace: deserializing it runs code of whoever made it.
         """
+        if loads and only is None and (foreign := entry.file(FOREIGN)).exists():
+            raise StageError(
+                f"store entry {entry.path.name} was merged from another workspace, and loading it runs code\n"
+                f"build it here, or approve it, if you trust who made it: rm {foreign}"
+            )
         if (problem := entry.find_damage(only)) is not None:
             raise StageError(
                 f"store entry {entry.path.name} is damaged: {problem}\n"

@@ -166,14 +166,15 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
         reference=DossierReference("dossier", "0" * 64, Verdict.PASS, (), None),
         preprocessing=None,
         measured=(),
+        place=built.entry.manifest.environment,
         runs=(),
     )
     written = write_repository(signed, tmp_path / "served", store)
-    assert "needs optpipe on the server" in written.passport.triton
-    checked = check_deployment(written.folder)
+    assert "needs optpipe on the server" in written.triton
+    checked = check_deployment(tmp_path / "served")
     assert checked.serving is not None
     assert checked.serving.own_session
-    model = written.folder / "models" / checked.record.engine
+    model = tmp_path / "served" / "models" / checked.record.engine
     assert 'backend: "python"' in (model / "config.pbtxt").read_text()
     inputs = {"x": np.ones((2, 4), np.float32)}
     (answer,) = open_artifact(model / "1", checked.record.options)([inputs])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 
+from optpipe.core.entries import Environment
 from optpipe.core.measurement import LatencySummary
 from optpipe.core.quantity import Estimate
 from optpipe.core.verdict import Verdict
@@ -17,14 +18,11 @@ from optpipe.deploy.records import (
     DossierReference,
     LatencyChange,
     OutputChange,
-    Passport,
     ProofRecord,
     RecheckRecord,
-    ServedModel,
     ServerCost,
     ServerRecord,
     ServerThroughput,
-    VersionChange,
 )
 from optpipe.stats.ratio import Change
 
@@ -57,17 +55,19 @@ RECORD = DeploymentRecord(
     ),
     not_carried=("spinning",),
     tolerance=0.5,
+    images=(),
+    environment=Environment(cpu="a CPU", packages={"onnxruntime-gpu": "1.31.1"}),
+    triton="choose a release with ONNX Runtime 1.31.1",
     optpipe="0.1.0",
     created_utc="2026-11-22T12:00:00+00:00",
 )
-PASSPORT = Passport("a CPU", (), {"onnxruntime-gpu": "1.31.1"}, None, "choose a release with ONNX Runtime 1.31.1")
 PROOF = ProofRecord(
     deployment="served",
     server=ServerRecord("tritonserver", "2.51.0", "3.11", "1.26.4", ("python",)),
-    models=(
-        ServedModel("digits", "ensemble", "served by tritonserver"),
-        ServedModel("digits_engine", "onnxruntime", "configured, not run: onnxruntime; run by optpipe's session"),
-    ),
+    models={
+        "digits": "served by tritonserver",
+        "digits_engine": "configured, not run: onnxruntime; run by optpipe's session",
+    },
     comparisons=(
         Comparison("digits_engine", "http", 8, 8, 0.0, None),
         Comparison("digits", "grpc", 32, 30, 1.2e-7, "32 of 32 equal to the signed-off predictions"),
@@ -83,15 +83,13 @@ PROOF = ProofRecord(
 
 
 def test_a_deployment_that_was_proven_in_part():
-    assert_golden(
-        text_of(document_from_deployment(DeployResult("served", RECORD, PASSPORT, (), PROOF))), "deploy-proven.txt"
-    )
+    assert_golden(text_of(document_from_deployment(DeployResult("served", RECORD, (), PROOF))), "deploy-proven.txt")
 
 
 def test_a_deployment_with_a_reason_on_another_machine():
     reason = replace(RECORD.dossier, verdict=Verdict.INCONCLUSIVE, because="a trial on the staging host")
     found = DeployResult(
-        "served", replace(RECORD, dossier=reason), PASSPORT, ("CPU: the evidence is from a CPU; this machine has b",)
+        "served", replace(RECORD, dossier=reason), ("CPU: the evidence is from a CPU; this machine has b",)
     )
     assert_golden(text_of(document_from_deployment(found)), "deploy-because.txt")
 
@@ -105,7 +103,7 @@ def test_a_recheck():
             "slower: p50 is 1.052 times the old (1.031 to 1.074)",
             "output 'logits': 3 of 8,000 values changed, the first at [0, 4]",
         ),
-        versions=(VersionChange("onnxruntime-gpu", "1.31.1", "1.32.0"),),
+        versions={"onnxruntime-gpu": ("1.31.1", "1.32.0")},
         outputs=(OutputChange("logits", 8000, 3, (0, 4), 1e-7, 0),),
         outputs_how="to the last bit, both environments here",
         latency=LatencyChange(

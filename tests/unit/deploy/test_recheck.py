@@ -78,14 +78,16 @@ def test_the_rounds_that_would_settle_it_put_the_interval_on_one_side(value, hal
     assert log(value) + narrowed <= log(1.05) + 1e-9 or log(value) - narrowed >= -1e-9
 
 
-@pytest.mark.parametrize("invalid", [2, 3])
-def test_a_dossier_without_three_valid_processes_is_refused_before_anything_runs(tmp_path, invalid):
+@pytest.mark.parametrize(("invalid", "withheld"), [(2, 0), (3, 0), (1, 1)])
+def test_a_dossier_without_three_valid_processes_is_refused_before_anything_runs(tmp_path, invalid, withheld):
     subject = Subject("a", "onnxruntime", "fp32", "cpu")
     reason = Reason("drift", "slower", "wait", invalidates=True)
     tries = [planted(subject, 8, 1.0, process=each, reasons=[reason] if each < invalid else ()) for each in range(4)]
+    bare = replace(tries[-1].latency_ns, percentiles={}, withheld={"p50": "too few"}, median=None)
+    tries = [*tries[: 4 - withheld], *(replace(each, latency_ns=bare) for each in tries[4 - withheld :])]
     artifact = SimpleNamespace(info=artifact_info(), id="a")
     measured = tuple(RecordedMeasurement(each, "bench-1") for each in tries)
     build = cast("Any", SimpleNamespace(folder="dossier", artifact=artifact, measured=measured))
-    said = rf"dossier has {4 - invalid} VALID process(es)? of batch 8, single-stream, compute; 3 are needed"
+    said = f"dossier: {4 - invalid - withheld} of {4 - invalid} VALID processes of batch 8, .* show a p50; 3 are needed"
     with pytest.raises(BadInputError, match=said):
         recheck(build, RecheckPlan(None, 8, 0.1), Store(tmp_path), SilentListener())

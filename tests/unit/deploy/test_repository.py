@@ -1,25 +1,32 @@
 """The configurations that are written for Triton and KServe."""
 
 import json
+import shutil
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import numpy as np
+import onnx
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import hash_file
 from optpipe.core.measurement import Subject
 from optpipe.deploy.choices import Settings
-from optpipe.deploy.kserve import CONTAINERFILE, MANIFEST, ServicePlan, plan_service, write_service
+from optpipe.deploy.kserve import CONTAINERFILE, MANIFEST, require_service, write_service
 from optpipe.deploy.triton_config import (
     TYPES,
     Served,
@@ -30,6 +37,7 @@ from optpipe.deploy.triton_config import (
     text_from_config,
 )
 from optpipe.measure.groups import RecordedMeasurement
+from optpipe.workspace.files import write_json
 
 pb = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed: the extra `triton`"
@@ -97,19 +105,30 @@ def test_sizes_that_may_change_are_minus_one():
 SCHEMA = json.loads((Path(__file__).parents[2] / "fakes" / "kserve_v1beta1.schema.json").read_text())
 
 
-def written(folder, *, device="cpu", options=None, peak=300 << 20, name="Net_v2.1", plan=None, backend="onnxruntime"):
+def written(
+    folder,
+    *,
+    device="cpu",
+    options=None,
+    peak=300 << 20,
+    name="Net_v2.1",
+    uri="s3://models/net",
+    image=None,
+    backend="onnxruntime",
+):
     subject = Subject("abc", "onnxruntime", "fp32", device, options=options or {})
     one = replace(planted(subject, 8, 2.0, low=1.0, high=1.0), host_peak_bytes=peak)
     preprocessing = SimpleNamespace(info=SimpleNamespace(plan=SimpleNamespace(threads=2, device="cpu")))
     build: Any = SimpleNamespace(
         artifact=SimpleNamespace(info=artifact_info(device=device), sha256=lambda _: "0" * 64),
-        card=SimpleNamespace(name=name),
+        card=SimpleNamespace(name="Net_v2.1"),
         reference=SimpleNamespace(name="net: 'a' \"b\"", sha256="1" * 64, verdict="PASS"),
         measured=(RecordedMeasurement(one, "bench-1", Environment(cpu_count=16)),) if peak else (),
+        place=Environment(cpu_count=16),
         preprocessing=preprocessing,
     )
     settings = Settings(8, (8,), 0, 3, options or {}, ())
-    choices = write_service(build, settings, plan or ServicePlan("s3://models/net"), backend, folder)
+    choices = write_service(build, settings, uri, image, backend, folder)
     document = yaml.safe_load((folder / MANIFEST).read_text())
     jsonschema.validate(document, SCHEMA)
     return document, {each.setting: each for each in choices}
@@ -141,7 +160,7 @@ def test_resources_follow_from_what_was_measured(tmp_path):
 
 
 def test_an_oci_image_gets_its_containerfile_and_a_python_backend_needs_an_image(tmp_path):
-    written(tmp_path, plan=ServicePlan("oci://registry.example.com/net:1", "triton:26.05"), backend="python")
+    written(tmp_path, uri="oci://registry.example.com/net:1", image="triton:26.05", backend="python")
     assert (tmp_path / CONTAINERFILE).read_text() == "FROM busybox:stable\nCOPY models /models\n"
     with pytest.raises(BadInputError, match="pass --image"):
         written(tmp_path, backend="python")
@@ -150,4 +169,56 @@ def test_an_oci_image_gets_its_containerfile_and_a_python_backend_needs_an_image
 @pytest.mark.parametrize("uri", [None, "models/net", "s3://", "ftp://host/net", "s3://models/my net"])
 def test_a_uri_that_kserve_refuses_is_refused(uri):
     with pytest.raises(BadInputError, match="--storage-uri"):
-        plan_service(uri, None)
+        require_service(uri, None)
+
+
+def load_predictor(folder, inputs):
+    """`predict.py` of a folder with a graph that adds its two inputs, imported as a service does."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("a", "b", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "g", value[:2], value[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, folder / "model.onnx")
+    runtime = {"provider": "CPUExecutionProvider", "provider_options": {}, "threads": 1, "session_config": {}}
+    settings = {
+        "engine": "model.onnx",
+        "inputs": inputs,
+        "labels": [],
+        "runtime": runtime,
+        "classifies": False,
+        "pipeline": None,
+    }
+    write_json(folder / "loader.json", settings | {"sha256": {"model.onnx": hash_file(folder / "model.onnx")}})
+    loader = BACKENDS["onnxruntime"].serving(artifact_info(), {}, "").loader
+    shutil.copy(loader, folder / "predict.py")
+    return import_predictor(folder)
+
+
+def import_predictor(folder):
+    spec = spec_from_file_location("predict", folder / "predict.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_loader_of_a_folder_takes_what_the_engine_was_built_for_and_names_anything_else(tmp_path):
+    spec = {"dtype": "float32", "min": [1, 4], "max": [8, 4], "batch": 0}
+    predict = load_predictor(tmp_path, {"a": spec, "b": spec})
+    good = np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(predict.infer({"a": good, "b": good})["y"], 2 * good)
+    for bad, says in (
+        (np.ones((9, 4), np.float32), r"shape \[9, 4\]; the engine takes \[1, 4\] to \[8, 4\]"),
+        (np.ones((2, 4)), "is float64; the model takes float32"),
+        (np.ones((2, 5), np.float32), r"shape \[2, 5\]"),
+        (np.ones(4, np.float32), r"shape \[4\]"),
+        (np.ones((3, 4), np.float32), "different batch sizes"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            predict.infer({"a": good, "b": bad})
+    with pytest.raises(ValueError, match=r"the inputs are \['a'\]; the model takes \['a', 'b'\]"):
+        predict.infer({"a": good})
+    with pytest.raises(ValueError, match="call infer"):
+        predict.predict([b"image"])
+    with (tmp_path / "model.onnx").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(RuntimeError, match="is not the signed-off file"):
+        import_predictor(tmp_path)

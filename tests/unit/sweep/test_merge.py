@@ -6,6 +6,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,24 @@ def test_a_bucket_is_tried_before_anything_runs(tmp_path, monkeypatch):
             match=rf"every node: pip install 'optpipe\[{extra}\]'",
         ):
             require_bucket(url)
+
+
+def test_an_artifact_whose_loading_runs_code_is_foreign_until_approved(tmp_path):
+    theirs, mine = Store(tmp_path / "theirs"), Store(tmp_path / "mine")
+
+    def build(file):
+        def make(folder):
+            (folder / file).write_bytes(b"engine")
+            return replace(artifact_info(), file=file)
+
+        return theirs.produce(ArtifactInfo, {"file": file}, make, listener=SilentListener())[0].id
+
+    package, graph = build("model.pt2"), build("model.onnx")
+    merge(mine.workspace, theirs.workspace)
+    mine.verify_entry(mine.find(graph, ArtifactInfo))
+    foreign = mine.find(package, ArtifactInfo)
+    with pytest.raises(StageError, match="loading it runs code\nbuild it here, or approve it"):
+        mine.verify_entry(foreign)
+    mine.verify_entry(foreign, loads=False)
+    foreign.file(".foreign").unlink()
+    mine.verify_entry(foreign)

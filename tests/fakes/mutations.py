@@ -2,12 +2,11 @@
 
 import random
 import re
-import sqlite3
-from contextlib import suppress
-from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from tests.fakes.graphs import node_of, onnx_model, value_of
 
 ODD_NUMBERS = (0, -1, 1, 2, 7, 99, 2**31 - 1, 2**31, 2**40, 2**62)
 ODD_TEXTS = ("", "?", "\x00", "\x1b[31mred", "é\u202e", "a" * 5000, "..", "/etc/passwd", "None", "batch", " ")
@@ -62,67 +61,49 @@ def mutate_toml(text: str, rng: random.Random) -> bytes:
 
 def list_networks() -> list[onnx.ModelProto]:
     """A convolutional network, one with a state, one that branches, one that is quantized."""
-    make, value = helper.make_node, helper.make_tensor_value_info
-
-    def model(name, nodes, inputs, outputs, opset=17, **weights):
-        constants = [numpy_helper.from_array(each, key) for key, each in weights.items()]
-        graph = helper.make_graph(nodes, name, inputs, outputs, constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-
-    import numpy as np
-
     draw = np.random.default_rng(0)
 
     def normal(*shape):
         return draw.standard_normal(shape).astype(np.float32)
 
-    image, one = value("x", 1, ["n", 3, 8, 8]), value("y", 1, ["n", 4])
-    network = model(
-        "convolution",
+    network = onnx_model(
         [
-            make("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-            make("Relu", ["c"], ["r"], name="relu"),
-            make("GlobalAveragePool", ["r"], ["p"], name="pool"),
-            make("Flatten", ["p"], ["f"], name="flat"),
-            make("Gemm", ["f", "v"], ["y"], name="head", transB=1),
+            ("Conv", "x w b", "c", {"pads": [1, 1, 1, 1]}),
+            ("Relu", "c", "r"),
+            ("GlobalAveragePool", "r", "p"),
+            ("Flatten", "p", "f"),
+            ("Gemm", "f v", "y", {"transB": 1}),
         ],
-        [image], [one], w=normal(16, 3, 3, 3), b=normal(16), v=normal(4, 16),
+        {"x": ["n", 3, 8, 8]}, {"y": ["n", 4]}, w=normal(16, 3, 3, 3), b=normal(16), v=normal(4, 16),
     )  # fmt: skip
-    state = model(
-        "state",
+    state = onnx_model(
         [
-            make("Unsqueeze", ["x", "zero"], ["s"], name="steps"),
-            make("GRU", ["s", "w", "r", "", "", "h"], ["all", "next"], name="gru", hidden_size=4),
-            make("Squeeze", ["next", "zero"], ["y"], name="last"),
+            ("Unsqueeze", "x zero", "s"),
+            ("GRU", ["s", "w", "r", "", "", "h"], "all next", {"hidden_size": 4}),
+            ("Squeeze", "next zero", "y"),
         ],
-        [value("x", 1, ["n", 6]), value("h", 1, [1, "n", 4])], [one, value("next", 1, [1, "n", 4])],
-        w=normal(1, 12, 6), r=normal(1, 12, 4), zero=np.array([0]),
+        {"x": ["n", 6], "h": [1, "n", 4]}, {"y": ["n", 4], "next": [1, "n", 4]},
+        w=normal(1, 12, 6), r=normal(1, 12, 4), zero=[0],
     )  # fmt: skip
     branches = {
         f"{side}_branch": helper.make_graph(
-            [make(op, ["x", "k"], [f"{side}_out"], name=side)], side, [], [value(f"{side}_out", 1, None)]
+            [node_of(op, "x k", f"{side}_out")], side, [], [value_of(f"{side}_out", None)]
         )
         for side, op in (("then", "Mul"), ("else", "Add"))
     }
-    branching = model(
-        "branching",
-        [
-            make("Greater", ["k", "zero"], ["yes"], name="test"),
-            make("If", ["yes"], ["picked"], name="if", **branches),
-            make("MatMul", ["picked", "w"], ["y"], name="product"),
-        ],
-        [value("x", 1, ["n", 6])], [one], k=np.float32(0.5), zero=np.float32(0), w=normal(6, 4),
+    branching = onnx_model(
+        [("Greater", "k zero", "yes"), ("If", "yes", "picked", branches), ("MatMul", "picked w", "y")],
+        {"x": ["n", 6]}, {"y": ["n", 4]}, k=np.float32(0.5), zero=np.float32(0), w=normal(6, 4),
     )  # fmt: skip
-    scale, zero = np.float32(0.05), np.int8(0)
-    quantized = model(
-        "quantized",
+    weights = draw.integers(-127, 127, (6, 4)).astype(np.int8)
+    quantized = onnx_model(
         [
-            make("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
-            make("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
-            make("DequantizeLinear", ["w", "s", "z"], ["dw"], name="dw"),
-            make("MatMul", ["d", "dw"], ["y"], name="product"),
+            ("QuantizeLinear", "x s z", "q"),
+            ("DequantizeLinear", "q s z", "d"),
+            ("DequantizeLinear", "w s z", "dw"),
+            ("MatMul", "d dw", "y"),
         ],
-        [value("x", 1, ["n", 6])], [one], s=np.asarray(scale), z=np.asarray(zero), w=draw.integers(-127, 127, (6, 4)).astype(np.int8),
+        {"x": ["n", 6]}, {"y": ["n", 4]}, s=np.float32(0.05), z=np.int8(0), w=weights,
     )  # fmt: skip
     return [network, state, branching, quantized]
 
@@ -190,30 +171,3 @@ def _mutate_graph(model: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Ra
         case _:
             if graph.initializer:
                 del graph.initializer[rng.randrange(len(graph.initializer))]
-
-
-def mutate_sqlite(path: Path, rng: random.Random) -> None:
-    """Changes cells, drops tables or columns; every fourth time bytes instead."""
-    if rng.random() < 0.25:
-        path.write_bytes(mutate_bytes(path.read_bytes(), rng))
-        return
-    with sqlite3.connect(path) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        for _ in range(rng.choice((1, 1, 2, 5))):
-            table = rng.choice(tables)
-            columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
-            column = rng.choice(columns) if columns else None
-            match rng.randrange(6):
-                case 0:
-                    connection.execute(f'DROP TABLE IF EXISTS "{table}"')
-                    tables = [name for name in tables if name != table] or tables
-                case 1 if column and len(columns) > 1:
-                    connection.execute(f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{column}_x"')
-                case 2:
-                    connection.execute(f'DELETE FROM "{table}" WHERE abs(random()) % 2 = 0')
-                case _ if column:
-                    odd = rng.choice((None, -1, 0, 2**62, -(2**63), 0.5, "text", "\x1b[31m", b"\xff\x00", 10**9))
-                    some = rng.choice(("", " WHERE rowid % 2 = 0", " WHERE rowid = 1"))
-                    with suppress(sqlite3.IntegrityError):  # a key that takes whole numbers alone
-                        connection.execute(f'UPDATE "{table}" SET "{column}" = ?{some}', (odd,))
-    connection.close()

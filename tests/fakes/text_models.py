@@ -1,7 +1,6 @@
 """Tiny text models: a word-level tokenizer and a one-layer BERT, some seconds of training, saved as anyone would."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -22,14 +21,7 @@ def make_tokenizer(words: Sequence[str], *, ends: bool) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
 
 
-def train(
-    folder: Path,
-    tokenizer: Any,
-    make: Callable[[Any], Any],
-    compute_loss: Callable[[Any], Any],
-    steps: int,
-    **config: Any,
-) -> None:
+def train(folder, tokenizer, make, compute_loss, steps, **config):
     """Trains the model that `make` gives of a configuration by the loss of each step; saves it with its tokenizer."""
     import torch
     from transformers import BertConfig

@@ -95,10 +95,10 @@ def gaps_of_many_lengths() -> Recording:
     return trace
 
 
-def missed_tensor_cores() -> Recording:
+def missed_tensor_cores(iterations: int = 2) -> Recording:
     """Two layers by name: one on Tensor Cores (30 µs), one fp32 product beside them (60 µs)."""
     trace = Recording()
-    for iteration in range(2):
+    for iteration in range(iterations):
         begin = 200 * iteration
         trace.range("iter", begin, begin + 190)
         trace.range("conv1", begin + 1, begin + 20)

@@ -168,9 +168,7 @@ class Signed:
 
 
 @pytest.fixture(scope="session")
-def signed(
-    tmp_path_factory: pytest.TempPathFactory, worker_id: str, exported: Callable[[Path], Path]
-) -> Callable[[Path], Signed]:
+def signed(tmp_path_factory, worker_id, exported):
     """`signed(folder)`: a copy of the real walk on `digits`: evaluated, preprocessed, measured, signed off with PASS."""
     own = tmp_path_factory.getbasetemp()
     shared = own if worker_id == "master" else own.parent

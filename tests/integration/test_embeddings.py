@@ -138,9 +138,7 @@ def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(fold
 
 
 @needs_server
-def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_folder(
-    folder: Path, tmp_path: Path, inside: Callable[..., Ran]
-) -> None:
+def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_folder(folder, tmp_path, inside):
     model = f"hf:{folder / 'topics'}"
     for words in (
         ("build", model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"),

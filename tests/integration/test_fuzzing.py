@@ -91,16 +91,18 @@ def test_mutated_onnx(fuzz, tmp_path, chunk) -> None:
         rng = random.Random(case)
         (tmp_path / "net.onnx").write_bytes(mutations.mutate_onnx(networks[case % len(networks)], rng))
         ran = fuzz(
-            "build",
-            "net.onnx",
-            "--precision",
-            "fp32",
-            "--backend",
-            "onnxruntime",
-            "--device",
-            "cpu",
-            "--batch",
-            "1:2:4",
+            *[
+                "build",
+                "net.onnx",
+                "--precision",
+                "fp32",
+                "--backend",
+                "onnxruntime",
+                "--device",
+                "cpu",
+                "--batch",
+                "1:2:4",
+            ]
         )
         invalid = not is_valid(tmp_path / "net.onnx")
         if is_bad(ran, frozenset((2,) if invalid else (0, 1, 2, 4))):
@@ -170,24 +172,6 @@ def test_mutated_cards(fuzz, tmp_path) -> None:
         shutil.rmtree(tmp_path / ".optpipe", ignore_errors=True)
     assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
     assert built > 20
-
-
-def test_mutated_traces(fuzz, tmp_path) -> None:
-    sources = sorted((ROOT / "tests" / "golden" / "traces").glob("*.sqlite"))
-    wrong, read = [], 0
-    for case in range(100):
-        rng = random.Random(case)
-        copy = Path(shutil.copyfile(sources[case % len(sources)], tmp_path / "trace.sqlite"))
-        mutations.mutate_sqlite(copy, rng)
-        ran = fuzz("profile", "--trace", "trace.sqlite", "--json")
-        read += ran.status == 0
-        if is_bad(ran, frozenset((0, 2))):
-            wrong.append(describe(case, ran))
-        elif not isinstance(json.loads(ran.stdout), dict):
-            wrong.append(f"case {case}: no JSON document")
-        shutil.rmtree(tmp_path / ".optpipe", ignore_errors=True)
-    assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
-    assert read > 10
 
 
 @pytest.fixture(scope="session")

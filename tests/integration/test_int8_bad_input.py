@@ -174,9 +174,7 @@ def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_an_interrupted_calibration_leaves_nothing_half_used(
-    name: str, exported: Callable[[Path], Path], tmp_path: Path
-) -> None:
+def test_an_interrupted_calibration_leaves_nothing_half_used(name, exported, tmp_path):
     """Stopped on the way to its table, wherever that is; then there is none, and the next calibration is whole."""
     exported(tmp_path / ".optpipe")
     images = pictures(tmp_path / "images", 40)

@@ -68,31 +68,9 @@ def test_every_stage_is_recorded_and_judged(document: dict[str, Any]) -> None:
     assert {stage["profile"]["bottleneck"]["verdict"] for stage in document["stages"]} == {"CPU"}
     repeating = [stage for stage in document["stages"] if stage["subject"]["kind"] in ("preprocess", "inference")]
     assert {stage["profile"]["iterations"]["range"] for stage in repeating} == {"optpipe.iteration"}
-
-
-@needs_nsys
-def test_each_stage_has_advice_of_its_own(document: dict[str, Any]) -> None:
-    advice = {
-        stage["subject"]["name"]: {each["rule"]: each["advice"] for each in stage["profile"]["findings"]}
-        for stage in document["stages"]
-    }
-    for stage, kept_for in (
-        ("export", "the model, its weights"),
-        ("quantize", "precision"),
-        ("build", "backend and options"),
-    ):
-        assert kept_for in advice[stage]["paid-once"]
-    assert "optpipe preprocess tunes" in advice["preprocess dali batch 1"]["busiest-operator"]
-    slow = advice["onnxruntime fp32 batch 1"].get("slow-layers")  # none where every layer runs at its bound
-    assert slow is None or "--precision int8" in slow
-
-
-@needs_nsys
-def test_the_stages_are_those_of_one_walk(document: dict[str, Any]) -> None:
-    """Each stage is judged by its own range, not by the recording."""
     spans = [stage["profile"]["measured"]["totals"]["span_ns"] for stage in document["stages"][:3]]
     assert min(spans) > 0
-    assert len(set(spans)) == 3
+    assert len(set(spans)) == 3, "each stage is judged by its own range, not by the recording"
 
 
 @needs_nsys
@@ -145,13 +123,6 @@ def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str,
     assert "already exists" in refused.stderr
 
 
-def test_what_a_recording_that_exists_cannot_take_is_refused() -> None:
-    trace = Path(__file__).parents[1] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
-    refused = optpipe("profile", "--trace", str(trace), "--record", "os-calls", "--batch-size", "1")
-    assert refused.status == ExitStatus.BAD_INPUT
-    assert "--record os-calls: valid only with MODEL" in refused.stderr
-
-
 @needs_nsys
 def test_the_stages_own_error_is_shown(workspace: Path, document: dict[str, Any]) -> None:
     """A batch size outside the profile is refused in words of its own, and nothing is left behind."""
@@ -180,17 +151,6 @@ def test_torch_profiler_fills_the_same_tables(workspace: Path) -> None:
     profile = main_profile(document)
     assert profile["tracer"] == "torch.profiler"
     assert profile["iterations"]["count"] == 5
-
-
-@needs_nsys
-def test_nsys_that_refuses_is_named(workspace: Path, document: dict[str, Any], tmp_path: Path) -> None:
-    refusing = tmp_path / "nsys"
-    refusing.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "NVIDIA Nsight Systems version 2023.4.4" && exit 0\n'
-                        'echo "Failed to start: ptrace is not permitted here" >&2\nexit 1\n')  # fmt: skip
-    refusing.chmod(0o755)
-    finished = optpipe("profile", *INFERENCE, workspace=workspace, OPTPIPE_NSYS=str(refusing))
-    assert finished.status == ExitStatus.MISSING
-    assert "ptrace is not permitted" in finished.stderr
 
 
 @needs_nsys
@@ -268,9 +228,7 @@ def _until(condition: Callable[[], object], limit_s: float) -> bool:
 @needs_nsys
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("moment", ["before the program runs", "while it runs"])
-def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(
-    workspace: Path, document: dict[str, Any], number: signal.Signals, moment: str
-) -> None:
+def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(workspace, document, number, moment):
     """To the process alone, as a scheduler does it: not to its group, as a terminal does."""
     before = set((workspace / "runs").iterdir())
     arguments = (*INFERENCE, "--iterations", "200000", "--workspace", str(workspace), "--json")
@@ -323,9 +281,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
 
 @needs_nsys
 @pytest.mark.parametrize("free_kb", [60, 900])
-def test_a_full_disk_is_named_and_nothing_is_left(
-    workspace: Path, document: dict[str, Any], tmp_path: Path, free_kb: int
-) -> None:
+def test_a_full_disk_is_named_and_nothing_is_left(workspace, document, tmp_path, free_kb):
     """A real one, of a few hundred kilobytes: it runs full for the job's files, or for what nsys records and exports."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces here, so no file system of its own")

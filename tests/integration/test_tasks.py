@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,7 @@ def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) ->
         ('minimum_score = "{near} points"', 5),
     ],
 )
-def test_three_policies_three_verdicts_that_verify_recomputes(
-    built: tuple[str, str, Path], inside: Run, limit: str, status: int
-) -> None:
+def test_three_policies_three_verdicts_that_verify_recomputes(built, inside, limit, status):
     model, score, folder = built
     record = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
     scores = next(row.scores for row in record.results if row.precision == "int8")
@@ -162,9 +160,7 @@ def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path
     ],
     ids=["color order", "resize"],
 )
-def test_wrong_preprocessing_fails_on_predictions(
-    built: tuple[str, str, Path], fault: Mapping[type, Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     model, _, folder = built
 
     def make_wrong(transform: Transform, plan: DaliPlan) -> Any:

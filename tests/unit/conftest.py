@@ -2,10 +2,11 @@
 
 import json
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ import polars as pl
 import pytest
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.preprocess import preprocess_record
+from tests.golden import phenomena
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo, WeightsRecord
@@ -31,6 +33,7 @@ from optpipe.core.measurement import (
     Validity,
 )
 from optpipe.core.records import json_from_record
+from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.measure import figures
 from optpipe.measure.measure import write_measurements
@@ -45,6 +48,7 @@ from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.trace.files import trace_from_folder, write_trace
+from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
 from optpipe.trace.report import profile_from_trace
 from optpipe.workspace.entry import get_utc_time
@@ -196,10 +200,15 @@ class Workspace:
         named = {"name": "digits/validation", "sha256": "0" * 64, **(dataset or {})}
         samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, classes=10, **named)
         row = EvaluatedModel(entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256)
-        rows, weights = (row,) if sha256 else (), WeightsRecord("file", "0")
-        found = Evaluation("digits", "card:digits", "0", weights, samples, budget, rows, "")
+        rows = EvaluatedModel("source", "source", "cpu", n), row
+        found = Evaluation("digits", "card:digits", "0", entry.info.weights, samples, budget, rows, "")
         (run.path / "evaluate.json").write_bytes(json_from_record(found))
-        return finish_run(run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True)
+        finish = partial(
+            finish_run, run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True
+        )
+        judged: Any = tuple(again for _, _, again in recompute_evaluation(finish()))
+        (run.path / "evaluate.json").write_bytes(json_from_record(replace(found, results=judged)))
+        return finish()
 
     def profile(self, entry, trace, sha256=None):
         """A profile run of a recorded trace, as `optpipe profile` writes it, of the file `sha256`."""
@@ -309,10 +318,10 @@ def _recompute_once():
 
     def recompute(stored, measured, machine, **how):
         rows = [each.hash_rows().to_numpy().tobytes() for each in (measured, machine)]
-        key = json_from_record(stored), *rows, *sorted(how.items())
+        key = json_from_record(replace(stored, started_utc="")), *rows, *sorted(how.items())
         if key not in known:
             known[key] = recompute_from_samples(stored, measured, machine, **how)
-        return known[key]
+        return replace(known[key], started_utc=stored.started_utc)
 
     recompute_from_samples = figures.recompute_from_samples
     with pytest.MonkeyPatch.context() as patch:
@@ -357,6 +366,12 @@ def drawn_machine(frame, power=None):
     return pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
 
 
+@pytest.fixture(scope="session")
+def small_trace(tmp_path_factory):
+    """Two layers, of which one runs on Tensor Cores."""
+    return trace_from_sqlite(phenomena.missed_tensor_cores(12).write(tmp_path_factory.mktemp("trace") / "trace.sqlite"))
+
+
 @pytest.fixture
 def workspace(tmp_path):
     return Workspace(tmp_path / "workspace")
@@ -370,9 +385,9 @@ def make_workspace():
 
 @pytest.fixture(scope="session")
 def measured_workspace(tmp_path_factory):
-    """Three precisions at four batch sizes; shared, so only to be read."""
+    """Three precisions at two batch sizes; shared, so only to be read."""
     found = Workspace(tmp_path_factory.mktemp("measured") / "workspace")
     entries = [found.artifact(precision) for precision in ("fp32", "fp16", "int8")]
     for entry in entries:
-        found.bench(entry, batches=(1, 2, 4, 8))
+        found.bench(entry, batches=(1, 4), processes=3)
     return found

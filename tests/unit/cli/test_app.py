@@ -139,9 +139,7 @@ CLOSED = "standard output is closed"
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("closing", "reads"), [("", True), (">&-", False)])
-def test_a_closed_output_is_one_line_and_the_commands_own_status(
-    words: str, status: int, closing: str, reads: bool, tmp_path: Path
-) -> None:
+def test_a_closed_output_is_one_line_and_the_commands_own_status(words, status, closing, reads, tmp_path):
     """Where a reader has gone (`| head`) the status is the result's; where there never was one, a success is none."""
     shell = f'({sys.executable} -m optpipe {words} {closing}; echo "status $?" >&2) | true'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -182,9 +180,7 @@ def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
         print_outcome(fails)()
 
 
-def test_a_failure_suggests_commands_for_the_workspace_at_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_suggests_commands_for_the_workspace_at_hand(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
     for options, hint in (([], ""), (["--workspace", "my work"], " --workspace 'my work'")):
         with pytest.raises(SystemExit):
@@ -237,9 +233,7 @@ def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> N
         (("preprocess",), "--images"), (("profile",), "--images"), (("sweep",), "--calibration"), (("evaluate",), "--task"),
     ],
 )  # fmt: skip
-def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
-    command: tuple[str, ...], option: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(command, option, capfd, tmp_path):
     name, *more = command
     with pytest.raises(SystemExit) as ended:
         app([name, "digits", *more, option, "nowhere", "--workspace", str(tmp_path / "workspace")])
@@ -261,9 +255,7 @@ def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
         ("sweep --dry-run nothing.onnx", "nothing.onnx: no such file"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(
-    arguments: str, said: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_cannot_be_meant_are_refused(arguments, said, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         app(arguments.split())

@@ -277,8 +277,7 @@ SLO = Slo(99.0, 5e6)
 
 
 def found(batch, latency_ms, *codes):
-    reasons = [Reason(code, code, "remedy", invalidates=True) for code in codes]
-    return planted(Subject("a", "fake", "fp32", "cpu"), batch, latency_ms, reasons=reasons, id=f"m{batch}")
+    return measurement(batch, latency_ms, name=f"m{batch}", reasons=codes)
 
 
 @pytest.mark.parametrize(

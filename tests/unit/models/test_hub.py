@@ -61,6 +61,7 @@ def test_a_model_that_is_not_cached_is_one_message_with_the_way_out(port, monkey
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_weights_of_timm_are_given_up_at_once(port, capfd):
     pytest.importorskip("timm", reason="needs timm: uv sync --extra timm")
     with pytest.raises(

@@ -259,9 +259,7 @@ def test_what_the_model_is_made_of_decides_its_key(folder: Path, change: Callabl
     assert after != before
 
 
-def test_a_module_of_another_folder_is_not_taken_for_ones_own(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_module_of_another_folder_is_not_taken_for_ones_own(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     for each in ("net.py", "ckpt.pt", "late_beside"):
         (folder / each).rename(other / each)
@@ -275,9 +273,7 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(
     assert type(first.fresh_module().model).__name__ == "ReLU"
 
 
-def test_a_module_named_like_an_installed_one_is_its_own_only_there(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_named_like_an_installed_one_is_its_own_only_there(folder, monkeypatch):
     monkeypatch.delitem(sys.modules, "polygraphy", raising=False)
     (folder / "polygraphy.py").write_text("mine = True\n")
     (folder / "net.py").write_text("import polygraphy\nassert polygraphy.mine\n" + NET)

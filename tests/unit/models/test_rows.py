@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.errors import BadInputError
+from optpipe.models.inputs.images import format_unreadable
 from optpipe.models.inputs.rows import (
     batch_from_rows,
     compute_padding,
@@ -166,6 +167,36 @@ def test_truncation_is_kept_in_the_set_that_a_build_calibrates_on(source, tmp_pa
     again, _ = text_set_from_path(place)
     assert fit_texts(again, make_tokenizer(), make_card(), truncate=False).truncated == 2
     assert again.texts == text_set_from_path(source)[0].texts
+
+
+def test_a_set_whose_lines_have_changed_is_refused(source, tmp_path):
+    pytest.importorskip("tokenizers")
+    place = resolve_texts(source, make_card(), make_tokenizer(), tmp_path / "sets", truncate=True)
+    source.write_text(source.read_text().replace("word", "other"))
+    with pytest.raises(BadInputError, match="has changed; draw the set again"):
+        text_set_from_path(place)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe{}", "1 of 1 lines cannot be used"),
+        (b"text,label\nfine,positive\n", "2 of 2 lines cannot be used"),
+        (b'{"text": "a", "label": [1]}\n{"text": " "}\n[]\n{"text": 3}\n' + b'{"text": "a"}\n' * 36, "4 of 40 lines"),
+    ],
+)
+def test_files_that_are_no_json_lines(source, content, said):
+    source.write_bytes(content)
+    with pytest.raises(BadInputError, match=said):
+        text_set_from_path(source)
+
+
+def test_a_few_bad_lines_are_named(source):
+    source.write_text(source.read_text() * 10 + '{"text": 3}\nno JSON\n')
+    found, bad = text_set_from_path(source)
+    assert (len(found.files), [str(each.path) for each in bad]) == (40, ["line 41", "line 42"])
+    assert 'line 41 (not an object with a "text"), line 42 (invalid JSON' in format_unreadable(bad, 3)
 
 
 def test_a_file_without_long_texts_and_questions_are_taken_as_they_are(source, tmp_path):

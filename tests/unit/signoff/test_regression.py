@@ -167,6 +167,7 @@ def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, t
     assert any(said in problem for problem in problems), problems
 
 
+@pytest.mark.slow
 def test_processes_and_rounds_that_do_not_show_a_percentile_decide_nothing(workspace, tmp_path, builds, monkeypatch):
     """Those that show it may be the ones that nothing disturbed."""
     monkeypatch.setitem(globals(), "POLICY", POLICY.replace("p50", "p99"))

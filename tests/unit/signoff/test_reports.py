@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import subprocess
 from typing import Any
 from xml.etree import ElementTree as Xml
 
@@ -49,6 +50,12 @@ def measured_once(make_workspace, tmp_path_factory):
 @pytest.fixture(scope="module")
 def failed(measured_once):
     """Shared, so only to be read."""
+    return signed(measured_once, figures=False)
+
+
+@pytest.fixture(scope="module")
+def drawn(measured_once):
+    """The same with its figures."""
     return signed(measured_once)
 
 
@@ -88,9 +95,10 @@ def test_a_report_that_was_rewritten_and_resealed_is_found(failed, tmp_path):
     }
 
 
-def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(failed):
-    page = render_html(page_of(failed))
-    assert page == (failed.folder / "report.html").read_text()
+@pytest.mark.slow
+def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(drawn):
+    page = render_html(page_of(drawn))
+    assert page == (drawn.folder / "report.html").read_text()
     without_names = page.replace("http://www.w3.org/", "")
     assert "http://" not in without_names
     assert "https://" not in without_names
@@ -113,13 +121,14 @@ def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
     assert [folder.name for folder in folders] == [name, f"{name}-2", f"{name}-3"]
 
 
-def test_every_figure_links_to_a_file_that_is_there_with_its_hash(failed):
-    page = page_of(failed)
+@pytest.mark.slow
+def test_every_figure_links_to_a_file_that_is_there_with_its_hash(drawn):
+    page = page_of(drawn)
     figures = [part for section in page.sections for part in section.parts if isinstance(part, Figure)]
     files = [file for figure in figures for file in figure.files]
     assert files
     for file in (*files, *page.files):
-        assert hashlib.sha256((failed.folder / file.path).read_bytes()).hexdigest() == file.sha256
+        assert hashlib.sha256((drawn.folder / file.path).read_bytes()).hexdigest() == file.sha256
 
 
 def test_a_dossier_is_never_written_over(measured_once, tmp_path):
@@ -130,8 +139,6 @@ def test_a_dossier_is_never_written_over(measured_once, tmp_path):
 
 
 def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tmp_path):
-    import subprocess
-
     for name in ("ours", "theirs"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
         public = (tmp_path / f"{name}.pub").read_text()
@@ -168,18 +175,18 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
 
 
 @pytest.mark.slow
-def test_accuracy_and_energy_are_drawn_against_latency(failed):
+def test_accuracy_and_energy_are_drawn_against_latency(drawn):
     from dataclasses import replace
 
     from optpipe.core.quantity import Estimate
     from optpipe.measure.document import draw_measurements
 
-    overview = overview_from_dossier(read_dossier(Files(failed.folder)))
-    comparison, rest = overview.comparison, (overview.measured, overview.runs, failed.folder)
+    overview = overview_from_dossier(read_dossier(Files(drawn.folder)))
+    comparison, rest = overview.comparison, (overview.measured, overview.runs, drawn.folder)
     assert "Accuracy vs. latency" not in [each.title for each in draw_measurements(comparison, *rest)]
     known: dict[str, Any] = {"top1": Estimate(0.99, 0.98, 0.995), "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
     rows = tuple(replace(row, **known) for row in (*comparison.rows, *comparison.rows))
-    drawn = {each.title: each for each in draw_measurements(replace(comparison, rows=rows), *rest)}
+    figures = {each.title: each for each in draw_measurements(replace(comparison, rows=rows), *rest)}
     for title in ("Accuracy vs. latency", "Energy vs. latency"):
-        assert drawn[title].image.count("graphics-symbol") >= 2
-        assert drawn[title].files
+        assert figures[title].image.count("graphics-symbol") >= 2
+        assert figures[title].files

@@ -36,7 +36,6 @@ from optpipe.signoff.steps import (
     run_bench_step,
 )
 from optpipe.signoff.verify import find_contradictions
-from optpipe.trace.read import trace_from_sqlite
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.file_names import CARD
@@ -162,7 +161,6 @@ def test_measurements_of_another_build_are_no_evidence(workspace):
     assert "latency.p99.b1" in kinds(workspace)["bench"]
 
 
-TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
 ACCURACY, CORES = "accuracy.maximum_drop", "tensor_cores.minimum_share"
 POLICY_OTHER_FILE = """schema = 1
 [build]
@@ -192,10 +190,10 @@ def list_kinds_to_measure(workspace, entry):
     return [kind for kind, _ in _group_by_kind(list(_list_needed(WANTED, entry, runs)), runs)]
 
 
-def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, judge) -> None:
+def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, judge, small_trace) -> None:
     entry = workspace.artifact("fp16")
     workspace.evaluate(entry, sha256=OTHER)
-    workspace.profile(entry, trace_from_sqlite(TRACE), OTHER)
+    workspace.profile(entry, small_trace, OTHER)
     found = judge()
     said = "the {} file differs from the one being judged (sha256 mismatch)"
     assert found[ACCURACY] == ("INCONCLUSIVE", said.format("evaluated"))
@@ -204,9 +202,9 @@ def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, 
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["this-file", "no-hash-stored"])
-def test_an_older_run_of_this_file_counts_before_a_newer_one_of_another(workspace, judge, known) -> None:
+def test_an_older_run_of_this_file_counts_before_a_newer_one_of_another(workspace, judge, known, small_trace) -> None:
     entry = workspace.artifact("fp16")
-    sha256, trace = hash_engine(entry) if known else None, trace_from_sqlite(TRACE)
+    sha256, trace = hash_engine(entry) if known else None, small_trace
     workspace.evaluate(entry, sha256=sha256)
     workspace.evaluate(entry, 500, sha256=OTHER)
     workspace.profile(entry, trace, sha256)
@@ -297,7 +295,10 @@ def test_a_finished_step_is_not_done_again_until_the_walk_is_finished(notes):
     assert len(done) == 2
 
 
-def test_a_step_whose_run_is_gone_is_done_again(notes):
+def test_only_what_is_whole_counts_as_finished(notes):
+    notes.path.parent.mkdir()
+    notes.path.write_text("{")
+    assert notes.finished("bench") is None, "damaged notes are as none"
     run = finished_run(notes, "bench-1")
     notes.finish("bench", [run])
     assert notes.finished("bench") == [run]
@@ -326,12 +327,6 @@ def test_an_interruption_leaves_the_notes(notes):
     with pytest.raises(KeyboardInterrupt):
         _run_step("bench", work, notes, SilentListener())
     assert notes.finished("evaluate")
-    assert notes.finished("bench") is None
-
-
-def test_damaged_notes_are_as_none(notes):
-    notes.path.parent.mkdir()
-    notes.path.write_text("{")
     assert notes.finished("bench") is None
 
 

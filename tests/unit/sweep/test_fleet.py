@@ -153,6 +153,7 @@ def test_the_frontier_is_what_none_is_faster_and_quicker_than():
         assert row.on_frontier == (not beaten)
 
 
+@pytest.mark.slow
 def test_the_whole_text():
     found = compare_fleet(FLEET, slo=slo_from_text("p99=10ms"), load_per_s=20_000)
     assert_golden(text_of(document_from_fleet(found), width=150), "fleet.txt")

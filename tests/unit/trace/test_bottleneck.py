@@ -45,13 +45,7 @@ def _with_own_relu() -> Recording:
         (_with_own_relu, _conv(10, 30_000, 30_000), LimitingFactor.BELOW_PEAKS, "counted individually"),
     ],
 )
-def test_seventy_percent_of_a_peak_by_what_the_kernels_move(
-    read: Callable[[Recording], Trace],
-    recording: Callable[[], Recording],
-    conv: LayerCost,
-    limit: LimitingFactor,
-    counted: str,
-) -> None:
+def test_seventy_percent_of_a_peak_by_what_the_kernels_move(read, recording, conv, limit, counted):
     found = profile_from_trace(read(recording()), graph=GraphCosts((conv, RELU), PEAKS, 1)).bottleneck
     assert found.verdict is limit
     assert counted in found.why

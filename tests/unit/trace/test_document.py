@@ -74,9 +74,7 @@ def test_a_roofline(read: Callable[[Recording], Trace]) -> None:
 
 
 @pytest.mark.parametrize(("unprofiled_ns", "name"), [(50_000, "distorted"), (200_000, "contradiction")])
-def test_times_that_cannot_be_trusted_are_not_printed(
-    read: Callable[[Recording], Trace], unprofiled_ns: int, name: str
-) -> None:
+def test_times_that_cannot_be_trusted_are_not_printed(read, unprofiled_ns, name):
     """Iterations of 100 µs under the profiler, and 50 µs without: shares stay, times of the host go; or 200 µs."""
     facts = StageFacts(unprofiled_iteration_ns=unprofiled_ns)
     profile = profile_from_trace(read(phenomena.launch_bound()), facts=facts)

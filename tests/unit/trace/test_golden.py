@@ -61,9 +61,7 @@ def test_kernels_all_the_time_are_the_gpu_and_names_tell_no_more(judged: Judge) 
         (12, 13, 52, 8, LimitingFactor.BELOW_PEAKS),  # ResNet-50 fp16, batch 64, ONNX Runtime on an H200
     ],
 )
-def test_gpu_metrics_tell_memory_from_arithmetic(
-    judged: Judge, reading: int, writing: int, issue: int, tensor: int, limit: LimitingFactor
-) -> None:
+def test_gpu_metrics_tell_memory_from_arithmetic(judged, reading, writing, issue, tensor, limit):
     trace = phenomena.gpu_bound()
     shares = {
         "DRAM Read Bandwidth": reading,
@@ -285,9 +283,7 @@ def test_layers_apart_are_compared_too(read: Callable[[Recording], Trace]) -> No
     assert diff_profiles(DiffSide(measured), DiffSide(measured)).layers == ()
 
 
-def test_what_only_the_host_did_is_compared_by_range_and_by_the_times_of_its_layers(
-    read: Callable[[Recording], Trace],
-) -> None:
+def test_what_only_the_host_did_is_compared_by_range_and_by_the_times_of_its_layers(read):
     measured = select_measured_part(analysis_from_trace(read(phenomena.without_gpu())))
     before = DiffSide(measured, layer_ns={"conv": 30_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=90_000.0)
     after = DiffSide(measured, layer_ns={"conv": 15_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=60_000.0)
@@ -322,9 +318,7 @@ def test_setup_and_warm_up_of_somebodys_program_decide_nothing(judged: Judge) ->
 
 
 @pytest.mark.parametrize("name", ["iteration N", "iteration 2"])
-def test_numbered_iterations_are_asked_for_together_or_one_by_one(
-    read: Callable[[Recording], Trace], name: str
-) -> None:
+def test_numbered_iterations_are_asked_for_together_or_one_by_one(read, name):
     part = judge(read(phenomena.setup_ahead_of_numbered_iterations()), name).measured
     assert part.trace.kernels.height == (12 if name == "iteration N" else 3)
 
@@ -403,9 +397,7 @@ def test_idle_time_that_the_profiler_made_limits_nothing(read: Callable[[Recordi
         (None, {}, "torch.compile", "another runtime"),
     ],
 )
-def test_advice_is_not_what_is_done_already(
-    read: Callable[[Recording], Trace], backend: str | None, options: dict[str, bool], said: str, unsaid: str
-) -> None:
+def test_advice_is_not_what_is_done_already(read, backend, options, said, unsaid):
     trace = phenomena.launch_bound()
     trace.kernel(phenomena.RELU, 250, 280, launch=(240, 245))
     found = judge(read(trace), facts=StageFacts(Stage.INFERENCE, backend, options)).findings
@@ -444,9 +436,7 @@ def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -
     assert "--precision int8" in finding.advice
 
 
-def test_gaps_are_no_longer_than_an_iteration_without_the_profiler_leaves_room_for(
-    read: Callable[[Recording], Trace],
-) -> None:
+def test_gaps_are_no_longer_than_an_iteration_without_the_profiler_leaves_room_for(read):
     """24 of 290 µs are work and 266 gaps; where an iteration takes 40 µs without the profiler, 96 of 120 µs remain."""
     recorded = read(phenomena.launch_bound())
     under, without = (

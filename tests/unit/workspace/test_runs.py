@@ -24,6 +24,8 @@ def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
     assert runs.list_runs(tmp_path) == ()
     with pytest.raises(BadInputError, match="is incomplete"):
         load_run(begun.path)
+    with pytest.raises(BadInputError, match="does not exist"):
+        load_run(tmp_path / "nothing")
     runs.finish_run(begun, command="optpipe bench")
     assert [run.name for run in runs.list_runs(tmp_path)] == [begun.name]
 
@@ -31,6 +33,7 @@ def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):
 def test_runs_are_listed_in_the_order_in_which_they_began(tmp_path):
     made = [finished(tmp_path, kind).name for kind in ("bench", "evaluate") * 8]
     assert [run.name for run in runs.list_runs(tmp_path)] == made
+    assert [run.name for run in runs.list_runs(tmp_path, "evaluate")] == made[1::2]
 
 
 def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
@@ -82,12 +85,6 @@ def test_every_change_is_found(tmp_path):
     assert "samples/m0.bin: missing" in run.find_problems()
 
 
-def test_runs_are_listed_by_kind(tmp_path):
-    finished(tmp_path, "bench")
-    finished(tmp_path, "profile")
-    assert [run.kind for run in runs.list_runs(tmp_path, "profile")] == ["profile"]
-
-
 def test_another_schema_version_is_refused_by_number(tmp_path):
     run = finished(tmp_path)
     manifest = plain_from_record(run.manifest) | {"schema_version": 99}
@@ -104,17 +101,6 @@ def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tm
     (run.path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(BadInputError, match=f"optpipe store rm {run.name}"):
         runs.list_runs(tmp_path)
-
-
-def test_a_workspace_that_cannot_be_written_says_so(tmp_path):
-    (tmp_path / "runs").write_text("a file where a folder should be")
-    with pytest.raises(BadInputError, match="--workspace"):
-        runs.begin_run(tmp_path, "bench")
-
-
-def test_a_missing_run_says_so(tmp_path):
-    with pytest.raises(BadInputError, match="does not exist"):
-        load_run(tmp_path / "nothing")
 
 
 def test_nan_never_reaches_a_file(tmp_path):

@@ -66,10 +66,7 @@ def test_entries_are_listed_in_the_order_in_which_they_were_made(tmp_path: Path)
 def test_recipes_share_an_entry_exactly_when_they_are_equal(first: object, second: object) -> None:
     same = json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
     assert (hash_value(first) == hash_value(second)) == same
-
-
-def test_the_order_of_keys_does_not_matter() -> None:
-    assert hash_value({"a": 1, "b": [2]}) == hash_value({"b": [2], "a": 1})
+    assert hash_value({"a": 1, "b": [2]}) == hash_value({"b": [2], "a": 1}), "in whatever order"
 
 
 def test_a_maker_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -115,13 +112,6 @@ def test_a_full_disk_is_named_and_leaves_the_store_whole(tmp_path: Path) -> None
     with pytest.raises(StageError, match="no space left"):
         Store(tmp_path).produce(Thing, {}, full, listener=SilentListener())
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_a_workspace_that_is_a_file_is_named(tmp_path: Path) -> None:
-    workspace = tmp_path / "file"
-    workspace.write_text("")
-    with pytest.raises(BadInputError, match="--workspace"):
-        Store(workspace).produce(Thing, {}, write_payload, listener=SilentListener())
 
 
 def _slow(directory: Path) -> Thing:

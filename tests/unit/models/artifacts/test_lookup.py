@@ -36,15 +36,7 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 """
 
 
-def built(
-    store: Store,
-    name: str,
-    source: str,
-    weights: str = "a",
-    precision: str = "fp32",
-    path: str | None = None,
-    kind: str = "file",
-) -> Entry:
+def built(store, name, source, weights="a", precision="fp32", path=None, kind="file"):
     card, record = ModelCard(name, source, Task.OTHER, INPUTS), WeightsRecord(kind, weights)
 
     def exported(folder: Path) -> ModelInfo:
@@ -78,9 +70,7 @@ def verified(store: Store, artifact: Entry, samples: int) -> Entry[ReferenceInfo
         (("torch", "onnxruntime"), "`optpipe build net.onnx --backend torch,onnxruntime` builds it", "cannot"),
     ],
 )
-def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(
-    store: Store, backends: tuple[str, ...], said: str, unsaid: str
-) -> None:
+def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(store, backends, said, unsaid):
     save_relu("net.onnx")
     with pytest.raises(BadInputError) as refused:
         find_artifacts("net.onnx", store, backends=backends)

@@ -32,8 +32,14 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Missing
+from optpipe.evaluate.tasks.contract import measure_scores
+from optpipe.evaluate.tasks.detection import Detection
+from optpipe.evaluate.tasks.embedding import Embedding
+from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.evaluate.tasks.token_classification import TokenClassification
+from optpipe.measure.compare import Baseline, compare_measurements
 from optpipe.measure.figures import estimate_throughput
-from optpipe.measure.groups import RecordedMeasurement
+from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.race import tune_options
 from optpipe.measure.records import PairMetric, TuningRecord
@@ -50,18 +56,19 @@ from optpipe.signoff.policy_format import Sense
 from optpipe.stats.agreement import compute_snr_interval
 from optpipe.stats.means import (
     count_processes_needed,
+    estimate_run_scatter,
     mean_from_runs,
     mean_from_values,
     predict_next_upper_bound,
     reject_by_holm,
+    subtract_across_runs,
 )
 from optpipe.stats.paired import (
-    compute_difference_interval,
-    compute_difference_p_value,
+    compare_macro_f1,
     compute_macro_f1,
-    compute_macro_f1_difference,
     compute_share_interval,
     compute_share_p_value,
+    figure_from_samples,
 )
 from optpipe.stats.percentiles import (
     count_queries_needed,
@@ -187,6 +194,17 @@ def processes(generator, scale) -> Iterator[Row]:
                 what = f"mean over {runs} runs of 5 processes, processes scatter {between:.1%}, runs {between_runs:.1%}"
                 yield share(hits, COVERAGE, what=what, claimed="95 %")
 
+    for sizes in ((20, 5, 5), (10, 1, 1), (40, 3, 3), (40, 3)):
+        for between_runs in (0.0, 0.5, 1.0, 2.0):
+            hits = []
+            for _ in range(round(1000 * scale)):
+                groups = [generator.normal(10, 0.1 * between_runs) + generator.normal(0, 0.1, size) for size in sizes]
+                low, high = mean_from_runs(groups).interval(0.95)
+                hits.append(low <= 10 <= high)
+            what = (
+                f"mean over runs of {', '.join(map(str, sizes))} processes, runs scatter {between_runs:g} times as much"
+            )
+            yield share(hits, COVERAGE, what=what, claimed="95 %")
     for between in (0.001, 0.02):
         peaks = generator.normal(500, 500 * between, (round(4000 * scale), 6))
         above = [row[-1] > max(max(row[:-1]), predict_next_upper_bound(list(row[:-1]), 0.95)) for row in peaks]
@@ -249,7 +267,7 @@ def two_speeds(generator, scale) -> Iterator[Row]:
                 yield share(wrong, most=0.03, what=f"PASS of {what} beyond the limit", claimed="≤ 2.5 %")
                 truth = 10e6 / (1 + margin)
                 held += [keeps.ci[0] <= truth <= keeps.ci[1] for keeps, _ in found]
-            yield share(held, COVERAGE, what=f"interval over {at}", claimed="95 %")
+            yield share(held, COVERAGE, what=f"interval of sign-off, bench and compare over {at}", claimed="95 %")
     for slow in (0.1, 0.3, 0.5, 0.7):
         at = f"5 processes, {slow:.0%} of them 12 % slower, of which 80 % left out for drift"
         sides = [(10 / (1 + side * 0.03), 0.003, 5, slow, 0.12, 0.8) for side in (1, -1)]
@@ -271,6 +289,108 @@ def two_speeds(generator, scale) -> Iterator[Row]:
         ]
         what = f"PASS of {count} processes at one speed, scatter {between:.2%}, {margin:.0%} inside the limit"
         yield share(found, 0.95, what=what, claimed="power")
+
+
+def looks(generator, scale) -> Iterator[Row]:
+    """A build on its limit, measured in runs of five processes and judged after each until a verdict is decided."""
+    limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
+    build = JudgedBuild("m", "a", "simulated", "fp32")
+    for most, between_runs, slow in ((10, 0.0, 0.0), (10, 0.01, 0.0), (20, 0.0, 0.0), (20, 0.01, 0.0), (10, 0.0, 0.3)):
+        verdicts = []
+        for _ in range(round(300 * scale)):
+            tries: list[RecordedMeasurement] = []
+            for look in range(1, most + 1):
+                own = np.exp(generator.normal(0, between_runs)) * 10
+                is_slow = generator.random(5) < slow
+                figures = own * np.exp(0.013 * generator.standard_normal(5)) * (1 + 0.05 * is_slow) / (1 + 0.05 * slow)
+                tries += [
+                    RecordedMeasurement(replace(planted(each), process=at), f"r{look}")
+                    for at, each in enumerate(figures)
+                ]
+                seen = observe(limit, BuildEvidence(build, tuple(tries), look=look))
+                verdict = judge_criteria([(limit, seen)], 0.95, look)[0].verdict
+                if verdict != "INCONCLUSIVE":
+                    break
+            verdicts.append(verdict)
+        what = f"on its limit, up to {most} looks, runs scatter {between_runs:.0%}, {slow:.0%} of processes slow"
+        for wrong in ("PASS", "FAIL"):
+            yield share([each == wrong for each in verdicts], most=0.025, what=f"{wrong} {what}", claimed="≤ 2.5 %")
+    for count in (5, 6, 7, 8):
+        found = [judged(generator, limit, 10 / 1.03, 0.013, count).verdict == "PASS" for _ in range(round(400 * scale))]
+        least = 0.9 if count >= 7 else 0.0
+        yield share(
+            found, least, what=f"PASS 3 % inside, scatter 1.3 %, {count} processes, first look", claimed="power"
+        )
+
+
+def tables(generator, scale) -> Iterator[Row]:
+    """`compare` of ten equal builds, measured in one run or in ten: some false claim in the table."""
+    for between, runs, between_runs in ((0.005, 1, 0.0), (0.02, 1, 0.0), (0.01, 10, 0.01), (0.01, 20, 0.01)):
+        claims = []
+        for _ in range(round(200 * scale)):
+            measured = []
+            for build in range(10):
+                for run in range(max(1, runs // 10)):
+                    own = 10 * np.exp(generator.normal(0, between_runs))
+                    for process in range(5):
+                        found = planted(own * np.exp(between * generator.standard_normal()))
+                        subject = replace(
+                            found.subject, artifact=f"a{build}", backend=f"b{build}", model="m", precision="fp32"
+                        )
+                        name = f"r{build}-{run}" if runs > 1 else "r"
+                        measured.append(
+                            RecordedMeasurement(replace(found, subject=subject, process=process, id=f"m{build}"), name)
+                        )
+            table = compare_measurements(measured, baseline=Baseline("b", "run", tuple(measured[:5])))
+            claims.append(
+                any(row.change in ("faster", "slower") or row.dominated_by for row in table.rows)
+                or any(table.best.values())
+            )
+        where = "one run" if runs == 1 else f"{runs // 10} runs for each, which scatter {between_runs:.0%}"
+        what = f"some claim among ten equal builds, scatter {between:.1%}, {where}"
+        yield share(claims, most=0.015, what=what, claimed="1 %")
+
+
+def other_runs(generator, scale) -> Iterator[Row]:
+    """`signoff recheck` and a regression: an unchanged build against a run of another day, runs' scatter known from five builds."""
+    for between_runs in (0.0, 0.005, 0.01, 0.02):
+        changed, covered = [], []
+        for _ in range(round(1000 * scale)):
+
+            def processes_of_a_run(count=5, sd=between_runs):
+                return list(10 * np.exp(generator.normal(0, sd) + generator.normal(0, 0.005, count)))
+
+            scatter = estimate_run_scatter([[processes_of_a_run(), processes_of_a_run()] for _ in range(5)])
+            sides = [mean_from_values(processes_of_a_run()).take_logarithm() for _ in range(2)]
+            change = subtract_across_runs(sides[0], sides[1], (1, 1), scatter)
+            low, high = change.interval(0.99)
+            changed.append(low > 0 or high < 0)
+            low, high = change.interval(0.95)
+            covered.append(low <= 0 <= high)
+        what = f"unchanged build in another run, processes scatter 0.5 %, runs {between_runs:.1%}"
+        yield share(changed, most=0.015, what=f"change claimed: {what}", claimed="1 %")
+        yield share(covered, COVERAGE, what=f"interval of the ratio: {what}", claimed="95 %")
+
+
+def requests(generator, scale) -> Iterator[Row]:
+    """p99 of all requests over the long run of processes, with its interval over a few of them."""
+    for slow, between in ((0.0, 0.005), (0.0, 0.013), (0.0, 0.02), (0.2, 0.003), (0.2, 0.01)):
+        levels = between * generator.standard_normal(400_000) + np.log1p(0.05) * (generator.random(400_000) < slow)
+        truth = 10e6 * float(np.quantile(np.exp(levels + 0.01 * generator.standard_normal(400_000)), 0.99))
+        for count in (3, 5, 10):
+            found = []
+            for _ in range(round(300 * scale)):
+                tries = []
+                for process in range(count):
+                    level = between * generator.standard_normal() + np.log1p(0.05) * (generator.random() < slow)
+                    latencies = 10e6 * np.exp(level + 0.01 * generator.standard_normal(700))
+                    one = replace(planted(10.0, percent=99.0), process=process)
+                    tries.append(RecordedMeasurement(one, "r", latencies=latencies))
+                found.append(ProcessGroup(tuple(tries)).estimate("p99"))
+            at = f"{count} processes, scatter {between:.1%}" + (", 20 % of them 5 % slower" if slow else "")
+            held = [one.low <= truth <= one.high for one in found]
+            least = COVERAGE if count > 3 or between < 0.01 else 0.88
+            yield share(held, least, what=f"p99 of all requests, {at}", claimed="95 %")
 
 
 def judged(generator, limit, *processes):
@@ -318,20 +438,25 @@ def accuracy(generator, scale) -> Iterator[Row]:
                 what=f"FAIL of a top-1 on its limit of {truth:.1%}, {n} images",
                 claimed="at most 2.5 %",
             )
-    for lost, won in ((0.01, 0.01), (0.004, 0.0)):
-        draws = generator.multinomial(800, [lost, won, 1 - lost - won], round(2000 * scale))
-        drops = {tuple(each[:2]): compute_difference_interval(int(each[0]), int(each[1]), 800) for each in draws}
-        held = [drops[tuple(each[:2])].low <= lost - won <= drops[tuple(each[:2])].high for each in draws]
-        yield share(
-            held, COVERAGE, what=f"drop of {lost - won:.1%}, {lost:.1%} lost and {won:.1%} won of 800", claimed="95 %"
-        )
-        wrong = [compute_difference_p_value(int(each[0]), int(each[1]), 800, lost - won) <= 0.025 for each in draws]
-        yield share(wrong, what=f"FAIL of a drop on its limit of {lost - won:.1%}", claimed="about 2.5 %")
+    for n in (30, 100, 300, 1000):
+        for lost, won in ((0.02, 0.0), (0.01, 0.01), (0.02, 0.01), (0.002, 0.0)):
+            draws = generator.multinomial(n, [lost, won, 1 - lost - won], round(2000 * scale))
+            known = {tuple(each): paired_drop(*map(int, each)) for each in draws}
+            losses, truth = [known[tuple(each)] for each in draws], lost - won
+            at = f"drop of {truth:.1%}, {lost:.1%} lost and {won:.1%} won of {n}"
+            intervals = [each.interval(0.95) for each in losses]
+            yield share([each.low <= truth <= each.high for each in intervals], COVERAGE, what=at, claimed="95 %")
+            passed = [each.high <= truth for each in intervals]
+            yield share(passed, most=0.025, what=f"PASS on its limit: {at}", claimed="≤ 2.5 %")
+            failed = [each.compute_p_value_above(truth) <= 0.025 for each in losses]
+            yield share(failed, most=0.025, what=f"FAIL on its limit: {at}", claimed="≤ 2.5 %")
     for n, classes, loses in ((100, 10, 0.004), (100, 10, 0.034), (800, 10, 0.012), (800, 100, 0.034)):
         labels, first, second = classifiers(generator, 1_000_000, classes, loses)
         truth = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
         drawn = (classifiers(generator, n, classes, loses) for _ in range(round(800 * scale)))
-        differences = [compute_macro_f1_difference(labels, first, second, classes) for labels, first, second in drawn]
+        differences = [
+            compare_macro_f1(labels, first, second, classes).interval(0.95) for labels, first, second in drawn
+        ]
         held = [each.low <= truth <= each.high for each in differences]
         yield share(held, COVERAGE, what=f"macro F1 drop of {truth:.2%}, {n} images, {classes} classes", claimed="95 %")
 
@@ -347,6 +472,11 @@ def accuracy(generator, scale) -> Iterator[Row]:
         yield share(covered, least, what=what, claimed="95 %", note=shown)
 
 
+def paired_drop(lost, won, same):
+    n = lost + won + same
+    return figure_from_samples((lost - won) / n, np.repeat([1.0, -1.0, 0.0], [lost, won, same]), n, (-1.0, 1.0))
+
+
 def output_errors(generator, spread, n):
     """Sums of squares of each image's outputs: of an error at 40 dB, and of the reference."""
     return {
@@ -360,6 +490,130 @@ def classifiers(generator, n, classes, loses):
     first = np.where(generator.random(n) < 0.95, labels, generator.integers(0, classes, n))
     lost = (first == labels) & (generator.random(n) < loses)
     return labels, first, np.where(lost, generator.integers(0, classes, n), first)
+
+
+# ------------------------------------------------------------- scores of tasks
+
+TAGS = np.array(["O", "O", "O", "B-PER", "I-PER", "B-ORG", "I-ORG"])
+
+
+def make_tagged(count, draw):
+    """Texts of 5 to 20 words; some texts are harder than others."""
+    truths, source, found = [], [], []
+    for _ in range(count):
+        words, hard = int(draw.integers(5, 21)), draw.beta(1, 9)
+        true = draw.choice(TAGS, words)
+        one = np.where(draw.random(words) < hard, draw.choice(TAGS, words), true)
+        truths.append(true.tolist())
+        source.append(one.tolist())
+        found.append(np.where(draw.random(words) < 0.03, draw.choice(TAGS, words), one).tolist())
+    return truths, source, found
+
+
+def make_pairs(count, draw):
+    """Two texts for each sample: embeddings whose cosine follows the stated similarity with noise."""
+    truths, source, found = [], [], []
+    for pair in range(count):
+        stated = draw.random()
+        angle = np.arccos(np.clip(stated + draw.normal(0, 0.15), -1, 1))
+        other = angle + draw.normal(0, 0.05)
+        truths += [[float(pair), float(stated)]] * 2
+        source += [[1.0, 0.0], [float(np.cos(angle)), float(np.sin(angle))]]
+        found += [[1.0, 0.0], [float(np.cos(other)), float(np.sin(other))]]
+    return truths, source, found
+
+
+def make_masks(count, draw):
+    """Masks of 16 by 16 pixels with a rectangle of one of four classes; predictions have it moved."""
+    truths, source, found = [], [], []
+    for _ in range(count):
+        label, (top, left), (high, wide) = draw.integers(1, 5), draw.integers(1, 7, 2), draw.integers(4, 9, 2)
+
+        def paint(moved, label=label, top=top, left=left, high=high, wide=wide):
+            mask = np.zeros((16, 16), np.uint8)
+            mask[top : top + high, left + moved : left + moved + wide] = label
+            return mask
+
+        moved = int(draw.random() < 0.5)
+        truths.append(encode_mask(paint(0)))
+        source.append(encode_mask(paint(moved)))
+        found.append(encode_mask(paint(moved + int(draw.random() < 0.2))))
+    return truths, source, found
+
+
+def make_boxes(count, draw):
+    """Images of 100 by 100 pixels with up to four boxes of three classes; found boxes are moved, some are missed, some made up."""
+    truths, source, found = [], [], []
+    for _ in range(count):
+        true, one, other = [], [], []
+        for _ in range(int(draw.integers(0, 5))):
+            left, top, wide, high = draw.uniform(0, 60), draw.uniform(0, 60), draw.uniform(10, 40), draw.uniform(10, 40)
+            label = float(draw.integers(3))
+            true.append([left, top, wide, high, label, wide * high, 0.0])
+            if draw.random() < 0.9:
+                shift = draw.normal(0, 0.08 * wide)
+                row = [left + shift, top, wide, high, float(draw.beta(5, 2)), label]
+                one.append(row)
+                other.append([row[0] + draw.normal(0, 0.03 * wide), *row[1:]])
+        for _ in range(int(draw.random() < 0.3)):
+            row = [*draw.uniform(0, 60, 2), *draw.uniform(10, 40, 2), float(draw.beta(2, 5)), float(draw.integers(3))]
+            one.append([float(each) for each in row])
+            other.append(one[-1])
+        truths.append(true)
+        source.append(one)
+        found.append(other)
+    return truths, source, found
+
+
+def spoil(rows, name, draw):
+    """The source model's predictions with few of them lost: 2 % of texts, 2 % of pairs, 1 % of masks, 0.3 % of boxes."""
+    found = list(rows)
+    if name == "AP":
+        return [[row for row in boxes if draw.random() >= 0.003] for boxes in found]
+    for place in np.flatnonzero(draw.random(len(found)) < {"F1": 0.02, "Spearman": 0.02, "mIoU": 0.01}[name]):
+        if name == "F1":
+            found[place] = ["O"] * len(found[place])
+        elif name == "mIoU":
+            found[place] = encode_mask(np.zeros((16, 16), np.uint8))
+        elif place % 2:
+            angle = draw.uniform(0, np.pi / 2)
+            found[place] = [float(np.cos(angle)), float(np.sin(angle))]
+    return found
+
+
+TASKS = {
+    "F1": (TokenClassification(), make_tagged, 1),
+    "Spearman": (Embedding(), make_pairs, 2),
+    "mIoU": (Segmentation(), make_masks, 1),
+    "AP": (Detection(), make_boxes, 1),
+}
+
+
+def tasks(generator, scale) -> Iterator[Row]:
+    """Scores of tasks and their drops, where every sample changes a little and where few change at all."""
+    for name, (task, make, each) in TASKS.items():
+        truths, source, found = make(3000, np.random.default_rng(1))
+        for which, worse in (("all", found), ("few", spoil(source, name, np.random.default_rng(3)))):
+            whole = task.score_predictions(truths, source, worse).scores[0]
+            for n in (30, 100, 300):
+                scores = []
+                for _ in range(round((60 if name in ("AP", "mIoU") else 400) * scale)):
+                    chosen = generator.integers(0, 3000, n)
+                    rows = (chosen[:, None] * each + np.arange(each)).ravel().tolist()
+                    drawn = [[values[row] for row in rows] for values in (truths, source, worse)]
+                    if each == 2:  # a pair that is drawn twice is two pairs
+                        drawn[0] = [[float(place // 2), value[1]] for place, value in enumerate(drawn[0])]
+                    scores.append(task.score_predictions(*drawn).scores[0])
+                    measure_scores.cache_clear()
+                at = f"{name}, {n} samples, {which} of them differ"
+                held = [one.ci[0] <= whole.value <= one.ci[1] for one in scores]
+                yield share(held, COVERAGE, what=f"score: {at}", claimed="95 %")
+                held = [one.drop_ci[0] <= whole.drop <= one.drop_ci[1] for one in scores]
+                yield share(held, COVERAGE, what=f"drop: {at}", claimed="95 %")
+                passed = [one.drop_ci[1] <= whole.drop for one in scores]
+                yield share(passed, most=0.03, what=f"PASS on its limit: {at}", claimed="≤ 2.5 %")
+                failed = [one.drop_ci[0] > whole.drop for one in scores]
+                yield share(failed, most=0.03, what=f"FAIL on its limit: {at}", claimed="≤ 2.5 %")
 
 
 # --------------------------------------------------- throughput and stability
@@ -593,7 +847,12 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         criteria,
         signoffs,
         two_speeds,
+        looks,
+        tables,
+        other_runs,
+        requests,
         accuracy,
+        tasks,
         throughput,
         interleaving,
         validity,

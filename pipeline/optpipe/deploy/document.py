@@ -125,8 +125,8 @@ def document_from_recheck(found: RecheckRecord) -> Document:
             make_table(("changed", "old", "new"), versions) if versions else Sentence("versions: nothing changed"),
             *map(Sentence, outputs),
             Sentence(
-                f"latency {latency.metric}, {latency.load}: {latency.ratio:.3f} times the old ({latency.ci[0]:.3f} to "
-                f"{latency.ci[1]:.3f} at {latency.confidence:.0%}), {latency.change}; {latency.how}"
+                f"latency {latency.metric}, {latency.load}: {latency.ratio:.3f} times the old "
+                f"({latency.format_interval()}), {latency.change}; {latency.how}"
             ),
             Sentence(f"precision: {found.precision}", Tone.FAINT),
         ]

@@ -7,7 +7,7 @@ the errors that the dossier's verification recorded.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp
 from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from optpipe.core.verdict import Verdict
 from optpipe.deploy.interpreter import Interpreter, list_output_changes, open_interpreter, outputs_of_interpreter
 from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.measure.groups import ProcessGroup, group_processes
+from optpipe.measure.groups import ProcessGroup, find_run_scatter, group_processes
 from optpipe.measure.measure import BenchPlan, RunContext, prepare_session
 from optpipe.measure.pair import (
     MAX_ROUND_FACTOR,
@@ -38,7 +38,13 @@ from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
-from optpipe.stats.means import MIN_VALUES, mean_from_values, subtract_means
+from optpipe.stats.means import (
+    MIN_VALUES,
+    Scatter,
+    mean_from_values,
+    subtract_across_runs,
+    widen_for_unseen_speed,
+)
 from optpipe.stats.ratio import Change, count_rounds_to_settle
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
@@ -127,11 +133,10 @@ def judge_recheck(
         if each.changed:
             at = f", the first at {list(each.first_changed)}" if each.first_changed else ""
             seen.append(f"output '{each.name}': {each.changed:,} of {each.values:,} values changed{at}")
-    low, high = latency.ci
-    text = f"{latency.metric} is {latency.ratio:.3f} times the old ({low:.3f} to {high:.3f})"
+    text = f"{latency.metric} is {latency.ratio:.3f} times the old ({latency.format_interval()})"
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
-    elif high > 1 + max_slowdown:
+    elif latency.ci is None or latency.ci[1] > 1 + max_slowdown:
         advice = "pass --python with the old environment, to measure the two in turn"
         if latency.rounds_to_settle is not None:
             advice = f"at this scatter about {latency.rounds_to_settle:,} rounds settle it (--rounds)"
@@ -216,7 +221,8 @@ def _compare_latency(
         old, new = (TrialSubject(session, pool, context, subject) for pool in (old_pool, new_pool))
         if plan.python is None:
             new_pool.expect(subject.artifact, PROCESSES)
-            return _compare_with_dossier(new, group, load, listener)
+            scatter = find_run_scatter(group_processes(build.measured), "p50")
+            return _compare_with_dossier(new, group, scatter, load, listener)
         for pool in (old_pool, new_pool):
             pool.expect(subject.artifact, plan.rounds)
         said = f"{load}, {plan.rounds} rounds or up to {MAX_ROUND_FACTOR} times as many"
@@ -245,20 +251,30 @@ def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) ->
     return replace(session, arguments=arguments), context
 
 
-def _compare_with_dossier(side: TrialSubject, group: ProcessGroup, load: LoadSpec, listener: Listener) -> LatencyChange:
-    """Welch's interval of the difference of mean logarithms: the processes were not measured in turn."""
-    old, values = group.compute_mean("p50", logarithms=True), []
-    assert old is not None
+def _compare_with_dossier(
+    side: TrialSubject, group: ProcessGroup, scatter: Scatter | None, load: LoadSpec, listener: Listener
+) -> LatencyChange:
+    """Welch's interval of the ratio, with what runs `scatter`: the processes were not measured in turn."""
+    values: list[float] = []
     with listener.step(f"{load}, {PROCESSES} processes", total=PROCESSES) as step:
         for number in range(PROCESSES):
             with side.open() as worker:
                 found = side.measure(worker, load, f"n{number:03}")
-            values.append(log(read_pair_figure(found, PairMetric.P50)))
+            values.append(read_pair_figure(found, PairMetric.P50))
             step.advance()
-    new = mean_from_values(values)
-    assert new is not None
-    change = subtract_means(new, old)
-    low, high = (exp(each) for each in change.interval(PAIR_CONFIDENCE))
-    shown = Change.SLOWER if low > 1 else Change.FASTER if high < 1 else Change.NO_DIFFERENCE
+    means = mean_from_values(values), group.compute_mean("p50")
+    assert means[0] is not None
+    assert means[1] is not None
+    runs = (1, len(group.list_values("p50")))
     how = f"{PROCESSES} processes now, {group.count_processes()} in the dossier: not interleaved"
+    change = subtract_across_runs(means[0].take_logarithm(), means[1].take_logarithm(), runs, scatter)
+    if change is None:
+        how += "; not judged, for how much runs differ is not known: the dossier has no build that was measured in two"
+        ratio = means[0].value / means[1].value
+        return LatencyChange("p50", str(load), ratio, None, PAIR_CONFIDENCE, Change.NO_DIFFERENCE, how)
+    low, high = (exp(each) for each in change.interval(PAIR_CONFIDENCE))
+    (low, high), _ = widen_for_unseen_speed(
+        exp(change.value), (low, high), min(PROCESSES, group.count_processes()), PAIR_CONFIDENCE
+    )
+    shown = Change.SLOWER if low > 1 else Change.FASTER if high < 1 else Change.NO_DIFFERENCE
     return LatencyChange("p50", str(load), exp(change.value), (low, high), PAIR_CONFIDENCE, shown, how)

@@ -190,13 +190,18 @@ class LatencyChange:
     metric: str
     load: str
     ratio: float
-    ci: tuple[float, float]
+    ci: tuple[float, float] | None
+    """None where nothing can be said of it."""
     confidence: float
     change: Change
     how: str
-    """`interleaved, 10 rounds`, or which processes were compared."""
+    """`interleaved, 10 rounds`, or which processes were compared and why they are not judged."""
     rounds_to_settle: int | None = None
     """About how many rounds of this scatter would exclude the slow-down or show one; None where processes were not interleaved."""
+
+    def format_interval(self) -> str:
+        """`0.998 to 1.004 at 99%`."""
+        return f"{self.ci[0]:.3f} to {self.ci[1]:.3f} at {self.confidence:.0%}" if self.ci else "no interval"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from optpipe.core.events import Listener
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.evaluate.result import Accuracy, Dataset, EvaluatedModel, Evaluation, TaskScores
-from optpipe.evaluate.tasks.contract import BootstrapTask, TaskContract, Values
+from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
+from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import find_task, require_fitting_task
 from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.models.artifacts.engine import hash_engine
@@ -188,9 +188,6 @@ def score_artifacts(
     assert source is not None
     for row in rows:
         info, found = row.entry.info if row.entry else None, row.predictions
-        score = None
-        if found is not None and truths is not None and trained:
-            score = task.score_predictions(truths, source.values, found.values, labels, classes)
         same_sizes = found is None or found.outputs.shape == source.outputs.shape
         scored = EvaluatedModel(
             backend=info.backend if info else "source",
@@ -205,9 +202,9 @@ def score_artifacts(
             snr_db=compute_output_error("", source.outputs, found.outputs).snr_db if found and same_sizes else None,
             same_sizes=same_sizes,
             agreement=None if found is None else task.compute_parity(source.values, found.values),
-            accuracy=score if isinstance(score, Accuracy) else None,
-            scores=score if isinstance(score, TaskScores) else None,
         )
+        if found is not None and truths is not None and trained:
+            scored = task.add_scores(scored, truths, source.values, found.values, labels, classes)
         yield replace(scored, verdict=_judge_drop(scored, budget, task))
 
 
@@ -290,8 +287,7 @@ def run_evaluation(
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
-    if isinstance(task, BootstrapTask):
-        _warn_about_few(task, truths, rows[0].predictions.values, samples, listener)
+    _warn_about_few(task, truths, rows[0].predictions.values, samples, listener)
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(
@@ -336,9 +332,9 @@ def _require_data(card: ModelCard, data: Path | None) -> None:
 
 
 def _warn_about_few(
-    task: BootstrapTask, truths: Values | None, predictions: Values, samples: SampleSet, listener: Listener
+    task: TaskContract, truths: Values | None, predictions: Values, samples: SampleSet, listener: Listener
 ) -> None:
-    """Where the bootstrap has little to draw from, or the scores leave samples out."""
+    """Where there are few samples, or the scores leave samples out."""
     count, kind = task.count_samples(predictions), task.sample_kind or samples.kind
     if truths is not None:
         count, kind = task.count_units(truths), task.unit_kind or kind

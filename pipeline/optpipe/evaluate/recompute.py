@@ -8,7 +8,7 @@ from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError, escape, first_line
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
-from optpipe.evaluate.result import Accuracy, Evaluation
+from optpipe.evaluate.result import Evaluation
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
@@ -86,13 +86,11 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     for row in stored.results:
         name = row.artifact or "source"
         found = source if name == "source" else _read_predictions(frame, task, name)
-        samples, agreement, scores = row.samples, None, None
+        again = replace(row, agreement=None, accuracy=None, scores=None)
         if found is not None:
-            samples, agreement = len(source), task.compute_parity(source, found)
+            again = replace(again, samples=len(source), agreement=task.compute_parity(source, found))
             if truths and run.info.trained:
-                scores = task.score_predictions(truths, source, found, stored.dataset.labels, stored.dataset.classes)
-        accuracy, scores = (scores, None) if isinstance(scores, Accuracy) else (None, scores)
-        again = replace(row, samples=samples, agreement=agreement, accuracy=accuracy, scores=scores)
+                again = task.add_scores(again, truths, source, found, stored.dataset.labels, stored.dataset.classes)
         yield f"{EVALUATION}: {name}", row, again
 
 

@@ -48,6 +48,7 @@ from optpipe.measure.race import (
     find_nearest_options,
     tune_options,
 )
+from optpipe.measure.recompute import read_latencies
 from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
 from optpipe.measure.search import (
     Slo,
@@ -161,8 +162,9 @@ class BenchSubject:
 
     def list_groups(self) -> list[ProcessGroup]:
         """What all processes measured so far, by point."""
+        run = self.running.run
         found = [
-            RecordedMeasurement(each, self.running.run.name)
+            RecordedMeasurement(each, run.name, latencies=read_latencies(each, Files(run.path)))
             for each in self.running.measurements
             if each.subject.artifact == self.artifact.entry.id
         ]
@@ -388,7 +390,10 @@ def record_from_run(
 ) -> BenchRecord:
     """What a finished bench run says."""
     environment = run.manifest.environment
-    groups = group_processes(RecordedMeasurement(each, run.name, environment) for each in measurements)
+    groups = group_processes(
+        RecordedMeasurement(each, run.name, environment, latencies=read_latencies(each, run.files))
+        for each in measurements
+    )
     return BenchRecord(
         run_dir=str(run.path),
         run_id=run.name,

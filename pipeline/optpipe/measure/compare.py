@@ -2,14 +2,14 @@
 
 A row is a build with its settings under one load (`Measurement.key`): all processes that measured it so are one row.
 
-A speed-up is the ratio of the p50 latencies. With three or more processes of both sides it has Student's t interval over the
-logarithms of the processes' medians, and may be called faster or slower; with fewer, neither. Exchanging the sides inverts
-value and interval exactly.
+A speed-up is the ratio of the p50 latencies in the two rows, with an interval from three or more processes of both. What is claimed
+(faster, slower, dominated, best) is claimed by Holm's procedure over all pairs of rows, so that one table in a hundred of equal
+builds has a false claim; between builds of different runs only where it is known how much runs differ.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import combinations, groupby
 from math import exp
 
 from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, Goal, UnmatchedRow
@@ -24,15 +24,19 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.quantity import Dimension, Estimate, choose_dimension, format_quantity
 from optpipe.measure.groups import (
+    FigureRatio,
     ProcessGroup,
     RecordedMeasurement,
+    compare_groups,
     explain_clock_difference,
     find_environment_differences,
+    find_run_scatter,
     merge_group,
 )
 from optpipe.measure.int8_notes import check_int8_speed, pick_baseline
+from optpipe.measure.pair import PAIR_CONFIDENCE
 from optpipe.measure.search import Slo
-from optpipe.stats.means import subtract_means
+from optpipe.stats.means import Scatter, reject_by_holm
 
 
 def _objectives(row: ComparisonRow) -> dict[str, float]:
@@ -46,17 +50,20 @@ def _objectives(row: ComparisonRow) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def mark_frontier(rows: list[ComparisonRow]) -> list[ComparisonRow]:
-    """Marks rows that no other one dominates, among valid rows of one model under one kind of load."""
+OBJECTIVES = {"latency": -1, "throughput": 1, "energy": -1}
+"""What builds are compared in, and whether more is better."""
+Claims = frozenset[tuple[str, str, str]]
+"""The rows of which one is shown to be better than another, and in what: (id, id, objective)."""
+
+
+def mark_frontier(rows: list[ComparisonRow], shown: Claims) -> list[ComparisonRow]:
+    """Marks rows that no other one is shown to dominate, among valid rows of one model under one kind of load."""
     judged = []
     for row in rows:
         rivals = [each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row]
-        winner = next((each for each in rivals if _dominates(each, row)), None) if row.valid else None
-        why = (
-            f"{winner.id}: better in {', '.join(_find_better(winner, row))}, no worse in anything else"
-            if winner
-            else None
-        )
+        better = {each.id: _find_better(each, row, shown) for each in rivals if row.valid}
+        winner = next((name for name, found in better.items() if found), None)
+        why = f"{winner}: better in {', '.join(better[winner])}, no worse in anything else" if winner else None
         judged.append(replace(row, on_frontier=row.valid and winner is None, dominated_by=why))
     return judged
 
@@ -65,19 +72,18 @@ def _kind(row: ComparisonRow) -> tuple[str, str, str, int | None]:
     return row.model, row.load.scenario, row.load.mode, row.load.length
 
 
-def _find_better(one: ComparisonRow, other: ComparisonRow) -> list[str]:
+def _find_better(one: ComparisonRow, other: ComparisonRow, shown: Claims) -> list[str]:
+    """What `one` is shown to be better in, where no figure of it is worse; nothing where one is or is not known."""
     mine, theirs = _objectives(one), _objectives(other)
-    return [name for name, value in mine.items() if name in theirs and value > theirs[name]]
+    if any(name not in mine or mine[name] < value for name, value in theirs.items()):
+        return []
+    return [name for name in theirs if (one.id, other.id, name) in shown]
 
 
-def _dominates(one: ComparisonRow, other: ComparisonRow) -> bool:
-    mine, theirs = _objectives(one), _objectives(other)
-    complete = set(theirs) <= set(mine)  # an objective that is unknown of the winner proves nothing
-    return complete and bool(_find_better(one, other)) and all(mine[name] >= value for name, value in theirs.items())
-
-
-def find_best_rows(rows: list[ComparisonRow], slo: Slo | None) -> tuple[dict[str, str | None], dict[str, str]]:
-    """The best row's id for each goal, None where there is none, and why; with `slo` only rows that keep it count."""
+def find_best_rows(
+    rows: list[ComparisonRow], slo: Slo | None, shown: Claims
+) -> tuple[dict[str, str | None], dict[str, str]]:
+    """The id of the row that is shown to be the best for each goal, None where none is, and why; with `slo` only rows that meet it."""
     models = sorted({row.model for row in rows})
     if len(models) > 1:  # the smallest network is not a better build of the others
         reason = f"{len(models)} models are compared ({', '.join(models)}); choose one with --model"
@@ -98,6 +104,14 @@ def find_best_rows(rows: list[ComparisonRow], slo: Slo | None) -> tuple[dict[str
             continue
         _, winner = max(scored, key=lambda pair: pair[0])
         best[goal], why[goal] = winner.id, _describe_best(winner, goal)
+        objective = "energy" if goal is Goal.EFFICIENCY else str(goal)
+        equal = [row for _, row in scored if row is not winner and (winner.id, row.id, objective) not in shown]
+        if equal:
+            more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
+            best[goal], why[goal] = (
+                None,
+                f"{winner.label} ({why[goal]}) is not shown to be better than {equal[0].label}{more}",
+            )
     return best, why
 
 
@@ -185,15 +199,17 @@ def compare_measurements(
     groups = _group_by_key(measured)
     names = _Names.of([*measured, *(baseline.measured if baseline else ())])
     baselines = _group_by_key(baseline.measured) if baseline else groups
-    rows, unmatched, notes = _compare_groups(groups, baselines, names, known or {}, own=baseline is None, across=across)
+    rows, unmatched, notes, shown = _compare_groups(
+        groups, baselines, names, known or {}, own=baseline is None, across=across
+    )
     if baseline:
         unmatched += _find_unmatched(baselines, groups, names)
-    rows = mark_frontier(rows)
+    rows = mark_frontier(rows, shown)
     warnings += notes
     warnings += _list_int8_notes(
         rows, [merge_group(ProcessGroup(tuple(group))) for group in groups.values()], known or {}
     )
-    best, why = find_best_rows(rows, slo)
+    best, why = find_best_rows(rows, slo, shown)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
         best=best,
@@ -214,9 +230,14 @@ def _compare_groups(
     *,
     own: bool,
     across: bool,
-) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str]]:
-    """A row of each group with its speed-up over the baseline; the rows without a counterpart; what has to be said."""
+) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str], Claims]:
+    """A row of each group with its speed-up over the baseline; rows without a counterpart; what has to be said; what is shown."""
     rows: list[ComparisonRow] = []
+    judged = {key: ProcessGroup(tuple(group)) for key, group in groups.items()}
+    every = [*judged.values(), *(ProcessGroup(tuple(group)) for group in baselines.values() if baselines is not groups)]
+    scatters = {name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")}
+    tests: dict[tuple[str, str, str], float] = {}
+    speedups: dict[str, FigureRatio] = {}
     unmatched: list[UnmatchedRow] = []
     notes: list[str] = []
     chosen: dict[str, list[int]] = {}
@@ -227,16 +248,49 @@ def _compare_groups(
             other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
         if other is None:
             unmatched.append(UnmatchedRow(row.id, row.label, said))
-        elif other is not group and (found := _compute_speedup(group, other)) is not None:
-            speedup, change, note = found
+        elif other is not group:
+            old = ProcessGroup(tuple(other))
+            speedup, change, basis = _compute_speedup(judged[group[-1].measurement.key], old, scatters["p50"])
             held_against = f"{_id(other[-1])}: {names.configuration(other[-1])}"
             row = replace(row, speedup=speedup, change=change, held_against=held_against)
-            notes += [note] if note else []
+            if isinstance(basis, FigureRatio):
+                speedups[row.id] = basis
+            elif basis:
+                notes.append(basis)
             if said:
                 chosen.setdefault(said, []).append(row.load.batch_size)
         rows.append(row)
     notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
-    return rows, unmatched, notes
+    for (one, mine), (other_row, theirs) in combinations(zip(rows, judged.values(), strict=True), 2):
+        if one.valid and other_row.valid and _kind(one) == _kind(other_row):
+            tests |= _test_pair(one, other_row, mine, theirs, scatters)
+    keys = [*tests, *speedups]
+    p_values = [*tests.values(), *(each.p_value for each in speedups.values())]
+    claimed = {key for key, hit in zip(keys, reject_by_holm(p_values, 1 - PAIR_CONFIDENCE), strict=True) if hit}
+    rows = [
+        replace(row, change=_describe_change(speedups[row.id], claimed=row.id in claimed))
+        if row.id in speedups
+        else row
+        for row in rows
+    ]
+    return rows, unmatched, notes, frozenset(key for key in claimed if isinstance(key, tuple))
+
+
+def _test_pair(
+    one: ComparisonRow,
+    other: ComparisonRow,
+    mine: ProcessGroup,
+    theirs: ProcessGroup,
+    scatters: Mapping[str, Scatter | None],
+) -> Iterator[tuple[tuple[str, str, str], float]]:
+    """Which of two rows seems better in each objective, and how improbable that is between equals."""
+    tail = "p99" if all("p99" in row.latency_ns for row in (one, other)) else "p50"
+    for objective, sign in OBJECTIVES.items():
+        name = tail if objective == "latency" else objective
+        found = compare_groups(mine, theirs, name, scatters[name])
+        if isinstance(found, FigureRatio):
+            better, worse = (one, other) if sign * found.change.value > 0 else (other, one)
+            yield (better.id, worse.id, objective), found.p_value
 
 
 _Groups = Mapping[tuple[object, ...], list[RecordedMeasurement]]
@@ -409,27 +463,25 @@ def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[
 
 
 def _compute_speedup(
-    contender: list[RecordedMeasurement], baseline: list[RecordedMeasurement]
-) -> tuple[Estimate, str, str] | None:
-    """The ratio of the p50 latencies, what it shows, and what it does not cover; None where either has none."""
-    new, old = (ProcessGroup(tuple(group)) for group in (contender, baseline))
+    new: ProcessGroup, old: ProcessGroup, run_scatter: Scatter | None
+) -> tuple[Estimate | None, str | None, FigureRatio | str]:
+    """The ratio of the p50 latencies, why it is not judged, and what it rests on or has to be said of it; no figure of INVALID sides."""
     if not (new.valid and old.valid):
-        values = [_get_p50(group[-1].measurement) for group in (contender, baseline)]
-        return None if None in values else (Estimate(values[1] / values[0]), "not judged: INVALID", "")  # type: ignore[operator]
-    means = [group.compute_mean("p50", logarithms=True) for group in (old, new)]
-    if means[0] is not None and means[1] is not None:
-        found = subtract_means(means[0], means[1])
-        low, high = found.interval(0.95)
-        speedup = Estimate(exp(found.value), exp(low), exp(high))
-        return speedup, _describe_change(speedup), ""
+        return None, "not judged: INVALID", ""
+    found = compare_groups(old, new, "p50", run_scatter)
+    if isinstance(found, FigureRatio):
+        (low, high), _ = found.interval(PAIR_CONFIDENCE)
+        return Estimate(exp(found.change.value), low, high), None, found
     before, after = (_get_p50(merge_group(each)) for each in (old, new))  # what the rows show
     if before is None or after is None:
-        return None
-    note = (
-        "speedups of fewer than three processes are shown without a claim: the scatter between processes is not known; "
-        "use optpipe bench --processes 5, or optpipe bench A --against B"
-    )
-    return Estimate(before / after), "not judged: too few processes", note
+        return None, None, ""
+    notes = {
+        "too few processes": "speedups of fewer than three processes are shown without a claim: the scatter between processes is not"
+        " known; use optpipe bench --processes 5, or optpipe bench A --against B",
+        "different runs": "builds that were measured in different runs are not judged: how much runs differ is not known until one"
+        " build was measured in two; measure both in one run, or use optpipe bench A --against B",
+    }
+    return Estimate(before / after), f"not judged: {found}", notes[found]
 
 
 def _get_p50(one: Measurement) -> float | None:
@@ -437,9 +489,10 @@ def _get_p50(one: Measurement) -> float | None:
     return None if found is None else found.value
 
 
-def _describe_change(speedup: Estimate) -> str:
-    low, high = speedup.bounds
-    return "faster" if low > 1 else "slower" if high < 1 else "no difference shown"
+def _describe_change(found: FigureRatio, *, claimed: bool) -> str:
+    if not claimed:
+        return "no difference shown"
+    return "faster" if found.change.value > 0 else "slower"
 
 
 def _list_int8_notes(

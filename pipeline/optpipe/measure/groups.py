@@ -8,13 +8,32 @@ figure of a build is the mean over processes with Student's t, processes nested 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from math import log, sqrt
+from itertools import islice
+from math import exp, log
+from typing import TYPE_CHECKING, Any
 
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import GroupFigure, LeftOut, LoadSpec, Measurement, MeasurementGroup, percent_from_name
 from optpipe.core.quantity import Estimate
 from optpipe.measure.figures import SENSOR_SHARE
-from optpipe.stats.means import MIN_VALUES, Mean, count_processes_needed, mean_from_runs, split_scatter
+from optpipe.stats.means import (
+    MIN_VALUES,
+    SPEED_GAP,
+    Mean,
+    Scatter,
+    compute_unseen_p_value,
+    count_processes_needed,
+    estimate_run_scatter,
+    mean_from_runs,
+    split_scatter,
+    subtract_across_runs,
+    subtract_means,
+    widen_for_unseen_speed,
+)
+from optpipe.stats.percentiles import pool_percentile
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +45,8 @@ class RecordedMeasurement:
     environment: Environment = field(default_factory=Environment)
     clock_mhz: float | None = None
     """Median clock of the GPU's multiprocessors while it was measured; None without one."""
+    latencies: "np.ndarray | None" = field(default=None, compare=False, repr=False)
+    """(samples,) in ns; None where the raw samples are not here."""
 
 
 def find_environment_differences(one: Environment, other: Environment) -> list[str]:
@@ -99,6 +120,28 @@ class ProcessGroup:
                 runs.setdefault(one.run, {}).setdefault(process, []).append(value)
         return runs
 
+    def list_parts(self, name: str) -> list[list[float]]:
+        """What each process adds to the build's figure, by run; the mean of them all is that figure.
+
+        Its own figure, but of a percentile above p50: that is of all requests, whichever process answers them, where their samples
+        are here.
+        """
+        percent = percent_from_name(name)
+        runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
+        if percent <= 50:
+            return self.list_values(name)
+        for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
+            if read_figure(one.measurement, name) is not None:
+                if one.latencies is None:
+                    return self.list_values(name)
+                process = one.measurement.second_stage, one.measurement.process
+                runs.setdefault(one.run, {}).setdefault(process, []).append(one.latencies)
+        import numpy as np
+
+        pooled = [np.concatenate(each) for run in runs.values() for each in run.values()]
+        parts = iter(pool_percentile(pooled, percent) if pooled else [])
+        return [list(islice(parts, len(run))) for run in runs.values()]
+
     def measure_left_out_gap(self, name: str) -> float:
         """How far processes that are INVALID by their own samples alone lie from the VALID mean at most; 0 without any.
 
@@ -141,26 +184,87 @@ class ProcessGroup:
             return self
         return ProcessGroup(asked)
 
-    def compute_mean(self, name: str, *, logarithms: bool = False) -> Mean | None:
-        """The mean of the figure over processes, or of its logarithms; None for fewer than three processes."""
-        values = self.list_values(name)
-        if logarithms:
-            values = [[log(each) for each in run] for run in values]
+    def compute_mean(self, name: str) -> Mean | None:
+        """The mean of the figure over processes; None for fewer than three."""
+        values = self.list_parts(name)
         return mean_from_runs(values, self._count_first(name)) if values else None
 
-    def estimate(self, name: str, confidence: float) -> Estimate | None:
-        """The figure with its interval over processes, without one for fewer than three; None where no process gives it."""
-        values = [each for run in self.list_values(name) for each in run]
+    def estimate(self, name: str, confidence: float = 0.95, unseen: float | None = None) -> Estimate | None:
+        """The figure with its interval over processes, without one for fewer than three; None where no process gives it.
+
+        That of a time or rate allows for a second speed that no process drew, at the confidence `unseen` where it is another.
+        """
+        runs = self.list_parts(name)
+        values = [each for run in runs for each in run]
         if not values:
             return None
-        mean = self.compute_mean(name)
+        mean = mean_from_runs(runs, self._count_first(name))
         if mean is None:
             return Estimate(sum(values) / len(values), note=explain_no_interval(len(values)))
         low, high = mean.interval(confidence)
         if name == "energy":  # the sensor errs alike in all processes
-            half = sqrt(((high - low) / 2) ** 2 + (SENSOR_SHARE * mean.value) ** 2)
-            low, high = mean.value - half, mean.value + half
-        return Estimate(mean.value, max(low, 0.0), high)  # no time, rate or size is negative
+            low, high = low - SENSOR_SHARE * mean.value, high + SENSOR_SHARE * mean.value
+        note, level = "", confidence if unseen is None else unseen
+        if name not in ("cv", "memory"):
+            (low, high), note = widen_for_unseen_speed(
+                mean.value, (low, high), len(values), level, self.measure_left_out_gap(name), percent_from_name(name)
+            )
+        return Estimate(mean.value, max(low, 0.0), high, note or None)  # no time, rate or size is negative
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRatio:
+    """How one group's figure differs from another's."""
+
+    change: Mean
+    """The logarithm of the ratio of what both groups show."""
+    processes: int
+    """The fewer of the two groups."""
+    gap: float
+    percent: float
+    """Of a percentile of all requests; 0 of other figures."""
+
+    def interval(self, confidence: float, unseen: float | None = None) -> tuple[tuple[float, float], str]:
+        """Of the ratio, wide enough for a second speed that the processes of either side did not draw, and why."""
+        low, high = (exp(each) for each in self.change.interval(confidence))
+        ratio, among = exp(self.change.value), (self.processes, unseen or confidence, self.gap, self.percent)
+        found, why = widen_for_unseen_speed(ratio, (low, high), *among)
+        mirrored, _ = widen_for_unseen_speed(1 / ratio, (1 / high, 1 / low), *among)
+        return (min(found[0], 1 / mirrored[1]), max(found[1], 1 / mirrored[0])), why
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided: of a ratio this far from 1 or farther between equals."""
+        distance = abs(self.change.value)
+        gap = max(self.gap, SPEED_GAP)
+        unseen = float(distance <= gap) if self.percent > 50 else compute_unseen_p_value(distance, self.processes, gap)
+        tail = Mean(distance, self.change.error, self.change.freedom).compute_p_value_above(0.0)
+        return min(1.0, 2 * (tail + unseen))
+
+
+def compare_groups(new: ProcessGroup, old: ProcessGroup, name: str, run_scatter: Scatter | None) -> FigureRatio | str:
+    """The figure `name` of `new` over that of `old`, or why nothing is claimed.
+
+    Processes of one run that both share are compared as they are. Others had other hours: what runs scatter is allowed for.
+    """
+    means = [group.compute_mean(name) for group in (new, old)]
+    if means[0] is None or means[1] is None or min(means[0].value, means[1].value) <= 0:
+        return "too few processes"
+    mine, theirs = (mean.take_logarithm() for mean in means if mean)
+    counts = [group.count_showing(name) for group in (new, old)]
+    change: Mean | None = subtract_means(mine, theirs)
+    if len({one.run for group in (new, old) for one in group.valid}) > 1:
+        runs = len(new.list_values(name)), len(old.list_values(name))
+        change = subtract_across_runs(mine, theirs, runs, run_scatter)
+    if change is None:
+        return "different runs"
+    gap = max(group.measure_left_out_gap(name) for group in (new, old))
+    return FigureRatio(change, min(counts), gap, percent_from_name(name))
+
+
+def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | None:
+    """How much the figure `name` differs from run to run, by all builds that were measured in several."""
+    return estimate_run_scatter(group.list_parts(name) for group in groups)
 
 
 def explain_no_interval(processes: int) -> str:
@@ -235,13 +339,13 @@ def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGrou
     return [ProcessGroup(tuple(tries)) for tries in groups.values()]
 
 
-def summarize_group(group: ProcessGroup, confidence: float = 0.95) -> MeasurementGroup:
-    """The record of a group: figures with their intervals and both parts of their scatter."""
+def summarize_group(group: ProcessGroup, confidence: float = 0.95, unseen: float | None = None) -> MeasurementGroup:
+    """The record of a group: figures with their intervals, as `ProcessGroup.estimate` makes them, and both parts of their scatter."""
     figures = {}
     for name in FIGURES:
         if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:
             figures[name] = GroupFigure(Estimate(shown.value, note="INVALID"), (shown.value,), None, None)
-        elif (found := group.estimate(name, confidence)) is not None:
+        elif (found := group.estimate(name, confidence, unseen)) is not None:
             values = tuple(each for run in group.list_values(name) for each in run)
             shown_values = [figure for one in group.valid if (figure := read_figure(one.measurement, name)) is not None]
             halves = [(each.bounds[1] - each.bounds[0]) / 2 for each in shown_values]

@@ -19,16 +19,8 @@ from optpipe.core.measurement import Measurement, Options
 from optpipe.measure.records import TrialRecord, TuningRecord
 from optpipe.measure.search import has_figures
 from optpipe.measure.validity import WRONG_OUTPUTS
-from optpipe.stats.means import compute_pairwise_confidence
-from optpipe.stats.ratio import (
-    Change,
-    Order,
-    Ratio,
-    Scatter,
-    ratio_from_few_rounds,
-    ratio_from_rounds,
-    scatter_from_rounds,
-)
+from optpipe.stats.means import Scatter, compute_pairwise_confidence
+from optpipe.stats.ratio import Change, Order, Ratio, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
 
 RACE_ROUNDS = 3
 BUILD_LAG = 0.15

@@ -22,6 +22,7 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.workspace.entry import Run, require_unchanged
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
 NO_SAMPLES = Reason("no-samples", "there are no raw samples of it", "measure again", invalidates=True)
@@ -46,6 +47,7 @@ def measurements_from_run(
             run.name,
             run.manifest.environment,
             _read_clock(one, run.files),
+            read_latencies(one, run.files),
         )
         for one in found
         if whole or one.samples_file is None or run.files.has(one.samples_file)
@@ -60,6 +62,14 @@ def _read_clock(found: Measurement, files: Files) -> float | None:
         return None
     clock = pl.read_parquet(files.read(found.machine_file), columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
     return None if clock is None else float(clock)  # type: ignore[arg-type]
+
+
+def read_latencies(found: Measurement, files: Files) -> "np.ndarray | None":
+    """The latencies in ns (samples,) of a measurement; None where its samples are not in `files`."""
+    if found.samples_file is None or not files.has(found.samples_file):
+        return None
+    frame = read_samples(files, found.samples_file)
+    return (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
 
 
 def recompute_latency(stored: Measurement, files: Files, confidence: float = 0.95) -> Measurement:

@@ -15,7 +15,7 @@ from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.verdict import Blocker, Observation
-from optpipe.evaluate.tasks.contract import BootstrapTask
+from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.models.inputs.image_set import ImageSet
@@ -59,7 +59,7 @@ REQUIRED_AGREEMENT = 0.995
 MAXIMUM_SCORE_CHANGE = 0.005
 """How far a task's score may move, in either direction: as far as accuracy can at REQUIRED_AGREEMENT."""
 FEWEST_IMAGES = 100
-"""With fewer, the bootstrap has seen too little: of images that are all alike it says that all images are."""
+"""Fewer have seen too little."""
 SNR_FLOOR_DB = 50.0
 """Error of the outputs where predictions prove nothing: 0.3 % of their norm.
 
@@ -211,7 +211,7 @@ _CLASSES = ("reference_class", "dali_class", "class")
 class PredictionDecoder:
     """How outputs become predictions of a task, and what is true of the images."""
 
-    task: BootstrapTask
+    task: TaskContract
     card: ModelCard
     samples: ImageSet
     truths: Mapping[Path, Any]
@@ -264,14 +264,13 @@ def _name_files(paths: Sequence[Path], root: Path) -> tuple[SetFile, ...]:
     return tuple(SetFile(path.relative_to(root).as_posix(), "") for path in paths)
 
 
-def find_stored_task(name: str | None) -> BootstrapTask | None:
+def find_stored_task(name: str | None) -> TaskContract | None:
     """The task that predictions are compared by; None for all but detection and segmentation."""
-    task = TASKS[Task(name)] if name in _TASKS else None
-    return task if isinstance(task, BootstrapTask) else None
+    return TASKS[Task(name)] if name in _TASKS else None
 
 
 def compare_predictions(
-    rows: "pl.DataFrame", task: BootstrapTask | None
+    rows: "pl.DataFrame", task: TaskContract | None
 ) -> tuple[TaskScore | None, PredictionAgreement | None]:
     """Score and agreement of the predictions in `rows`; None where there are none, or the reference's prove nothing.
 
@@ -289,7 +288,7 @@ def compare_predictions(
     agreement = None if same is None else PredictionAgreement(same.share, same.ci, rows.height)
     if "truth" not in rows.columns:
         return None, agreement
-    first = task.score_predictions(rows["truth"].to_list(), reference, got, (), 0).scores[0]
+    first = task.score_predictions(rows["truth"].to_list(), reference, got).scores[0]
     was = first.value + first.drop
     if not np.isfinite(was):
         return None, agreement
@@ -299,7 +298,7 @@ def compare_predictions(
 
 
 def observe_prediction_agreement(
-    rows: "pl.DataFrame", task: BootstrapTask, confidence: float, about: str
+    rows: "pl.DataFrame", task: TaskContract, confidence: float, about: str
 ) -> Observation:
     """The agreement of the predictions in `rows` with its interval at `confidence`; blocked where the images are too few for one."""
     reference, got = (rows[name].to_list() for name in _COLUMNS)
@@ -323,7 +322,7 @@ def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies:
 
 
 def proof_from_rows(
-    rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int, task: BootstrapTask | None = None
+    rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int, task: TaskContract | None = None
 ) -> Proof:
     """The proof that `rows` amount to; `task` is that of a detector or segmenter."""
     sums = _list_sums(rows)

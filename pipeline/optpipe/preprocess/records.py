@@ -102,12 +102,12 @@ class TaskScore:
     dali: float
     drop: float
     drop_ci: tuple[float, float]
-    """95 %, by the paired bootstrap over images."""
+    """95 %, over images."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionAgreement:
-    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95 % interval by the bootstrap."""
+    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95 % interval."""
 
     share: float
     ci: tuple[float, float]

@@ -16,6 +16,7 @@ from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.models.inputs.annotations import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.stats.agreement import compute_output_error
+from optpipe.stats.paired import CONFIDENCE
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, ONNX
 
@@ -56,7 +57,7 @@ class Fp32Reference:
         source = self.reference.values
         truths = self.task.take_as_truths(source) if self.truths is None else self.truths
         cost = self.task.measure_drop(truths, source, found.values) if self.card.task in TASKS or self.truths else None
-        return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.drop, cost.ci)
+        return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE).bounds)
 
 
 def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Reference:

@@ -1,12 +1,14 @@
 """Everything a build is judged on, as one value, and what the processes that measured a load show for a criterion."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.quantity import format_quantity
-from optpipe.core.verdict import Blocker, Missing, Observation
+from optpipe.core.verdict import Blocker, Missing, Observation, ScaledTail, Tail
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
+from optpipe.measure.figures import SENSOR_SHARE
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
 from optpipe.measure.pair import RecordedPair
 from optpipe.measure.recompute import has_measured_other_file
@@ -16,7 +18,7 @@ from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_more_processes, suggest_runs
-from optpipe.stats.means import predict_next_upper_bound
+from optpipe.stats.means import compute_look_confidence, predict_next_upper_bound
 from optpipe.trace.report import has_profiled_other_file, observe_tensor_cores
 from optpipe.workspace.entry import Run
 
@@ -45,8 +47,14 @@ class BuildEvidence:
     """Where the store's record of the build lies in the dossier."""
     options: Mapping[str, str] = field(default_factory=dict)
     """What all of `measured` ran with, because the policy asks for it."""
-    confidence: float = 0.95
-    """Of every interval."""
+    policy_confidence: float = 0.95
+    look: int = 1
+    """How often the build was measured, and can have been judged, so far: in how many bench runs of one load."""
+
+    @property
+    def confidence(self) -> float:
+        """Of every interval."""
+        return compute_look_confidence(self.policy_confidence, self.look)
 
 
 def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[ProcessGroup]:
@@ -75,18 +83,31 @@ def is_of_other_file(run: Run, build: JudgedBuild) -> bool:
 
 
 def evidence_from_runs(
-    build: JudgedBuild, runs: Sequence[Run], policy: Policy, measured: Iterable[RecordedMeasurement]
+    build: JudgedBuild,
+    runs: Sequence[Run],
+    policy: Policy,
+    measured: Iterable[RecordedMeasurement],
+    left_out: Sequence[RecordedMeasurement] = (),
+    removed: int = 0,
 ) -> BuildEvidence:
-    """What `runs` show of the build, and of `measured` what ran with the policy's options; without a baseline."""
+    """What `runs` show of the build, and of `measured` what ran with the policy's options; without a baseline.
+
+    `left_out` and the number of `removed` runs are not judged, but count as looks.
+    """
+    every = tuple(measured)
+    seen = Counter(load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)})
+    look = max(seen.values(), default=1) + removed
+    confidence = compute_look_confidence(policy.confidence, look)
     return BuildEvidence(
         build,
-        measured=tuple(filter_by_options(policy.options, measured)),
-        accuracy=observe_accuracy(runs, build, policy.confidence),
-        preprocessing=observe_preprocessing(runs, build, policy.confidence),
-        tensor_core_share=observe_tensor_cores(runs, build, policy.confidence),
+        measured=tuple(filter_by_options(policy.options, every)),
+        accuracy=observe_accuracy(runs, build, confidence),
+        preprocessing=observe_preprocessing(runs, build, confidence),
+        tensor_core_share=observe_tensor_cores(runs, build, confidence),
         other_file=tuple(sorted({run.kind for run in runs if is_of_other_file(run, build)})),
         options=policy.options,
-        confidence=policy.confidence,
+        policy_confidence=policy.confidence,
+        look=look,
     )
 
 
@@ -118,7 +139,7 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     about = describe_group(group, evidence.measured, name)
     group = group.keep_requested(name)
     blockers, source = find_blockers(group, evidence), group.newest.run
-    found = group.estimate(name, evidence.confidence)
+    found = group.estimate(name, evidence.confidence, evidence.policy_confidence)
     if found is None:
         missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()  # else the blockers say it
         return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
@@ -128,6 +149,8 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     values = [each for run in group.list_values(name) for each in run]
     if (dimension := criterion.dimension) is not None and len(values) > 1 and min(values) < max(values):
         about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
+    if found.low is not None and found.note:
+        about += f"; {found.note}"
     seen = Observation(
         found.value,
         found.low,
@@ -135,12 +158,18 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
         blockers,
         about,
         source,
-        tail=None if name == "energy" else group.compute_mean(name),
+        tail=_find_tail(group, name),
         processes=0 if name in ("cv", "memory") else len(values),
         left_out_gap=group.measure_left_out_gap(name),
         to_narrow=_suggest_narrowing(criterion, group, name, evidence),
     )
     return _observe_peak(seen, values, evidence.confidence) if name == "memory" else seen
+
+
+def _find_tail(group: ProcessGroup, name: str) -> Tail | None:
+    """Of energy that of what is left if the sensor reads too much by all of its tolerance."""
+    mean = group.compute_mean(name)
+    return ScaledTail(mean, 1 - SENSOR_SHARE) if name == "energy" and mean is not None else mean
 
 
 def _suggest_narrowing(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> str:
@@ -149,7 +178,7 @@ def _suggest_narrowing(criterion: Criterion, group: ProcessGroup, name: str, evi
         return f"measure more processes to narrow the interval: {more}"
     again = suggest_more_processes(group, evidence.build, name)
     return suggest_runs(
-        criterion, group.list_values(name), evidence.confidence, again, group.measure_left_out_gap(name)
+        criterion, group.list_parts(name), evidence.policy_confidence, again, group.measure_left_out_gap(name)
     )
 
 

@@ -2,7 +2,7 @@
 
 The rule, for a limit L and an interval [low, high] around the observed value ("at most"; "at least" mirrors it):
 PASS where high ≤ L, FAIL where the value is so far above L that Holm's procedure over all figures judged together rejects L,
-INCONCLUSIVE else. The interval and the p-value of processes allow for a second speed that none of them drew (`stats.two_speeds`).
+INCONCLUSIVE else. The interval and the p-value of processes allow for a second speed that none of them drew (`stats.means`).
 A cap (random weights, an INVALID
 measurement, a foreign environment) leaves nothing to judge: INCONCLUSIVE, whatever the figures say.
 Hence the laws that the tests hold it to: loosening a limit never turns PASS or INCONCLUSIVE into FAIL, and a build
@@ -18,21 +18,24 @@ from optpipe.core.verdict import CriterionResult, Missing, Observation, Verdict,
 from optpipe.report.document import format_observed
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
-from optpipe.stats.means import SPEED_GAP, compute_unseen_p_value, reject_by_holm
+from optpipe.stats.means import SPEED_GAP, compute_look_confidence, compute_unseen_p_value, reject_by_holm
 from optpipe.stats.paired import compute_normal_quantile
 
 
 def judge_criteria(
-    observed: Sequence[tuple[Criterion, Sequence[Observation] | Missing]], confidence: float
+    observed: Sequence[tuple[Criterion, Sequence[Observation] | Missing]], confidence: float, look: int = 1
 ) -> list[CriterionResult]:
     """Judges all criteria of a policy. The worst observation of a criterion decides it and is the one shown.
 
     PASS by each interval alone: all of them must keep, so none needs a correction (Berger, Technometrics 24, 1982). FAIL only
-    where Holm's procedure over everything observed rejects the limit at (1 - confidence) / 2.
+    where Holm's procedure over everything observed rejects the limit at half of what the confidence leaves to this `look`.
     """
+    confidence = compute_look_confidence(confidence, look)
     every = [(criterion, one) for criterion, found in observed if not isinstance(found, Missing) for one in found]
     tests = [
-        (id(one), p) for criterion, one in every if (p := _compute_p_value(criterion, one, confidence)) is not None
+        (id(one), p)
+        for criterion, one in every
+        if (p := _compute_p_value(criterion, one, confidence, look)) is not None
     ]
     rejected = reject_by_holm([p for _, p in tests], (1 - confidence) / 2)
     broken = {name for (name, _), hit in zip(tests, rejected, strict=True) if hit}
@@ -60,8 +63,11 @@ def _judge_criterion(
     return _make_result(criterion, verdict, reason, _remedy(criterion, verdict, worst), worst)
 
 
-def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float) -> float | None:
-    """The probability of a figure this far beyond the limit, were the limit the truth; None where nothing is estimated."""
+def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float, look: int) -> float | None:
+    """The probability of a figure this far beyond the limit, were the limit the truth; None where nothing is estimated.
+
+    That all processes drew one speed is no likelier for looking again: only what is left of it after the first look is added.
+    """
     if seen.blockers or criterion.sense is Sense.EQUALS or isinstance(seen.value, str):
         return None
     low, high = _bounds(seen)
@@ -70,7 +76,7 @@ def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float)
     distance = criterion.measure_distance(float(seen.value))
     gap = max(SPEED_GAP, seen.left_out_gap)
     unseen = compute_unseen_p_value(distance, seen.processes, gap) if seen.processes else 0.0
-    return max(unseen, _compute_tail(criterion, seen, confidence))
+    return unseen / (look * (look + 1)) + _compute_tail(criterion, seen, confidence)
 
 
 def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) -> float:

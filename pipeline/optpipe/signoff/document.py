@@ -185,7 +185,10 @@ def page_from_verdict(
     counted = [one.verdict for one in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
     proven = (
-        "PASS and FAIL are proven: the whole interval lies on one side of the limit. Everything else is INCONCLUSIVE."
+        "PASS and FAIL are proven, whether the build is judged once or again and again: of builds that are exactly on a limit at most"
+        " 2.5 % ever pass and at most 2.5 % ever fail wrongly (at a confidence of 95 %), and everything else is INCONCLUSIVE. "
+        "A percentile above p50 is that of all requests over the processes that may serve them; p50, rates and energy are means over"
+        " processes. Both hold for this machine in the state in which it was measured, not for others."
     )
     recompute = (
         "Recompute every number and this verdict, offline and without a GPU: `optpipe verify .` in this folder. "

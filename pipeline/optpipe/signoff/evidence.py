@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import exp, expm1
 
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, MeasurementsRecord
 from optpipe.core.quantity import Dimension
@@ -21,7 +20,6 @@ from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.regression import observe_regression
 from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
-from optpipe.stats.means import SPEED_GAP, compute_unseen_reach
 from optpipe.trace.records import ProfileRecord
 from optpipe.trace.report import recompute_profile, suggest_profile
 from optpipe.workspace.entry import Run
@@ -49,23 +47,7 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     if isinstance(found, Missing):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
-    allowed = (_allow_for_unseen_speed(each, criterion.base, evidence.confidence) for each in found)
-    return [replace(each, to_narrow=each.to_narrow or narrow, to_fix=fix) for each in allowed]
-
-
-def _allow_for_unseen_speed(seen: Observation, base: float, confidence: float) -> Observation:
-    """The interval of few processes reaches as far as a second speed that none of them drew may move the long run."""
-    if not seen.processes or seen.low is None or seen.high is None:
-        return seen
-    gap, ratio = max(SPEED_GAP, seen.left_out_gap), base + float(seen.value)
-    reach = compute_unseen_reach(seen.processes, (1 - confidence) / 2, gap)
-    low, high = min(seen.low, ratio * exp(-reach) - base), max(seen.high, ratio * exp(reach) - base)
-    if (low, high) == (seen.low, seen.high):
-        return seen
-    about = (
-        f"{seen.about}; widened to ±{100 * expm1(reach):.1f} %: all {seen.processes} may have run at one of two speeds"
-    )
-    return replace(seen, low=low, high=high, about=about)
+    return [replace(each, to_narrow=each.to_narrow or narrow, to_fix=fix) for each in found]
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:

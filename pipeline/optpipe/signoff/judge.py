@@ -50,15 +50,19 @@ def judge_dossier(dossier: Dossier) -> Judgment:
     request, policy = dossier.request, dossier.policy
     for run in dossier.every_run:
         require_unchanged(run, whole=False)
-    evidence = _gather_evidence(dossier)
+    left_out = tuple(
+        list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact, judged=True)
+    )
+    evidence = _gather_evidence(dossier, left_out)
     found = (
         *_judge_trust(dossier, evidence.measured),
-        *judge_criteria([(each, observe(each, evidence)) for each in policy.criteria], policy.confidence),
+        *judge_criteria(
+            [(each, observe(each, evidence)) for each in policy.criteria], policy.confidence, evidence.look
+        ),
     )
     require_waivable(request.waivers, policy)
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
-    left_out = tuple(list_artifact_measurements(dossier.earlier_runs, policy.confidence, build.artifact, judged=True))
     loads = [group.newest.measurement for group in groups]
     record = VerdictRecord(
         verdict=decide_overall_verdict(criteria),
@@ -75,17 +79,30 @@ def judge_dossier(dossier: Dossier) -> Judgment:
             *_note_other_file(request),
             *_note_other_network(request),
             *list_int8_notes(dossier.artifact.info, build, dossier.runs, loads, policy.confidence),
+            _note_look(evidence),
         ),
         baseline=request.baseline,
         expires_if=tuple(_list_expiry(evidence)),
         runs=tuple(sorted({one.run for one in evidence.measured})),
-        groups=tuple(summarize_group(group, policy.confidence) for group in groups),
+        groups=tuple(summarize_group(group, evidence.confidence, policy.confidence) for group in groups),
         since=request.since,
         runs_left_out=tuple(sorted({one.run for one in left_out})),
         created_utc=request.created_utc,
         optpipe=request.optpipe,
     )
     return Judgment(record, evidence)
+
+
+def _note_look(evidence: BuildEvidence) -> Note:
+    look, share = evidence.look, evidence.confidence
+    seen = f"look {look} at this build ({look} bench run{'s' if look > 1 else ''} of one load)"
+    message = (
+        f"{seen}: intervals hold at {100 * share:.4g} %, so that over all looks a build on its limit gets a wrong PASS, or a wrong"
+        f" FAIL, in at most {100 * (1 - evidence.policy_confidence) / 2:.3g} %"
+    )
+    return Note(
+        "look", message, "measure enough processes in one run (--processes): each further look is judged more strictly"
+    )
 
 
 def _note_since(since: str | None, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:
@@ -148,13 +165,13 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
             raise BadInputError(f"cannot waive unknown criterion {name!r}; criteria are {', '.join(names)}")
 
 
-def _gather_evidence(dossier: Dossier) -> BuildEvidence:
+def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) -> BuildEvidence:
     """Everything in a dossier that was gathered for the build, measurements computed anew from raw samples."""
     request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
     measured = list_artifact_measurements(dossier.runs, confidence, build.artifact, judged=True)
     approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact, judged=True)
     return replace(
-        evidence_from_runs(build, dossier.runs, dossier.policy, measured),
+        evidence_from_runs(build, dossier.runs, dossier.policy, measured, left_out, len(request.removed)),
         baseline=tuple(approved),
         baseline_name=request.baseline,
         pairs=tuple(pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)),

@@ -3,7 +3,7 @@ what the machine did between two days out; else from the processes of either bui
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, log, log1p
+from math import exp, expm1, log, log1p
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.measurement import Measurement, find_differing_settings, format_settings
@@ -11,10 +11,13 @@ from optpipe.core.verdict import Blocker, Missing, Observation
 from optpipe.measure.groups import (
     ProcessGroup,
     RecordedMeasurement,
+    compare_groups,
     describe_tries,
     explain_clock_difference,
     explain_no_interval,
     find_environment_differences,
+    find_run_scatter,
+    group_processes,
     is_requested,
     read_value,
 )
@@ -32,7 +35,12 @@ from optpipe.signoff.build_evidence import (
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
 from optpipe.signoff.suggest import suggest_bench, suggest_more_processes, suggest_pair, suggest_runs
-from optpipe.stats.means import Mean, mean_from_runs, subtract_means
+from optpipe.stats.means import (
+    MIN_VALUES,
+    Mean,
+    mean_from_runs,
+    widen_for_unseen_speed,
+)
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 
 
@@ -95,15 +103,18 @@ def _observe_paired_loss(
     if mean is None or count < SMALLEST_ROUNDS:
         return None
     low, high = mean.interval(evidence.confidence)
+    (low, high), widened = widen_for_unseen_speed(
+        exp(mean.value), (exp(low), exp(high)), count, evidence.policy_confidence
+    )
     about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
     invalid = tried - count - withheld
     about += f" with {evidence.baseline_name}" + (f"; left out: {invalid} not VALID" if invalid else "")
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
-    narrow = suggest_runs(criterion, runs, evidence.confidence, command)
+    narrow = suggest_runs(criterion, runs, evidence.policy_confidence, command)
     reason = f"the processes of {withheld} of {count + withheld} VALID rounds do not show {metric}"
     return replace(
         seen, blockers=(*seen.blockers, *([Blocker(reason, explain_withheld(command, runs=len(pairs)))] if withheld else [])),
-        value=expm1(mean.value), low=expm1(low), high=expm1(high), about=about, source=pairs[-1].run,
+        value=expm1(mean.value), low=low - 1, high=high - 1, about="; ".join(filter(None, (about, widened))), source=pairs[-1].run,
         processes=count, tail=LossTail(mean), to_narrow=narrow,
     )  # fmt: skip
 
@@ -161,7 +172,7 @@ def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: Recorde
 def _observe_unpaired_loss(
     metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
 ) -> Observation:
-    """By the difference of the two mean logarithms (Welch's t)."""
+    """By the ratio of the two figures (Welch's t), with an allowance for runs of other hours."""
     pair = _suggest_pair(metric, group, baseline, evidence)
     again = suggest_more_processes(group, evidence.build, metric, more=True)
     more = pair or f"measure more processes to narrow the interval: {again}"
@@ -174,18 +185,22 @@ def _observe_unpaired_loss(
         Blocker(f"baseline: {each.reason}", pair or _NEWER) for each in list_withheld(baseline, metric, evidence)
     ]
     seen = replace(seen, about=about, to_narrow=more)
-    new, old = (each.compute_mean(metric, logarithms=True) for each in (group, baseline))
     counts = [each.count_showing(metric) for each in (group, baseline)]
-    if new is None or old is None:
-        few = f"{explain_no_interval(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
-        return replace(seen, blockers=(*blockers, Blocker(few, more)))
-    change = subtract_means(new, old)
-    if metric == "throughput":
-        change = Mean(-change.value, change.error, change.freedom)
-    low, high = change.interval(evidence.confidence)
+    scatter = find_run_scatter(group_processes([*evidence.measured, *evidence.baseline]), metric)
+    sides = (baseline, group) if metric == "throughput" else (group, baseline)
+    found = compare_groups(*sides, metric, scatter)
+    if isinstance(found, str):
+        why = f"{explain_no_interval(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
+        if min(counts) >= MIN_VALUES:
+            why = "the two were measured in different runs, and how much runs differ is not known: no build was measured in two"
+        return replace(seen, blockers=(*blockers, Blocker(why, more)))
+    change = found.change
+    if scatter is not None:
+        seen = replace(seen, about=f"{seen.about}; runs of a build differ by {scatter.sd:.1%}")
+    (low, high), widened = found.interval(evidence.confidence, evidence.policy_confidence)
     return replace(
-        seen,
-        value=expm1(change.value), low=expm1(low), high=expm1(high), blockers=tuple(blockers), tail=LossTail(change),
+        seen, about="; ".join(filter(None, (seen.about, widened))),
+        value=expm1(change.value), low=low - 1, high=high - 1, blockers=tuple(blockers), tail=LossTail(change),
         processes=min(counts),
     )  # fmt: skip
 

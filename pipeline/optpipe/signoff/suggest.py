@@ -66,7 +66,10 @@ def suggest_runs(
     middle = sum(every) / len(every)
     distance = criterion.measure_distance(expm1(middle) if loss else middle)
     level, gap = (1 - confidence) / 2, max(SPEED_GAP, gap)
-    fewest = 0.0 if criterion.section == "stability" else count_processes_for_reach(distance, level, gap)
+    percent = (
+        percent_from_name(criterion.metric) if criterion.section == "latency" and distance and middle < limit else 0.0
+    )
+    fewest = 0.0 if criterion.section == "stability" else count_processes_for_reach(distance, level, gap, percent)
     half = abs(middle - (log1p(limit) if loss else limit))
     needed = count_runs_needed(runs, half, confidence, fewest)
     if needed is None:

@@ -1,9 +1,9 @@
 """Means and rates with their intervals by Student's t: over windows of one measurement, over processes, over runs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from math import ceil, exp, inf, log, log1p, sqrt
+from math import ceil, exp, expm1, hypot, inf, log, log1p, sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class Mean:
         """Two-sided."""
         half = compute_t_quantile(0.5 + confidence / 2, self.freedom) * self.error
         return self.value - half, self.value + half
+
+    def take_logarithm(self) -> "Mean":
+        """That of a positive value, by the delta method: ratios of the values themselves come of differences of these."""
+        return Mean(log(self.value), self.error / self.value, self.freedom)
 
     def compute_p_value_above(self, limit: float) -> float:
         """The probability of a value this far above `limit` or farther, were `limit` the truth."""
@@ -95,10 +99,10 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
 
     `first` says how many of each run's processes decided how many there would be; all, where it is not given.
 
-    Processes of one run share what the run had (the hour, other work, the temperature). Where an F test sees that the
-    runs differ, the run is the unit and there are as many values as runs; otherwise the process is (Kalibera & Jones,
-    Rigorous Benchmarking in Reasonable Time, ISMM 2013), with SIMILAR_RUNS_FREEDOM for what the test misses. One run shows
-    nothing about other runs. None for fewer than MIN_VALUES processes.
+    Processes of one run share what the run had (the hour, other work, the temperature), so every run weighs the same, however
+    many processes it has. Where an F test sees that the runs differ, the run is the unit and there are as many values as runs;
+    otherwise the process is (Kalibera & Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013), with SIMILAR_RUNS_FREEDOM
+    for what the test misses. One run shows nothing about other runs. None for fewer than MIN_VALUES processes.
     """
     groups = [list(each) for each in runs]
     every = [value for each in groups for value in each]
@@ -110,16 +114,41 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     if pooled is None or len(groups) < 2 or inside_freedom < 1:
         return pooled
     means = [sum(each) / len(each) for each in groups]
+    middle = sum(means) / len(means)
     between = sum(len(each) * (mean - pooled.value) ** 2 for each, mean in zip(groups, means, strict=True))
     inside = sum((value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each)
     between, inside = between / (len(groups) - 1), inside / inside_freedom
     if not _differ(between, inside, len(groups) - 1, inside_freedom):
-        return replace(pooled, freedom=min(pooled.freedom, SIMILAR_RUNS_FREEDOM * (len(groups) - 1)))
-    return Mean(pooled.value, sqrt(between / len(every)), len(groups) - 1)
+        error = pooled.error * sqrt(len(every) * sum(1 / len(each) for each in groups)) / len(groups)
+        return Mean(middle, error, min(pooled.freedom, SIMILAR_RUNS_FREEDOM * (len(groups) - 1)))
+    variance = sum((mean - middle) ** 2 for mean in means) / (len(groups) - 1)
+    return Mean(middle, sqrt(variance / len(groups)), len(groups) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A standard deviation of logarithms: how much runs, or processes, of one build differ."""
+
+    sd: float
+    freedom: float
+
+
+def estimate_run_scatter(builds: Iterable[Sequence[Sequence[float]]]) -> Scatter | None:
+    """How much the means of runs of one build differ, pooled over `builds`, each with the figures of each run's processes.
+
+    None where no build was measured in two runs.
+    """
+    squares, freedom = 0.0, 0
+    for runs in builds:
+        means = [log(sum(each) / len(each)) for each in runs if min(each) > 0]
+        if len(means) > 1:
+            squares += sum((each - sum(means) / len(means)) ** 2 for each in means)
+            freedom += len(means) - 1
+    return Scatter(sqrt(squares / freedom), freedom) if freedom else None
 
 
 def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: float, fewest: float = 0) -> int | None:
-    """How many runs in all make the interval `half` wide on either side, if the others are like `runs`.
+    """How many runs in all make the interval `half` wide on either side, if the others are like `runs` and a look is after each.
 
     Together they have `fewest` processes or more. At least one more than there are; None for more than MAX_RUNS. Raises
     ValueError for fewer than MIN_VALUES processes.
@@ -130,10 +159,19 @@ def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: 
     each = SIMILAR_RUNS_FREEDOM if len(runs) < 2 else min(mean.freedom / (len(runs) - 1), SIMILAR_RUNS_FREEDOM)
     for count in range(len(runs) + 1, MAX_RUNS + 1):
         error = mean.error * sqrt(len(runs) / count)
-        narrow = compute_t_quantile(0.5 + confidence / 2, each * (count - 1)) * error <= half
+        level = compute_look_confidence(confidence, count)
+        narrow = compute_t_quantile(0.5 + level / 2, each * (count - 1)) * error <= half
         if narrow and count * processes >= fewest * len(runs):
             return count
     return None
+
+
+def compute_look_confidence(confidence: float, look: int) -> float:
+    """The confidence of an interval at the `look`-th time, so that all looks together err no more often than 1 − `confidence`.
+
+    Shares of 1 / (k (k + 1)) add up to 1 over all k, so whoever looks until a verdict is decided gains nothing by it.
+    """
+    return 1 - (1 - confidence) / (look * (look + 1))
 
 
 def _differ(between: float, inside: float, freedom: int, inside_freedom: int) -> bool:
@@ -149,6 +187,25 @@ def subtract_means(new: Mean, old: Mean) -> Mean:
     shares = new.error**4 / new.freedom + old.error**4 / old.freedom
     freedom = variance**2 / shares if shares > 0 else new.freedom + old.freedom
     return Mean(new.value - old.value, sqrt(variance), freedom)
+
+
+def subtract_across_runs(new: Mean, old: Mean, runs: tuple[int, int], scatter: Scatter | None) -> Mean | None:
+    """As `subtract_means`, of logarithms over processes of different runs, `runs` of either; None where a single one's error is not known.
+
+    The mean of several runs holds what runs scatter already (`mean_from_runs`); that of one gets it from other builds.
+    """
+    if min(runs) > 1:
+        return subtract_means(new, old)
+    if scatter is None:
+        return None
+    sides = (
+        mean if count > 1 else Mean(mean.value, max(mean.error, scatter.sd), min(mean.freedom, scatter.freedom))
+        for mean, count in zip((new, old), runs, strict=True)
+    )
+    found = subtract_means(*sides)
+    return Mean(
+        found.value, found.error, min(found.freedom, scatter.freedom)
+    )  # both sides may rest on the one estimate
 
 
 def count_processes_needed(first: Sequence[float], half: float, confidence: float) -> int:
@@ -243,17 +300,35 @@ SPEED_GAP = log1p(0.05)
 """How far apart two speeds of one build are taken to be at least: processes of one host were seen 5 % apart (`benchmarks/README.md`)."""
 
 
-def compute_unseen_reach(processes: int, level: float, gap: float = SPEED_GAP) -> float:
-    """How far the long run may lie from `processes` that agree; farther with a probability of at most `level`."""
-    return gap * (1 - exp(log(level) / processes))
-
-
 def compute_unseen_p_value(distance: float, processes: int, gap: float = SPEED_GAP) -> float:
     """The largest probability of drawing `processes` at one speed where the long run lies `distance` from it."""
     return max(0.0, 1 - distance / gap) ** processes
 
 
-def count_processes_for_reach(distance: float, level: float, gap: float = SPEED_GAP) -> float:
-    """How many processes bring the reach down to `distance`; infinite for none."""
-    other = 1 - distance / gap
+def widen_for_unseen_speed(
+    value: float,
+    interval: tuple[float, float],
+    processes: int,
+    confidence: float,
+    gap: float = SPEED_GAP,
+    percent: float = 0.0,
+) -> tuple[tuple[float, float], str]:
+    """The interval of a positive `value` over `processes`, as wide as a speed that none of them drew may move the long run, and why.
+
+    A percentile of all requests, `percent` above 50, moves by the whole gap where a share of processes that it leaves is slow.
+    """
+    gap, share = max(gap, SPEED_GAP), 1 - exp(log((1 - confidence) / 2) / processes)
+    reach = gap * share
+    low, high = min(interval[0], value * exp(-reach)), max(interval[1], value * exp(reach))
+    if percent > 50 and share >= 1 - percent / 100:
+        high = value * exp(hypot(gap, log(interval[1] / value)))
+        why = f"{100 * expm1(gap):.1f} % above: a slower speed that none of the {processes} processes ran at would show there"
+        return (low, high), why
+    why = f"widened to ±{100 * expm1(reach):.1f} %: all {processes} may have run at one of two speeds"
+    return (low, high), "" if (low, high) == interval else why
+
+
+def count_processes_for_reach(distance: float, level: float, gap: float = SPEED_GAP, percent: float = 0.0) -> float:
+    """How many processes bring what an unseen speed can move down to `distance`; infinite for none."""
+    other = percent / 100 if percent > 50 and 0 < distance < gap else 1 - distance / gap
     return inf if distance <= 0 else 1 if other <= 0 else ceil(log(level) / log(other) - 1e-9)

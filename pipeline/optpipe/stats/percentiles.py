@@ -59,6 +59,30 @@ def find_order_statistic(ordered: "np.ndarray", percent: float) -> float:
     return float(ordered[rank - 1])
 
 
+def pool_percentile(processes: "Sequence[np.ndarray]", percent: float) -> list[float]:
+    """What each process adds to the percentile of all requests, every process weighing the same; the mean is that percentile.
+
+    The values are the jackknife's: what is lost where one process of `processes` (samples,) each is left out. Their scatter gives the
+    percentile's error, and that of p50 of few processes it does not.
+    """
+    import numpy as np
+
+    values, sizes, count = np.concatenate(processes), [len(each) for each in processes], len(processes)
+    order = np.argsort(values, kind="stable")
+    values, owner = values[order], np.repeat(np.arange(count), sizes)[order]
+    weights = 1 / np.array(sizes)[owner]
+
+    def find(kept: "np.ndarray") -> float:
+        total = np.cumsum(kept)
+        return float(values[np.searchsorted(total, total[-1] * percent / 100 * (1 - 1e-12))])
+
+    whole = find(weights)
+    if count < 2:
+        return [whole]
+    without = [find(np.where(owner == each, 0.0, weights)) for each in range(count)]
+    return [whole + (count - 1) * (sum(without) / count - each) for each in without]
+
+
 def count_samples_for_ranks(percent: float, confidence: float = CONFIDENCE) -> int:
     """The fewest independent samples of which two order statistics enclose the percentile with `confidence`."""
     rarer = min(percent / 100, 1 - percent / 100)

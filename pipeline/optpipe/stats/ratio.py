@@ -14,7 +14,7 @@ from math import ceil, exp, isfinite, log, log1p, sqrt
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
+from optpipe.stats.means import Scatter, compute_t_quantile, compute_t_tail, mean_from_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,14 +90,6 @@ def ratio_from_rounds(
     if mean is None:
         raise ValueError(f"the first {first} rounds are too few to know their scatter")
     return _ratio(mean.value, mean.error, mean.freedom, count, confidence)
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """How much the logs of one process's figure differ from process to process."""
-
-    sd: float
-    freedom: float
 
 
 def scatter_from_rounds(values: "Sequence[Sequence[float]] | np.ndarray") -> Scatter:

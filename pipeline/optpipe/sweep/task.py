@@ -21,6 +21,7 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.measure import BenchPlan
+from optpipe.measure.recompute import read_latencies
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
@@ -126,7 +127,10 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
     """What was measured, by load; the length is the same in all of a run, and a cell need not name it."""
-    measured = [RecordedMeasurement(one, run.name, run.manifest.environment) for one in read_measurements(run.files)]
+    measured = [
+        RecordedMeasurement(one, run.name, run.manifest.environment, latencies=read_latencies(one, run.files))
+        for one in read_measurements(run.files)
+    ]
     return {
         replace(group.load, length=None).key: (summarize_group(group), group.newest.measurement.reasons)
         for group in group_processes(measured)

@@ -66,7 +66,7 @@ def test_the_best_window_answers_unless_no_answer_is_better_in_all_of_them():
     assert choose_answers(rows) == {1: "b", 2: "", 3: "d"}
 
 
-def test_scores_are_means_over_questions_by_kind_and_the_bootstrap_draws_questions():
+def test_scores_are_means_over_questions_by_kind():
     task = QuestionAnswering()
     truths = [{"question": 1, "answers": ["b"]}] * 2 + [
         {"question": 2, "answers": []},
@@ -82,7 +82,7 @@ def test_scores_are_means_over_questions_by_kind_and_the_bootstrap_draws_questio
     assert task.count_units(truths) == task.count_samples(rows) == 3
     assert task.compute_scores(found, np.ones((1, 3)))[0] == pytest.approx([(1 + 1 + 2 / 3) / 3, 2 / 3])
     assert task.compute_scores(found, np.array([[0.0, 0.0, 3.0]]))[0] == pytest.approx([2 / 3, 0])
-    assert task.compute_class_scores(found) == pytest.approx([5 / 6, 1])
+    assert task.compute_class_scores(truths, found) == pytest.approx([5 / 6, 1])
     assert task.compute_sample_parity(rows, rows).tolist() == [1, 1, 1]
     assert task.take_as_truths(rows)[2:] == [{"question": 2, "answers": []}, {"question": 3, "answers": ["d"]}]
 

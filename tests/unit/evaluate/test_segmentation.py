@@ -52,7 +52,7 @@ def test_scores_are_those_of_the_confusion_matrix() -> None:
     truths = make_masks(30, 0.0)
     truths[3][:5] = IGNORED
     source, found = make_masks(30, 0.1, truths, 2), make_masks(30, 0.3, truths, 3)
-    scored = TASK.score_predictions(encode(truths), encode(source), encode(found), ("sky", "sea", "land"), 3)
+    scored = TASK.score_predictions(encode(truths), encode(source), encode(found), ("sky", "sea", "land"))
     judged = np.concatenate([each.ravel() for each in truths]) != IGNORED
     flat = [np.concatenate([each.ravel() for each in masks])[judged] for masks in (truths, found, source)]
     expected = []
@@ -73,7 +73,7 @@ def test_two_swapped_classes_are_found_by_class() -> None:
     truths = make_masks(30, 0.0)
     source = make_masks(30, 0.05, truths, 2)
     swapped = [np.array([0, 2, 1], np.uint8)[each] for each in source]
-    scored = TASK.score_predictions(encode(truths), encode(source), encode(swapped), ("sky", "sea", "land"), 3)
+    scored = TASK.score_predictions(encode(truths), encode(source), encode(swapped), ("sky", "sea", "land"))
     drops = {each.label: each.drop for each in scored.classes}
     assert drops["sky"] == pytest.approx(0, abs=1e-9)
     assert min(drops["sea"], drops["land"]) > 0.7
@@ -144,13 +144,13 @@ def test_too_few_images_decide_nothing(images: int, drops: tuple[float, float] |
     rng = np.random.default_rng(0)
     truths = [rng.integers(0, 3, (6, 6)).astype(np.uint8) for _ in range(images)]
     masks = encode([np.where(rng.random((6, 6)) < 0.2, 0, each) for each in truths])
-    first = TASK.score_predictions(encode(truths), encode(truths), masks, (), 3).scores[0]
+    first = TASK.score_predictions(encode(truths), encode(truths), masks).scores[0]
     seen = TASK.observe(encode(truths), encode(truths), masks, 0.95, "images")
     assert (seen["drop"].low, seen["drop"].high) == first.drop_ci
     assert 0 < first.drop < 1
     if drops is None:
-        assert 0 < first.drop_ci[0] < first.drop < first.drop_ci[1] < 1
-        assert 0 < seen["agreement"].low < seen["agreement"].high < 1
+        assert -1 < first.drop_ci[0] < first.drop < first.drop_ci[1] < 1
+        assert 0 < seen["agreement"].low < seen["agreement"].high
     else:
         assert first.drop_ci == drops
         assert first.ci == (seen["agreement"].low, seen["agreement"].high) == (0.0, 1.0)
@@ -180,6 +180,6 @@ def test_the_interval_of_the_drop_covers_the_truth() -> None:
     truth, hits, runs = before - after, 0, 120
     for seed in range(runs):
         truths, source, found = (encode(each) for each in draw(60, seed))
-        low, high = TASK.score_predictions(truths, source, found, (), 3).scores[0].drop_ci
+        low, high = TASK.score_predictions(truths, source, found).scores[0].drop_ci
         hits += low <= truth <= high
     assert 0.89 <= hits / runs <= 0.99  # 95 %, four standard errors of 120 runs below

@@ -44,7 +44,7 @@ def test_the_mean_of_the_users_scores_is_the_score_and_needs_no_code_again(tmp_p
     truths, source = decode(task, 0.0)
     _, found = decode(task, 0.2)
     assert truths is not None
-    scored = StoredScores().score_predictions(truths, source, found, (), 0)
+    scored = StoredScores().score_predictions(truths, source, found)
     assert scored.scores[0].value == pytest.approx(0.8)
     assert scored.scores[0].drop == pytest.approx(0.2)
     parity = StoredScores().compute_parity(source, source)

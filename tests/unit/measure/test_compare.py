@@ -56,7 +56,7 @@ INTERVALS = st.tuples(st.floats(0.1, 1e3), st.floats(0.001, 0.5)).map(lambda pai
 
 @given(INTERVALS, INTERVALS)
 def test_exchanging_the_sides_inverts_value_interval_and_answer(one, other):
-    a, b = processes("a", *one), processes("b", *other, run="run-b")
+    a, b = processes("a", *one), processes("b", *other)
     there, back = against(a, b), against(b, a)
     assert there.speedup.value == pytest.approx(1 / back.speedup.value)
     assert there.speedup.low == pytest.approx(1 / back.speedup.high)
@@ -76,14 +76,14 @@ def test_the_memory_of_a_build_is_its_largest_peak():
 
 @given(INTERVALS)
 def test_a_build_against_itself_shows_no_difference(one):
-    row = against(processes("a", *one), processes("a", *one, run="run-b"))
+    row = against(processes("a", *one), processes("a", *one))
     assert row.change == "no difference shown"
     assert row.speedup.low <= 1 <= row.speedup.high
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_nothing_is_claimed_of_fewer_than_three_processes(count):
-    one, other = (processes("a", ms, 0.01, count=5, run=f"run-{ms}") for ms in (1.0, 9.0))
+    one, other = (processes("a", ms, 0.01, count=5) for ms in (1.0, 9.0))
     found = compare_measurements(one, baseline=Baseline("b", "run", other[:count]))
     assert found.rows[0].change == "not judged: too few processes"
     assert found.rows[0].speedup.low is None
@@ -93,9 +93,8 @@ def test_nothing_is_claimed_of_fewer_than_three_processes(count):
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 1000)), min_size=1, max_size=12))
 def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
-    rows = compare_measurements(
-        [measured(f"m{at}", ms, 0.01, batch=at + 1, rate=rate) for at, (ms, rate) in enumerate(points)]
-    ).rows
+    tries = [processes(f"m{at}", ms, 0.01, batch=at + 1, rate=rate) for at, (ms, rate) in enumerate(points)]
+    rows = compare_measurements([one for each in tries for one in each]).rows
     frontier = [row for row in rows if row.on_frontier]
     assert frontier
     for row in rows:
@@ -109,7 +108,23 @@ def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
                 or other.throughput_images_per_s.value > row.throughput_images_per_s.value
             )
         ]
-        assert bool(beaten) == (not row.on_frontier)
+        assert beaten or row.on_frontier
+        clear = [each for each in beaten if each.latency_ns["p99"].value < row.latency_ns["p99"].value / 1.5]
+        assert not clear or not row.on_frontier
+
+
+def test_equal_builds_and_builds_of_different_runs_are_not_told_apart():
+    equal = [*processes("a", 1.0, 0.02), *processes("b", 1.001, 0.02, batch=2)]
+    found = compare_measurements(equal)
+    assert found.best[Goal.LATENCY] is None
+    assert "is not shown to be better than torch fp16, batch 2" in found.best_reason[Goal.LATENCY]
+    assert all(row.on_frontier for row in found.rows)
+    one, other = processes("a", 1.0, 0.01, run="run-a"), processes("b", 2.0, 0.01, run="run-b")
+    row = against(one, other)
+    assert (row.change, row.speedup.value, row.speedup.low) == ("not judged: different runs", pytest.approx(2), None)
+    again = [*other, *processes("b", 2.001, 0.01, run="run-c")]
+    assert against(one, again).change == "faster", "how much runs differ is known now"
+    assert against(one, [measured("b", 2.0, 0.01, valid=False)]).speedup is None
 
 
 def test_invalid_measurements_are_shown_and_never_best():
@@ -154,7 +169,7 @@ def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
     }
     assert len({row.label for row in found.rows}) == 6
     assert found.rows[0].settings == {"threads": "1", "spinning": "true"}
-    assert found.best[Goal.LATENCY] == "run-a/a-threads4-spinningTrue"
+    assert "threads=4" in found.best_reason[Goal.LATENCY]
     assert "torch fp16 threads=4" in text_of(document_from_comparison(found))
     assert list(frame_from_comparison(found)["setting"][:1]) == ["threads=1"]
     assert [row.configuration for row in compare_measurements(tried[:2]).rows] == ["torch fp16"] * 2, (
@@ -257,7 +272,7 @@ def test_a_workspace_is_compared_from_its_raw_samples(measured_workspace):
     found = compare_workspace(measured_workspace.store)
     rows = {(row.precision, row.load.batch_size): row for row in found.comparison.rows}
     assert len(rows) == 6
-    assert rows["int8", 4].change == "faster"
+    assert rows["int8", 4].change == "not judged: different runs"
     assert rows["int8", 4].speedup.value == pytest.approx(1 / 0.6, rel=0.05)
     assert rows["fp32", 4].speedup is None, "it is the baseline"
     frame = frame_from_comparison(found.comparison)
@@ -311,6 +326,9 @@ def test_a_baseline_run_is_held_against_and_not_listed(workspace):
     baseline = workspace.bench(entry, mean_ms=10.0)
     with pytest.raises(BadInputError, match="the only run is the baseline"):
         compare_workspace(workspace.store, baseline=baseline.name)
+    workspace.bench(entry, mean_ms=20.0)
+    rows = compare_workspace(workspace.store, baseline=baseline.name).comparison.rows
+    assert [row.change for row in rows] == ["not judged: different runs"]
     workspace.bench(entry, mean_ms=20.0)
     rows = compare_workspace(workspace.store, baseline=baseline.name).comparison.rows
     assert [row.change for row in rows] == ["slower"]

@@ -216,7 +216,7 @@ def test_the_agreement_is_that_of_the_proof_with_an_interval_at_the_confidence_o
     assert proven is not None
     assert seen[0.95].value == proven.share
     assert (seen[0.95].low, seen[0.95].high) == proven.ci
-    assert seen[0.99].low < seen[0.95].low < seen[0.95].value < seen[0.95].high < seen[0.99].high
+    assert seen[0.99].low < seen[0.95].low < seen[0.95].value < seen[0.95].high <= seen[0.99].high
     assert not seen[0.95].blockers
 
 

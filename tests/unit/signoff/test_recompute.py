@@ -28,7 +28,7 @@ POLICY = """schema = 1
 p50 = "50 ms"
 batch_size = 1
 [preprocessing]
-minimum_agreement = "99 %"
+minimum_agreement = "98 %"
 minimum_snr = "40 dB"
 [tensor_cores]
 minimum_share = "20 %"

@@ -1,6 +1,6 @@
 """Means over processes and runs, two speeds, and several hypotheses at once."""
 
-from math import sqrt
+from math import log, sqrt
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from optpipe.stats.means import (
     compute_ratio_of_sums_interval,
     compute_t_quantile,
     compute_unseen_p_value,
-    compute_unseen_reach,
     count_processes_for_reach,
     count_processes_needed,
     count_runs_needed,
@@ -24,6 +23,7 @@ from optpipe.stats.means import (
     predict_next_upper_bound,
     reject_by_holm,
     split_scatter,
+    widen_for_unseen_speed,
 )
 
 GENERATOR = np.random.default_rng(3)
@@ -93,13 +93,13 @@ def test_runs_that_differ_are_the_unit_and_equal_ones_are_not():
 
 def test_runs_that_are_needed_by_the_scatter_that_was_seen():
     alike, different = [[1.0, 1.1, 0.9], [0.9, 1.0, 1.1]], [[1.0, 1.01, 0.99], [1.1, 1.11, 1.09]]
-    # 0.1 and 0.089 / sqrt(3 * runs) * t: of 3 degrees of freedom 3.18, of 4.5 2.66
-    assert count_runs_needed([[1.0, 1.1, 0.9]], 0.11, 0.95) == 3
-    assert count_runs_needed(alike, 0.1, 0.95) == 3
-    assert count_runs_needed(alike, 0.07, 0.95) == 4
-    # 0.0707 / sqrt(runs) * t: of 2 degrees of freedom 4.30, of 3 3.18
-    assert count_runs_needed(different, 0.176, 0.95) == 3
-    assert count_runs_needed(different, 0.175, 0.95) == 4
+    # 0.1 and 0.089 / sqrt(3 * runs) * t of 1.5 degrees of freedom for each run after the first
+    assert count_runs_needed([[1.0, 1.1, 0.9]], 0.11, 0.95) == 7
+    assert count_runs_needed(alike, 0.1, 0.95) == 7
+    assert count_runs_needed(alike, 0.07, 0.95) == 12
+    # 0.0707 / sqrt(runs) * t at the confidence of that look
+    assert count_runs_needed(different, 0.3, 0.95) == 5
+    assert count_runs_needed(different, 0.175, 0.95) == 7
     assert count_runs_needed(different, 0.001, 0.95) is None
     with pytest.raises(ValueError, match="2 processes"):
         count_runs_needed([[1.0], [1.1]], 0.1, 0.95)
@@ -137,7 +137,9 @@ def test_the_next_value_stays_below_its_bound_as_often_as_claimed(count):
 
 @given(st.integers(1, 200), st.floats(1e-4, 0.5))
 def test_the_p_value_at_the_reach_is_the_level_and_the_processes_for_it_are_those(processes, level):
-    reach = compute_unseen_reach(processes, level)
+    (low, high), _ = widen_for_unseen_speed(1.0, (1.0, 1.0), processes, 1 - 2 * level)
+    reach = log(high)
+    assert low == pytest.approx(1 / high)
     assert 0 < reach < SPEED_GAP
     assert compute_unseen_p_value(reach, processes) == pytest.approx(level)
     assert count_processes_for_reach(reach, level) == processes
@@ -163,7 +165,7 @@ def test_processes_that_agree_lie_within_reach_of_the_long_run(share, processes)
     slow = np.random.default_rng(7).random((20_000, processes)) < share
     agree = slow.all(axis=1) | ~slow.any(axis=1)
     away = SPEED_GAP * np.abs(slow.mean(axis=1) - share)
-    assert np.mean(agree & (away > compute_unseen_reach(processes, 0.025))) < 0.03
+    assert np.mean(agree & (away > log(widen_for_unseen_speed(1.0, (1.0, 1.0), processes, 0.95)[0][1]))) < 0.03
 
 
 p_values = st.lists(st.floats(0, 1), max_size=12)

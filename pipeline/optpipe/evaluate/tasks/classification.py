@@ -1,27 +1,25 @@
 """Classification of images, texts or tensors: the best classes of each sample, top-1 accuracy, exact intervals."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.core.verdict import Observation, Tail
-from optpipe.evaluate.result import Accuracy, Agreement, MovedPredictions
-from optpipe.evaluate.tasks.contract import DropCost, TaskContract, Values, suggest_task
+from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel, MovedPredictions
+from optpipe.evaluate.tasks.contract import TaskContract, Values, suggest_task
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.stats.paired import (
-    Interval,
-    PairedDifference,
-    Share,
-    compute_difference_interval,
+    CONFIDENCE,
+    compare_macro_f1,
     compute_macro_f1,
-    compute_macro_f1_difference,
     compute_mcnemar_p_value,
     compute_share_interval,
+    figure_from_samples,
 )
 
 if TYPE_CHECKING:
@@ -35,10 +33,10 @@ MAX_MOVED_PAIRS = 10
 class Classification(TaskContract):
     """A prediction is the list of the best classes in falling order, at most TOP_K; a truth is the class's index.
 
-    Shares have exact intervals (Clopper-Pearson), drops Tango's for pairs.
+    Shares have exact intervals (Clopper-Pearson).
     """
 
-    score: ClassVar[str] = "top1"
+    scores: ClassVar[tuple[str, ...]] = ("top1",)
     truth_column: ClassVar[str] = "class"
     prediction_column: ClassVar[str] = "best"
     names_classes: ClassVar[bool] = False
@@ -72,53 +70,34 @@ class Classification(TaskContract):
         """The best class."""
         return [each[0] for each in predictions]
 
-    def score_predictions(
+    def add_scores(
         self,
+        row: EvaluatedModel,
         truths: Values,
         source: Values,
         found: Values,
         labels: Sequence[str],  # noqa: ARG002
         classes: int,
-    ) -> Accuracy:
+    ) -> EvaluatedModel:
         """Top-1, top-5 where more classes are known, and macro F1."""
-        mine = np.array(found)
-        theirs = mine if found is source else np.array(source)
-        return compute_accuracy(theirs, mine, np.array(truths), top5=classes > TOP_K)
+        arrays = (np.array(each) for each in (source, found, truths))
+        return replace(row, accuracy=compute_accuracy(*arrays, top5=classes > TOP_K))
 
-    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
-        """Of top-1 accuracy; None where the source model predicts one class for all samples."""
-        before, after, right = (
-            np.array([each[0] for each in source]),
-            np.array([each[0] for each in found]),
-            np.array(truths),
-        )
-        if np.unique(before).size < 2:
-            return None
-        was, now = before == right, after == right
-        lost, won, n = int((was & ~now).sum()), int((now & ~was).sum()), len(right)
-        return DropCost((lost - won) / n, compute_difference_interval(lost, won, n).bounds)
+    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+        """1 where the best class is the true one."""
+        return np.equal([each[0] for each in predictions], truths).astype(np.float64)[:, None]
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """1 where both have the same best class."""
+        return self.gather(self.take_as_truths(source), found)[:, 0]
+
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+        """Not where the source model predicts one class for all samples."""
+        return len({each[0] for each in source}) > 1
 
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
-        """The share of samples with the same best class."""
+        """With the pairs of classes between which predictions moved."""
         return compute_agreement(np.array(source), np.array(found))
-
-    def observe(
-        self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
-    ) -> dict[str, Observation]:
-        """`agreement`, `top1` and `drop`."""
-        before, after = np.array([each[0] for each in source]), np.array([each[0] for each in found])
-        n, figures = len(before), {}
-        if np.unique(before).size > 1:
-            same = int((after == before).sum())
-            figures["agreement"] = _figure(same / n, compute_share_interval(same, n, confidence), about, Share(same, n))
-        if truths is not None:
-            right, was = after == np.array(truths), before == np.array(truths)
-            lost, won, hits = int((was & ~right).sum()), int((right & ~was).sum()), int(right.sum())
-            figures["top1"] = _figure(hits / n, compute_share_interval(hits, n, confidence), about, Share(hits, n))
-            interval = compute_difference_interval(lost, won, n, confidence)
-            figures["drop"] = _figure((lost - won) / n, interval, about, PairedDifference(lost, won, n))
-            figures |= {"score": figures["top1"], f"drop of {self.score}": figures["drop"]}
-        return figures
 
 
 def list_best_classes(scores: "np.ndarray") -> list[list[int]]:
@@ -126,10 +105,6 @@ def list_best_classes(scores: "np.ndarray") -> list[list[int]]:
     best = np.argsort(-np.asarray(scores, np.float32), axis=1, kind="stable")[:, :TOP_K]
     found: list[list[int]] = best.tolist()
     return found
-
-
-def _figure(value: float, interval: Interval, about: str, tail: Tail) -> Observation:
-    return Observation(value, interval.low, interval.high, about=about, tail=tail)
 
 
 def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -> Agreement | None:
@@ -157,18 +132,18 @@ def compute_accuracy(
     before, after = source[:, 0], found[:, 0]
     right, was_right = after == labels, before == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
+    drop = figure_from_samples((lost - won) / n, was_right * 1.0 - right, n, (-1.0, 1.0))
     classes = int(max(source.max(), found.max(), labels.max())) + 1
-    f1, was_f1 = (compute_macro_f1(labels, each, classes) for each in (after, before))
-    own = found is source
+    f1_drop = compare_macro_f1(labels, before, after, classes)
     return Accuracy(
         top1=float(right.mean()),
         top1_ci=compute_share_interval(int(right.sum()), n).bounds,
         top5=float((found == labels[:, None]).any(axis=1).mean()) if top5 else None,
-        macro_f1=f1,
-        macro_f1_drop=was_f1 - f1,
-        macro_f1_drop_ci=(0.0, 0.0) if own else compute_macro_f1_difference(labels, before, after, classes).bounds,
-        drop=(lost - won) / n,
-        drop_ci=(0.0, 0.0) if own else compute_difference_interval(lost, won, n).bounds,
+        macro_f1=compute_macro_f1(labels, after, classes),
+        macro_f1_drop=f1_drop.value,
+        macro_f1_drop_ci=f1_drop.interval(CONFIDENCE).bounds,
+        drop=drop.value,
+        drop_ci=drop.interval(CONFIDENCE).bounds,
         lost=lost,
         won=won,
         mcnemar_p=compute_mcnemar_p_value(lost, won),

@@ -3,7 +3,7 @@
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,39 +12,55 @@ import numpy as np
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.verdict import Observation
-from optpipe.evaluate.result import Accuracy, Agreement, ClassScore, EvaluatedModel, Score, TaskScores
+from optpipe.evaluate.result import Agreement, ClassScore, EvaluatedModel, Score, TaskScores
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
-from optpipe.stats.paired import CONFIDENCE, FEWEST_SAMPLES, Interval, compute_bootstrap_interval, draw_sample_weights
+from optpipe.stats.paired import CONFIDENCE, SampledFigure, Share, figure_from_samples, mean_from_samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Values = Sequence[Any]
 """Predictions or truths of one task, one per sample, each a plain value that Parquet holds."""
+MOST_PARTS = 1000
+"""Of more samples, groups are left out of a score in turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropCost:
-    """The drop of a task's first score, as a fraction, with its 95 % interval."""
+class Measured:
+    """What one model's predictions give: what scores are computed from, every score, and what samples add to it."""
 
-    drop: float
-    ci: tuple[float, float]
+    gathered: Any
+    values: "NDArray[np.float64]"
+    """(scores,)"""
+    parts: "NDArray[np.float64]"
+    """(samples or groups of them, scores), as `stats.paired.figure_from_samples` takes them."""
+    samples: int
+    are_means: bool
 
 
 class TaskContract(ABC):
-    """One task."""
+    """One task: what its predictions and truths are, and the scores of a set of samples."""
 
-    score: ClassVar[str]
-    """The name of the score that a drop is of; the unit in a policy: `"0.5 mIoU"`."""
+    scores: ClassVar[tuple[str, ...]]
+    """The first is the one that a drop is of; the units in a policy: `"0.5 mIoU"`."""
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     """The least and the most that its scores can be."""
+    effect: ClassVar[float] = 1.0
+    """What a sample that is lost takes from a score's sum over samples."""
     truth_column: ClassVar[str] = "truth"
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
     """Whether scores are given by class."""
     sample_kind: ClassVar[str | None] = None
     """What is counted, in the plural, where it is not the set's samples."""
+    unit_kind: ClassVar[str | None] = None
+    """What `count_units` counts, in the plural, where it is not what `count_samples` does."""
+
+    @property
+    def score(self) -> str:
+        """The name of the score that a drop is of."""
+        return self.scores[0]
 
     @abstractmethod
     def require_model(self, card: ModelCard) -> None:
@@ -62,6 +78,10 @@ class TaskContract(ABC):
         """How many samples the predictions are of."""
         return len(predictions)
 
+    def count_units(self, truths: Values) -> int:
+        """How many independent ones the scores are of: samples, where a task does not say otherwise."""
+        return self.count_samples(truths)
+
     def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
         """How many classes the model's outputs have; None where they have none, or do not say."""
         return None
@@ -74,30 +94,101 @@ class TaskContract(ABC):
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         """The predictions of some samples from their rows of the outputs, (samples, ...) each."""
 
+    def take_as_truths(self, predictions: Values) -> Values:
+        """The source model's predictions as truths, where a set has none."""
+        return predictions
+
+    @abstractmethod
+    def gather(self, truths: Values, predictions: Values) -> Any:
+        """Whatever the scores are computed from; of a score that is a mean over samples, an array (samples, scores)."""
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Every score for every row of `weights` (rows, samples): (rows, scores), where sample j counts weights[i, j] times."""
+        return np.asarray(weights @ gathered / weights.sum(axis=1, keepdims=True))
+
+    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+        """The first score of each class (classes,); NaN for a class that does not occur."""
+        return np.zeros(0)
+
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+        """What `compute_class_scores` gives scores of: the card's labels, where a task does not say otherwise."""
+        return labels
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """How far the two predict the same for each sample (samples,), from 0 to 1."""
+        return np.array([float(one == other) for one, other in zip(source, found, strict=True)])
+
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+        """Whether agreement with the source model's predictions, or with `truths` a drop from them, says anything."""
+        return True
+
     def bound_hidden_loss(self, row: EvaluatedModel) -> float:
         """What the drop may be larger by: on samples that the ranges were computed from accuracy flatters, and all may have been lost."""
         low, high = self.score_range
         return (high - low) * row.calibrated_on / max(row.samples, 1)
 
-    @abstractmethod
-    def take_as_truths(self, predictions: Values) -> Values:
-        """The source model's predictions as truths, where a set has none."""
+    def add_scores(
+        self,
+        row: EvaluatedModel,
+        truths: Values,
+        source: Values,
+        found: Values,
+        labels: Sequence[str],
+        classes: int,  # noqa: ARG002
+    ) -> EvaluatedModel:
+        """The record of a model with what `score_predictions` says."""
+        return replace(row, scores=self.score_predictions(truths, source, found, labels))
 
-    @abstractmethod
     def score_predictions(
-        self, truths: Values, source: Values, found: Values, labels: Sequence[str], classes: int
-    ) -> Accuracy | TaskScores:
-        """Scores of `found`, and their drops from `source` on the same samples."""
+        self, truths: Values, source: Values, found: Values, labels: Sequence[str] = ()
+    ) -> TaskScores:
+        """Every score of `found` with its interval, its drop from `source` on the same samples, and the first score per class."""
+        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
+        finite = np.isfinite([mine.values, theirs.values]).all(axis=0)
+        if not finite.all():
+            undefined = self.scores[int(np.argmin(finite))]
+            raise BadInputError(f"{undefined} is not defined on these samples: nothing in them is judged")
+        scores = []
+        for place, name in enumerate(self.scores):
+            own, drop = self._estimate(mine, theirs, place)
+            bounds = (each.interval(CONFIDENCE).bounds for each in (own, drop))
+            scores.append(Score(name, own.value, next(bounds), drop.value, next(bounds)))
+        now, was = (self.compute_class_scores(truths, each.gathered) for each in (mine, theirs))
+        names = self.name_classes(truths, labels)
+        by_class = (
+            ClassScore(names[place] if place < len(names) else f"class {place}", float(value), float(before - value))
+            for place, (value, before) in enumerate(zip(now, was, strict=True))
+            if np.isfinite(value) and np.isfinite(before)
+        )
+        return TaskScores(tuple(scores), tuple(by_class))
 
-    @abstractmethod
-    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
+    def _estimate(self, mine: Measured, theirs: Measured, place: int) -> tuple[Share | SampledFigure, SampledFigure]:
+        """A score and its drop."""
+        parts, width = mine.parts[:, place], self.score_range[1] - self.score_range[0]
+        values = [float(each.values[place]) for each in (mine, theirs)]
+        own = (
+            mean_from_samples(parts)
+            if mine.are_means
+            else figure_from_samples(values[0], parts, mine.samples, self.score_range, self.effect)
+        )
+        lost, apart = values[1] - values[0], theirs.parts[:, place] - parts
+        return own, figure_from_samples(lost, apart, mine.samples, (-width, width), self.effect)
+
+    def measure_drop(self, truths: Values, source: Values, found: Values) -> SampledFigure | None:
         """The drop of the first score; None where none can be measured."""
+        if not self.shows_something(source, truths):
+            return None
+        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
+        drop = self._estimate(mine, theirs, 0)[1]
+        return drop if np.isfinite(drop.value) else None
 
-    @abstractmethod
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
         """How far `found` predicts as `source` does; None where the source predicts the same for all samples."""
+        if not self.shows_something(source):
+            return None
+        same = mean_from_samples(self.compute_sample_parity(source, found))
+        return Agreement(same.value, same.interval(CONFIDENCE).bounds, ())
 
-    @abstractmethod
     def observe(
         self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
     ) -> dict[str, Observation]:
@@ -106,146 +197,41 @@ class TaskContract(ABC):
         `about` says what was observed: `250 images`.
         """
 
+        def make(figure: Share | SampledFigure, said: str) -> Observation:
+            low, high = figure.interval(confidence).bounds
+            return Observation(figure.value, low, high, about=said, tail=figure)
 
-@dataclass(frozen=True, slots=True)
-class Replicated:
-    """A score on all samples, and on every replicate of the bootstrap."""
-
-    value: float
-    replicates: "NDArray[np.float64]"
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one model's predictions give: what scores are computed from, and every score."""
-
-    gathered: Any
-    scores: tuple[Replicated, ...]
-
-
-@lru_cache(maxsize=8)
-def measure_scores(task: "BootstrapTask", truths: bytes, predictions: bytes) -> Measured:
-    """Scores of pickled predictions on pickled truths. The last few are kept: every comparison has the source model's again."""
-    true, predicted = pickle.loads(truths), pickle.loads(predictions)
-    gathered, count = task.gather(true, predicted), task.count_units(true)
-    whole = task.compute_scores(gathered, np.ones((1, count)))[0]
-    drawn = task.compute_scores(gathered, draw_sample_weights(count))
-    scores = (Replicated(float(whole[place]), drawn[:, place], count) for place in range(len(task.scores)))
-    return Measured(gathered, tuple(scores))
-
-
-class BootstrapTask(TaskContract):
-    """A task whose scores are computed from sums over samples, or from anything else that can be weighted by sample.
-
-    Intervals come from the paired bootstrap over samples; of too few samples they span all that a score can be. Two models with
-    the same predictions have a drop of exactly 0.
-    """
-
-    scores: ClassVar[tuple[str, ...]]
-    """The first is the one that a drop is of."""
-    unit_kind: ClassVar[str | None] = None
-    """What `count_units` counts, in the plural, where it is not what `count_samples` does."""
-
-    def count_units(self, truths: Values) -> int:
-        """What the bootstrap draws from: samples, where a task does not say otherwise."""
-        return len(truths)
-
-    @abstractmethod
-    def gather(self, truths: Values, predictions: Values) -> Any:
-        """Whatever the scores are computed from."""
-
-    @abstractmethod
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Every score for every replicate (replicates, scores), where sample j counts weights[i, j] times in replicate i."""
-
-    @abstractmethod
-    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
-        """The first score of each class (classes,); NaN for a class that does not occur."""
-
-    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
-        """What `compute_class_scores` gives scores of: the card's labels, where a task does not say otherwise."""
-        return labels
-
-    @abstractmethod
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """How far the two predict the same for each sample (samples,), from 0 to 1."""
-
-    def score_predictions(
-        self,
-        truths: Values,
-        source: Values,
-        found: Values,
-        labels: Sequence[str],
-        classes: int,  # noqa: ARG002
-    ) -> TaskScores:
-        """Every score with its interval, the drop with that of the paired replicates, and the first score per class."""
-        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
-        pairs = list(zip(self.scores, mine.scores, theirs.scores, strict=True))
-        if undefined := next(
-            (name for name, *each in pairs if not np.isfinite([one.value for one in each]).all()), None
-        ):
-            raise BadInputError(f"{undefined} is not defined on these samples: nothing in them is judged")
-        now, was = (self.compute_class_scores(each.gathered) for each in (mine, theirs))
-        names = self.name_classes(truths, labels)
-        return TaskScores(
-            tuple(_make_score(name, one, other, CONFIDENCE, self.score_range) for name, one, other in pairs),
-            tuple(
-                ClassScore(
-                    names[place] if place < len(names) else f"class {place}", float(value), float(before - value)
-                )
-                for place, (value, before) in enumerate(zip(now, was, strict=True))
-                if np.isfinite(value) and np.isfinite(before)
-            ),
-        )
-
-    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
-        """By the paired bootstrap."""
-        first = self.score_predictions(truths, source, found, (), 0).scores[0]
-        return DropCost(first.drop, first.drop_ci) if np.isfinite(first.drop) else None
-
-    def compute_parity(self, source: Values, found: Values) -> Agreement | None:
-        """The mean over samples of the task's parity."""
-        each = self.compute_sample_parity(source, found)
-        return Agreement(float(each.mean()), _interval_of_mean(each, CONFIDENCE).bounds, ())
-
-    def observe(
-        self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
-    ) -> dict[str, Observation]:
-        """`score` and `drop` are the first score's; `mIoU` and `drop of mIoU` are by name."""
         figures = {}
-        each = self.compute_sample_parity(source, found)
-        interval = _interval_of_mean(each, confidence)
-        figures["agreement"] = Observation(float(each.mean()), interval.low, interval.high, about=about)
+        if self.shows_something(source):
+            figures["agreement"] = make(mean_from_samples(self.compute_sample_parity(source, found)), about)
         if truths is None:
             return figures
         mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
-        for name, one, other in zip(self.scores, mine.scores, theirs.scores, strict=True):
-            score = _make_score(name, one, other, confidence, self.score_range)
-            said = f"{name}, {about}"
-            figures[name] = Observation(score.value, *score.ci, about=said)
-            figures[f"drop of {name}"] = Observation(score.drop, *score.drop_ci, about=said)
-        figures |= {"score": figures[self.score], "drop": figures[f"drop of {self.score}"]}
-        return figures
+        for place, name in enumerate(self.scores):
+            said = f"{name}, {about}" if len(self.scores) > 1 else about
+            own, drop = self._estimate(mine, theirs, place)
+            figures |= {name: make(own, said), f"drop of {name}": make(drop, said)}
+        return figures | {"score": figures[self.score], "drop": figures[f"drop of {self.score}"]}
 
 
-def _make_score(
-    name: str, mine: Replicated, theirs: Replicated, confidence: float, score_range: tuple[float, float]
-) -> Score:
-    lost = theirs.value - mine.value
-    if mine.samples < FEWEST_SAMPLES:
-        low, high = score_range
-        return Score(name, mine.value, score_range, lost, (low - high, high - low))
-    own = compute_bootstrap_interval(mine.replicates, mine.value, confidence)
-    drop = compute_bootstrap_interval(theirs.replicates - mine.replicates, lost, confidence)
-    return Score(name, mine.value, own.bounds, lost, drop.bounds)
+@lru_cache(maxsize=8)
+def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Measured:
+    """Scores of pickled predictions on pickled truths. The last few are kept: every comparison has the source model's again.
 
-
-def _interval_of_mean(values: "NDArray[np.float64]", confidence: float) -> Interval:
-    if len(values) < FEWEST_SAMPLES:
-        return Interval(0.0, 1.0)
-    drawn = draw_sample_weights(len(values)) @ values / len(values)
-    return compute_bootstrap_interval(drawn, float(values.mean()), confidence)
+    What a sample adds to a score that is no mean is what the score loses without it (the jackknife).
+    """
+    true, predicted = pickle.loads(truths), pickle.loads(predictions)
+    gathered, count = task.gather(true, predicted), task.count_units(true)
+    if type(task).compute_scores is TaskContract.compute_scores:
+        return Measured(gathered, gathered.mean(axis=0), gathered, count, are_means=True)
+    groups = min(count, MOST_PARTS)
+    member = np.arange(count) % groups
+    whole = task.compute_scores(gathered, np.ones((1, count)))[0]
+    if count < 2:
+        return Measured(gathered, whole, np.zeros((count, len(whole))), count, are_means=False)
+    without = task.compute_scores(gathered, (np.arange(groups)[:, None] != member).astype(np.float64))
+    left = count - np.bincount(member)
+    return Measured(gathered, whole, left[:, None] * (whole - without), count, are_means=False)
 
 
 def suggest_task(card: ModelCard) -> str:

@@ -1,6 +1,6 @@
 """Object detection: boxes at the source's geometry, COCO's average precision with weights on images.
 
-pycocotools matches boxes once, every replicate of the bootstrap sums again. With all weights 1 the figures are those of
+pycocotools matches boxes once, every weighting of images sums again. With all weights 1 the figures are those of
 pycocotools and faster-coco-eval.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.transform import compute_geometry
-from optpipe.evaluate.tasks.contract import BootstrapTask, DropCost, Values, require_labels
+from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels
 from optpipe.evaluate.tasks.heads import Found, count_head_classes, decode_outputs, find_head
 from optpipe.models.inputs.annotations import read_boxes, read_image_size
 from optpipe.models.inputs.image_set import ImageSet
@@ -105,14 +105,14 @@ def _collect(images: Sequence[Any]) -> MatchedClass:
 
 
 def compute_average_precision(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """AP (replicates, thresholds), where image j counts weights[i, j] times; NaN where a replicate has no object."""
+    """AP (rows, thresholds), where image j counts weights[i, j] times; NaN where a row has no object."""
     size = max(1, CELLS // max(matched.image.size, 1))
     parts = [_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)]
     return np.concatenate(parts)
 
 
 def _sum_up(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """Of a few replicates. Recall rises at right detections only, and precision is largest there: no others are looked at."""
+    """Of a few rows. Recall rises at right detections only, and precision is largest there: no others are looked at."""
     objects, each = weights @ matched.objects, weights[:, matched.image]
     found = np.where((objects > 0)[:, None], np.zeros((1, len(THRESHOLDS))), np.nan)
     seen = np.cumsum(each, axis=1)
@@ -127,19 +127,18 @@ def _sum_up(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[n
         hits = np.cumsum(each[:, right], axis=1)
         precision = hits / (judged + np.spacing(1))
         precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        for replicate in np.flatnonzero(objects > 0):
-            at = np.searchsorted(hits[replicate] / objects[replicate], RECALLS, side="left")
-            found[replicate, place] = precision[replicate, at[at < right.size]].sum() / len(RECALLS)
+        for row in np.flatnonzero(objects > 0):
+            at = np.searchsorted(hits[row] / objects[row], RECALLS, side="left")
+            found[row, place] = precision[row, at[at < right.size]].sum() / len(RECALLS)
     return found
 
 
-class Detection(BootstrapTask):
+class Detection(TaskContract):
     """A prediction is a list of (left, top, width, height, score, class), a truth of (left, top, width, height, class, area, crowd).
 
     Boxes are in pixels of the source image, clipped to it.
     """
 
-    score: ClassVar[str] = "AP"
     scores: ClassVar[tuple[str, ...]] = ("AP", "AP50", "AP75")
 
     def require_model(self, card: ModelCard) -> None:
@@ -188,9 +187,9 @@ class Detection(BootstrapTask):
             [[*row[:4], row[5], row[2] * row[3], 0.0] for row in rows if row[4] >= PARITY_SCORE] for rows in predictions
         ]
 
-    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
-        """None if no image has an annotated box."""
-        return super().measure_drop(truths, source, found) if any(truths) else None
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+        """No drop if no image has an annotated box."""
+        return truths is None or any(truths)
 
     def gather(self, truths: Values, predictions: Values) -> list[MatchedClass]:
         """The matches of every class."""
@@ -203,7 +202,7 @@ class Detection(BootstrapTask):
             [np.nanmean(each, axis=(0, 2)), np.nanmean(each[..., 0], 0), np.nanmean(each[..., 5], 0)], axis=1
         )
 
-    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
         """AP of every class."""
         return np.array([compute_average_precision(one, np.ones((1, len(one.objects))))[0].mean() for one in gathered])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.contract import BootstrapTask, DropCost, Values, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values, suggest_task
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
@@ -31,16 +31,17 @@ class Similarities:
     stated: "NDArray[np.float64]"
 
 
-class Embedding(BootstrapTask):
+class Embedding(TaskContract):
     """A prediction is a text's embedding; a truth is (number of its pair, similarity of the pair), or ALONE.
 
-    Two lines of a set that name the same `pair` belong together: `{"text": "...", "pair": "7", "score": 3.5}`. The bootstrap
-    draws pairs.
+    Two lines of a set that name the same `pair` belong together: `{"text": "...", "pair": "7", "score": 3.5}`. Pairs
+    are what is independent.
     """
 
-    score: ClassVar[str] = "Spearman"
     scores: ClassVar[tuple[str, ...]] = ("Spearman",)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    effect: ClassVar[float] = 6 * 15**-0.5
+    """Of a pair at a random rank, root mean square: 6 d² / n² for d ranks, of which d / n differs as two uniform values do."""
     names_classes: ClassVar[bool] = False
     unit_kind: ClassVar[str | None] = "pairs"
 
@@ -109,9 +110,9 @@ class Embedding(BootstrapTask):
         """Pairs."""
         return 1 + int(max(each[0] for each in truths))
 
-    def measure_drop(self, truths: Values, source: Values, found: Values) -> DropCost | None:
-        """None where there are too few pairs."""
-        return super().measure_drop(truths, source, found) if self.count_units(truths) >= FEWEST_PAIRS else None
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+        """No drop where there are too few pairs."""
+        return truths is None or self.count_units(truths) >= FEWEST_PAIRS
 
     def gather(self, truths: Values, predictions: Values) -> Similarities:
         """Cosines of all pairs, those within ROUNDING of one another as the least of them."""
@@ -122,9 +123,9 @@ class Embedding(BootstrapTask):
         return Similarities(_join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Spearman's correlation: Pearson's of the ranks within each replicate, ties ranked in the middle.
+        """Spearman's correlation: Pearson's of the ranks with each row of weights, ties ranked in the middle.
 
-        0 where all cosines, or all stated similarities, of a replicate are equal: they order nothing.
+        0 where all cosines, or all stated similarities, are equal: they order nothing.
         """
         one, other = (_rank(values, weights) for values in (gathered.cosine, gathered.stated))
         total = weights.sum(axis=1, keepdims=True)
@@ -132,10 +133,6 @@ class Embedding(BootstrapTask):
         both, first, second = ((weights * product).sum(1) for product in (one * other, one**2, other**2))
         spread = np.sqrt(first * second)
         return np.asarray(np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None])
-
-    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
-        """None."""
-        return np.zeros(0)
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """The cosine of both models' embeddings of each text, 0 where it is negative."""
@@ -160,7 +157,7 @@ def _join_equal(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
 
 
 def _rank(values: "NDArray[np.float64]", weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """The rank of each value in each replicate (replicates, pairs), where value j is there weights[i, j] times."""
+    """The rank of each value in each row (rows, pairs), where value j is there weights[i, j] times."""
     known, place = np.unique(values, return_inverse=True)
     counts = np.zeros((len(weights), len(known)))
     np.add.at(counts.T, place, weights.T)

@@ -4,14 +4,13 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.contract import BootstrapTask, Values, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values, suggest_task
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
@@ -23,22 +22,13 @@ LONGEST_ANSWER = 30
 """Maximum number of tokens in an answer, as in Hugging Face's examples."""
 
 
-@dataclass(frozen=True, eq=False)
-class AnsweredQuestions:
-    """F1 and exact match of each question (questions, 2), and which questions have an answer (questions,)."""
-
-    scores: "NDArray[np.float64]"
-    answerable: "NDArray[np.bool_]"
-
-
-class QuestionAnswering(BootstrapTask):
+class QuestionAnswering(TaskContract):
     """A prediction is of one window of a context: `{"question", "answer", "score", "none"}`; a truth is `{"question", "answers"}`.
 
     The answer is the best span of all windows. In a set with unanswerable questions it is empty where `none`, the lowest score of
-    the first token over the windows, is higher; in other sets `none` is null. The bootstrap draws questions.
+    the first token over the windows, is higher; in other sets `none` is null. Questions are what is independent.
     """
 
-    score: ClassVar[str] = "F1"
     scores: ClassVar[tuple[str, ...]] = ("F1", "exact match")
     sample_kind: ClassVar[str | None] = "questions"
 
@@ -94,36 +84,29 @@ class QuestionAnswering(BootstrapTask):
             for each in predictions
         ]
 
-    def count_units(self, truths: Values) -> int:
-        """Questions."""
-        return self.count_samples(truths)
-
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
         """Questions with and without an answer, as in SQuAD 2.0's script."""
         return ("with an answer", "without an answer")
 
-    def gather(self, truths: Values, predictions: Values) -> AnsweredQuestions:
-        """Scores of each question."""
-        answers = choose_answers(predictions)
-        known = {each["question"]: each["answers"] for each in truths}
-        scores = [score_answer(answers[question], known[question]) for question in known]
-        return AnsweredQuestions(
-            np.array(scores, np.float64).reshape(-1, 2), np.array([bool(each) for each in known.values()])
-        )
+    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+        """F1 and exact match of each question (questions, 2)."""
+        answers, known = choose_answers(predictions), _list_known(truths)
+        return np.array([score_answer(answers[each], known[each]) for each in known], np.float64).reshape(-1, 2)
 
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Means over questions."""
-        return np.asarray(weights @ gathered.scores / weights.sum(axis=1, keepdims=True))
-
-    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":
         """F1 of the questions with and without an answer."""
-        parts = (gathered.scores[gathered.answerable == has, 0] for has in (True, False))
+        answerable = np.array([bool(each) for each in _list_known(truths).values()])
+        parts = (gathered[answerable == has, 0] for has in (True, False))
         return np.array([part.mean() if len(part) else np.nan for part in parts])
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """1 where both give the same answer to a question, else 0."""
         one, other = choose_answers(source), choose_answers(found)
         return np.array([float(one[question] == other[question]) for question in one])
+
+
+def _list_known(truths: Values) -> dict[int, list[str]]:
+    return {each["question"]: each["answers"] for each in truths}
 
 
 def find_best_span(

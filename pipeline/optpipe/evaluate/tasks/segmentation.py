@@ -11,7 +11,7 @@ from PIL import Image
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import Axis, compute_geometry
-from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels, suggest_task
 from optpipe.models.inputs.annotations import IGNORED, NothingJudgedError, read_image_size, read_mask, require_masks
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays
@@ -32,14 +32,13 @@ class PixelCounts:
     true: "NDArray[np.float64]"
 
 
-class Segmentation(BootstrapTask):
+class Segmentation(TaskContract):
     """A prediction or truth is a PNG file of class indices, as large as the source image.
 
     Logits are interpolated bilinearly to the source's geometry, then the largest decides. The mean IoU is that of the whole
     set, over the classes that occur (Everingham et al., IJCV 88, 2010), not of images.
     """
 
-    score: ClassVar[str] = "mIoU"
     scores: ClassVar[tuple[str, ...]] = ("mIoU", "pixel-accuracy")
 
     def require_model(self, card: ModelCard) -> None:
@@ -87,10 +86,6 @@ class Segmentation(BootstrapTask):
             found.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
         return found
 
-    def take_as_truths(self, predictions: Values) -> Values:
-        """A mask is a mask."""
-        return predictions
-
     def gather(self, truths: Values, predictions: Values) -> PixelCounts:
         """Counts per image and class."""
         tables = [
@@ -106,7 +101,7 @@ class Segmentation(BootstrapTask):
             accuracy = both.sum(1) / true.sum(1)
         return np.stack([np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1)
 
-    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
         """The IoU of every class."""
         both, predicted, true = (each.sum(0) for each in (gathered.both, gathered.predicted, gathered.true))
         last = max(np.flatnonzero(predicted + true), default=-1)

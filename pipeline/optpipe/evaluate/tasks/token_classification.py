@@ -1,14 +1,13 @@
 """Tags of words, such as names in a text: F1, precision and recall of whole entities."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.contract import BootstrapTask, Values, require_labels, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels, suggest_task
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
@@ -23,21 +22,13 @@ Entity = tuple[str, int, int]
 """The type, first word and last word."""
 
 
-@dataclass(frozen=True, eq=False)
-class EntityCounts:
-    """Correct, predicted and true entities by text and type (texts, types, 3); the last type holds all that no truth has."""
-
-    counts: "NDArray[np.float64]"
-
-
-class TokenClassification(BootstrapTask):
+class TokenClassification(TaskContract):
     """A prediction and a truth are the tags of a text's words, `["B-PER", "I-PER", "O"]`.
 
     A word has the tag of its first token, as Hugging Face's examples have it; a word beyond the longest input is outside. An entity is
-    right where its type and both ends are; scores are micro-averages. The bootstrap draws texts.
+    right where its type and both ends are; scores are micro-averages.
     """
 
-    score: ClassVar[str] = "F1"
     scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
 
     def require_model(self, card: ModelCard) -> None:
@@ -82,16 +73,12 @@ class TokenClassification(BootstrapTask):
             for row, each in zip(best, files, strict=True)
         ]
 
-    def take_as_truths(self, predictions: Values) -> Values:
-        """The tags."""
-        return predictions
-
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
         """The types of entities in the truths."""
         return _list_types(truths)
 
-    def gather(self, truths: Values, predictions: Values) -> EntityCounts:
-        """Entities of each text and type."""
+    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+        """Correct, predicted and true entities (texts, types, 3); the last type holds all that no truth has."""
         types = {name: place for place, name in enumerate(_list_types(truths))}
         counts = np.zeros((len(truths), len(types) + 1, 3))
         for row, true, predicted in zip(counts, truths, predictions, strict=True):
@@ -99,17 +86,17 @@ class TokenClassification(BootstrapTask):
             for column, entities in enumerate((known & found, found, known)):
                 for name, _, _ in entities:
                     row[types.get(name, len(types)), column] += 1
-        return EntityCounts(counts)
+        return counts
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
         """F1, precision and recall over all types; NaN without an entity."""
-        right, found, true = (weights @ gathered.counts.sum(axis=1)).T
+        right, found, true = (weights @ gathered.sum(axis=1)).T
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
 
-    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":
+    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
         """F1 of each type in the truths."""
-        right, found, true = gathered.counts[:, :-1].sum(axis=0).T
+        right, found, true = gathered[:, :-1].sum(axis=0).T
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(2 * right / (found + true))
 

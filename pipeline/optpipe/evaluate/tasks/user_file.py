@@ -19,7 +19,7 @@ import numpy as np
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.files import hash_file
-from optpipe.evaluate.tasks.contract import BootstrapTask, Values
+from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
@@ -38,19 +38,14 @@ def _ask_for_file(method: str) -> BadInputError:
     )
 
 
-class StoredScores(BootstrapTask):
+class StoredScores(TaskContract):
     """A user's task as it is stored: a prediction is its JSON text and its score (null without truths)."""
 
-    score: ClassVar[str] = "score"
     scores: ClassVar[tuple[str, ...]] = ("score",)
     names_classes: ClassVar[bool] = False
 
     def require_model(self, card: ModelCard) -> None:
         """The user's decode says."""
-
-    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
-        """There are none."""
-        return None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
         """Raises BadInputError: only the user's file can."""
@@ -66,15 +61,7 @@ class StoredScores(BootstrapTask):
 
     def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":  # noqa: ARG002
         """The score of every sample."""
-        return np.array([each["score"] for each in predictions], np.float64)
-
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """The mean."""
-        return np.asarray((weights @ gathered / weights.sum(axis=1))[:, None])
-
-    def compute_class_scores(self, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
-        """None."""
-        return np.zeros(0)
+        return np.array([[each["score"]] for each in predictions], np.float64)
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """1 where both predict the same."""

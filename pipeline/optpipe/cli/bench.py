@@ -130,13 +130,14 @@ def bench(
     Percentiles have confidence intervals; INVALID measurements state the reason and a remedy. With --against, two builds are
     measured in turn; with --from-images, everything from image files to predictions.
     """
-    from optpipe.measure.bench import bench_artifacts
+    from optpipe.measure.bench import bench_artifacts, recover_run
     from optpipe.measure.document import document_from_bench
 
     models = model or []
     if how.resume is not None:
         _require_alone("--resume RUN_DIR", [f"MODEL {each}" for each in models], load, targets, how, {"resume", "sort"})
-        return _resume(how.resume, how.sort)
+        recovered = replace(recover_run(how.resume), exit_status=int(ExitStatus.DONE))
+        return Outcome(recovered, lambda found: document_from_bench(found, how.sort))
     if not models:
         raise BadInputError(f"bench requires MODEL; `{for_workspace('optpipe store ls')}` lists what is built")
     if how.from_images is not None:
@@ -365,11 +366,3 @@ def _bench_from_images(
     _warn_about_options(targets, groups, terminal)
     record = bench_end_to_end([each for group in groups for each in group], request, store, terminal)
     return Outcome(record, document_from_end_to_end, choose_exit_status(record))
-
-
-def _resume(folder: Path, sort: BenchSort) -> Outcome:
-    from optpipe.measure.bench import recover_run
-    from optpipe.measure.document import document_from_bench
-
-    record = replace(recover_run(folder), exit_status=int(ExitStatus.DONE))
-    return Outcome(record, lambda found: document_from_bench(found, sort))

@@ -95,7 +95,10 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
             each.name: _make_parameter(each, partial=partial) for each in found.fields[name] if not each.param.setting
         }
     if found.settings:
-        flat["set"] = _make_set_parameter(found.settings)
+        names = ", ".join(dict.fromkeys(each.flag[2:] for each in found.settings))
+        option = typer.Option("--set", metavar="NAME=VALUE", help=f"A setting that is rarely changed: {names}.")
+        kind = Annotated[list[str] | None, option]
+        flat["set"] = Parameter("set", Parameter.KEYWORD_ONLY, default=None, annotation=kind)
     flat["context"] = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @wraps(command)
@@ -188,12 +191,6 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     return Parameter(
         field.name, Parameter.KEYWORD_ONLY, default=Parameter.empty if required else default, annotation=annotation
     )
-
-
-def _make_set_parameter(settings: Sequence[Field]) -> Parameter:
-    names = ", ".join(dict.fromkeys(each.flag[2:] for each in settings))
-    option = typer.Option("--set", metavar="NAME=VALUE", help=f"A setting that is rarely changed: {names}.")
-    return Parameter("set", Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option])
 
 
 class LazyCommands(UserDict[str, Any]):

@@ -68,15 +68,9 @@ def write_ci_files(signed: "SignedDossier", junit: Path | None) -> None:
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(signed.reports[JUNIT], encoding="utf-8")
-    write_step_summary(signed.reports[MARKDOWN])
-
-
-def write_step_summary(markdown: str) -> None:
-    """Appends `markdown` to GitHub's step summary; does nothing elsewhere."""
-    path = os.environ.get(STEP_SUMMARY)
-    if path:
+    if path := os.environ.get(STEP_SUMMARY):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(markdown + "\n")
+            file.write(signed.reports[MARKDOWN] + "\n")
 
 
 @dataclass(frozen=True, slots=True)

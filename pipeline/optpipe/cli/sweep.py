@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optpipe.cli.terminal import Terminal
-    from optpipe.sweep.job import Cell, JobRecord
+    from optpipe.sweep.job import JobRecord
     from optpipe.sweep.plan import SweepRecord
     from optpipe.sweep.slots import Slot
     from optpipe.sweep.sweep import Executor
@@ -38,8 +38,10 @@ def sweep(
 
     Every cell is a row, whatever came of it. What is stored is not measured again; an interrupted sweep goes on.
     """
-    from optpipe.core.errors import ExitStatus
-    from optpipe.sweep.document import document_from_sweep
+    from optpipe.core.errors import BadInputError, ExitStatus
+    from optpipe.sweep.cluster import describe_node
+    from optpipe.sweep.document import document_from_neighbor_effect, document_from_sweep
+    from optpipe.sweep.ledger import read_jobs
     from optpipe.sweep.matrix import (
         cells_from_matrix,
         matrix_from_file,
@@ -47,6 +49,7 @@ def sweep(
         require_sound,
         resolve_models,
     )
+    from optpipe.sweep.neighbors import calibrate_host
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import run_sweep
@@ -55,11 +58,14 @@ def sweep(
     from optpipe.workspace.store import Store
 
     if how.node_labels:
-        return _print_node_labels()
+        labels = describe_node()
+        return Outcome({"labels": labels}, lambda _: ",".join(f"{name}={value}" for name, value in labels.items()))
     shard = None if how.shard is None else shard_from_text(how.shard)
     if how.output is not None:
         require_writable_folder(how.output, "--output")
-    baseline = {} if how.against is None or how.dry_run else _read_baseline(how.against)
+    baseline = {} if how.against is None or how.dry_run else read_jobs(how.against)
+    if how.against is not None and not how.dry_run and not baseline:
+        raise BadInputError(f"--against {how.against}: no jobs found; expected the workspace of an earlier sweep")
     given = {**wanted, **({"models": models} if models else {}), **({"options": [option]} if option else {})}
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
@@ -69,7 +75,8 @@ def sweep(
     full = resolve_models(full, store, local=how.on is None)
     cells = select_shard(cells_from_matrix(full, list_kinds(slots)), shard)
     if how.calibrate_host:
-        return _calibrate_host(cells, slots, how, store, terminal)
+        effect = calibrate_host(cells[0], slots, how.rounds, how.lock_s, store, terminal)
+        return Outcome(effect, document_from_neighbor_effect)
     # Ray prints the end of the log of a node that dies; what came of its jobs is in the table
     with redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, how, store, terminal, execute)
@@ -78,15 +85,6 @@ def sweep(
     if how.output is not None:
         record = replace(record, written=_write_report(record, how.output))
     return Outcome(record, document_from_sweep, ExitStatus(record.exit_status))
-
-
-def _read_baseline(folder: Path) -> "dict[str, list[JobRecord]]":
-    from optpipe.core.errors import BadInputError
-    from optpipe.sweep.ledger import read_jobs
-
-    if not (found := read_jobs(folder)):
-        raise BadInputError(f"--against {folder}: no jobs found; expected the workspace of an earlier sweep")
-    return found
 
 
 def _judge(
@@ -103,13 +101,6 @@ def _judge(
     found = judge_against(record.rows, now, before, name, tolerance)
     status = record.exit_status if record.interrupted else int(found.verdict.exit_status)
     return replace(record, regression=found, exit_status=status)
-
-
-def _print_node_labels() -> Outcome:
-    from optpipe.sweep.cluster import describe_node
-
-    labels = describe_node()
-    return Outcome({"labels": labels}, lambda _: ",".join(f"{name}={value}" for name, value in labels.items()))
 
 
 def _connect(how: SweepOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
@@ -154,17 +145,6 @@ def _list_slots(how: SweepOptions) -> "tuple[Slot, ...]":
     slots = list_slots(how.cpu_slots)
     gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
     return (*gpus[: how.slots], *parts[: how.slots])
-
-
-def _calibrate_host(
-    cells: "tuple[Cell, ...]", slots: "tuple[Slot, ...]", how: SweepOptions, store: "Store", terminal: "Terminal"
-) -> Outcome:
-    """Builds the first cell's artifact where it is not stored, and measures it alone and beside busy neighbors."""
-    from optpipe.sweep.document import document_from_neighbor_effect
-    from optpipe.sweep.neighbors import calibrate_host
-
-    found = calibrate_host(cells[0], slots, how.rounds, how.lock_s, store, terminal)
-    return Outcome(found, document_from_neighbor_effect)
 
 
 def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:

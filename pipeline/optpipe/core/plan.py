@@ -74,7 +74,7 @@ class Field:
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, tuple):
-            return join_words(value)
+            return ",".join(map(str, value))
         return f"{value:.15g}" if isinstance(value, float) else str(value)
 
     def read(self, text: str) -> Any:
@@ -223,11 +223,6 @@ def words_from_text(text: str, flag: str) -> tuple[str, ...]:
     if not found:
         raise BadInputError(f"{flag} {text}: expected one or more names, separated by commas")
     return found
-
-
-def join_words(values: Iterable[object]) -> str:
-    """`1,8,32`, as the readers of lists take it."""
-    return ",".join(str(value) for value in values)
 
 
 BATCH = Param("Batch size.", flag="batch")

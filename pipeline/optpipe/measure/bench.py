@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import log2
 from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING
@@ -41,11 +42,9 @@ from optpipe.measure.measure import (
     warn_about_threads,
     write_measurements,
 )
-from optpipe.measure.process import PointResult, WorkerPool, WorkerProcess
+from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.race import (
     FINAL_ROUNDS,
-    choose_tuning_sizes,
-    find_nearest_options,
     tune_options,
 )
 from optpipe.measure.recompute import read_latencies
@@ -118,7 +117,9 @@ class BenchSubject:
         options = dict.fromkeys(sizes, self.defaults)
         first = next(iter(self.sessions))
         if plan.tune:
-            tuning = self._tuned(choose_tuning_sizes(sizes), first)
+            # both ends and the middle; the others take the nearest one's choice
+            tried = tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
+            tuning = self._tuned(tried, first)
             tunings.append(tuning)
             if running.interrupted:  # what was not tried cannot lose
                 return
@@ -141,7 +142,9 @@ class BenchSubject:
             return []
         return sweep_batch_sizes(
             lambda size: self._one(
-                workers, replace(plan.load, batch_size=size, length=length), find_nearest_options(options, size)
+                workers,
+                replace(plan.load, batch_size=size, length=length),
+                options[min(options, key=lambda known: abs(log2(known / size)))],
             ),
             sizes,
             plan.slo,
@@ -240,7 +243,9 @@ class BenchSubject:
             running.measurements.append(found)
             write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
-        _keep_refusal(running, answer)
+        if answer.failure == "refused":
+            running.refusals.append(OptpipeError(answer.message))
+            running.refusals[-1].exit_status = answer.status
         return found
 
 
@@ -274,13 +279,6 @@ class _Workers:
         if self._worker is not None:
             self._worker.__exit__(None, None, None)
             self._worker = None
-
-
-def _keep_refusal(running: BenchState, answer: PointResult) -> None:
-    if answer.failure == "refused":
-        error = OptpipeError(answer.message)
-        error.exit_status = answer.status
-        running.refusals.append(error)
 
 
 TUNING_FILE = "tuning.json"

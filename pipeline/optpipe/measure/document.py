@@ -111,12 +111,14 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         VERDICT_COLUMN,
     )
     models = {group.subject.model for group in groups}
+    graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}
     rows: list[tuple[Cell | str, ...]] = [
         (
             str(group.subject.model) if len(models) == 1 else "",
             called[group.subject.artifact],
-            _format_device(group),
-            _format_load(group),
+            f"{group.subject.device}{graph[group.subject.cuda_graph]}",
+            f"{group.load.scenario}, {group.load.mode}"
+            + (f", {group.load.streams} streams" if group.load.streams > 1 else ""),
             str(group.load.batch_size),
             "" if group.load.length is None else str(group.load.length),
             _format_number(group.load.rate_per_s),
@@ -128,18 +130,12 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             _format_number(None if rate is None else rate / group.load.batch_size),
             format_bytes(peak) if (peak := _find_peak_bytes(group)) else "",
             _format_number(_get_value(group, "energy"), "≈"),
-            _format_processes(group),
+            f"{group.processes} of {group.processes + len(group.left_out)}" if group.left_out else str(group.processes),
             Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
         )
         for group in groups
     ]
     return make_table(columns, rows)
-
-
-def _format_processes(group: MeasurementGroup) -> str:
-    """`5`, or `4 of 5` where some are INVALID."""
-    tried = group.processes + len(group.left_out)
-    return str(tried) if group.processes == tried else f"{group.processes} of {tried}"
 
 
 def _format_scatter(group: MeasurementGroup) -> list[str]:
@@ -180,17 +176,6 @@ def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
     like = [(names[row.subject.artifact], row.subject.device, row.subject.artifact) for row in rows]
     twice = {one[2] for one in like if any(one[:2] == other[:2] and one[2] != other[2] for other in like)}
     return {each: f"{each} {name}" if each in twice else name for each, name in names.items()}
-
-
-def _format_load(group: MeasurementGroup) -> str:
-    load = group.load
-    streams = f", {load.streams} streams" if load.streams > 1 else ""
-    return f"{load.scenario}, {load.mode}{streams}"
-
-
-def _format_device(group: MeasurementGroup) -> str:
-    graph = {True: ", CUDA graph", False: ", no CUDA graph", None: ""}[group.subject.cuda_graph]
-    return f"{group.subject.device}{graph}"
 
 
 def document_from_pair(record: BenchPairRecord) -> Document:
@@ -468,15 +453,13 @@ def draw_measurements(
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
     """Every file of `runs` that is there, or what each has by `name`, with the hash in its run's manifest."""
     return tuple(
-        RawFile(_make_relative(run.path / path, root), file.sha256, file.size_bytes)
+        RawFile(
+            Path(os.path.relpath((run.path / path).resolve(), root.resolve())).as_posix(), file.sha256, file.size_bytes
+        )
         for run in runs
         for path, file in run.manifest.files.items()
         if name in (None, path) and run.files.has(path)
     )
-
-
-def _make_relative(path: Path, root: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), root.resolve())).as_posix()
 
 
 def _choose_measurements(

@@ -137,7 +137,8 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
         or figure.high is None
     ):
         return None
-    budget = _find_budget(runs, figure.source)
+    given = next((read_evaluation(run).accuracy_budget for run in runs if run.name == figure.source), None)
+    budget = BUDGET if given is None else given
     if figure.high <= budget:
         return None
     said = "exceeds" if figure.low > budget else "may exceed"
@@ -151,11 +152,6 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
     )
 
 
-def _find_budget(runs: Sequence[Run], run_id: str) -> float:
-    found = next((read_evaluation(run).accuracy_budget for run in runs if run.name == run_id), None)
-    return BUDGET if found is None else found
-
-
 def add_int8_notes(
     measurements: Sequence[Measurement], artifacts: Sequence[Entry[ArtifactInfo]], store: Store
 ) -> tuple[Measurement, ...]:
@@ -163,14 +159,14 @@ def add_int8_notes(
     found = add_int8_speed_notes(measurements, {entry.id: find_int8_causes(entry.info) for entry in artifacts})
     runs = list_runs(store.workspace, "evaluate")
     dropped = {entry.id: check_int8_accuracy(runs, judged_build_from_entry(entry)) for entry in artifacts}
-    return tuple(_add_reason(each, dropped.get(each.subject.artifact)) for each in found)
-
-
-def _add_reason(found: Measurement, note: Note | None) -> Measurement:
-    if note is None:
-        return found
-    reason = Reason(note.code, f"{found.subject.precision.upper()}: {note.message}", note.remedy, invalidates=False)
-    return replace(found, reasons=(*found.reasons, reason))
+    noted = []
+    for each in found:
+        if (note := dropped.get(each.subject.artifact)) is not None:
+            message = f"{each.subject.precision.upper()}: {note.message}"
+            reason = Reason(note.code, message, note.remedy, invalidates=False)
+            each = replace(each, reasons=(*each.reasons, reason))
+        noted.append(each)
+    return tuple(noted)
 
 
 def list_int8_notes(

@@ -4,6 +4,7 @@ Neither memory layout nor the hour favors one, and no disturbance that comes bac
 again and again, as it would in A B B A (Fisher, The Design of Experiments, 1935).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -32,7 +33,7 @@ from optpipe.measure.measure import (
 )
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.recompute import measurements_from_run, recompute_requested
-from optpipe.measure.records import BenchPairRecord, PairedComparison, PairMetric, count_invalid
+from optpipe.measure.records import BenchPairRecord, PairedComparison, PairMetric
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
@@ -116,7 +117,8 @@ def comparison_from_measurements(
     """
     baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
     artifacts = {one.id[0]: one.subject.artifact for one in measured}
-    invalid, invalid_processes = count_invalid(tuple(measured))
+    invalid = [each for each in measured if not each.is_valid]
+    codes = Counter(reason.code for each in invalid for reason in each.reasons if reason.invalidates)
     return PairedComparison(
         metric,
         judge_rounds(baseline, contender, first),
@@ -126,8 +128,8 @@ def comparison_from_measurements(
         contender_ns=tuple(contender),
         first_rounds=first,
         seed=seed,
-        invalid=invalid,
-        invalid_processes=invalid_processes,
+        invalid=dict(codes.most_common()),
+        invalid_processes=len(invalid),
         measurements=tuple(each.id for each in measured),
     )
 

@@ -13,7 +13,7 @@ fastest build is lost in 0.5 % of races, at 11 % in 13 %, which costs 1 % of tim
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log, log2
+from math import exp, log
 
 from optpipe.core.measurement import Measurement, Options
 from optpipe.measure.records import TrialRecord, TuningRecord
@@ -330,11 +330,6 @@ def is_usable(measurement: Measurement) -> bool:
     return measurement.is_valid or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
 
 
-def choose_tuning_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes at which options are tried: both ends and the middle; the others take the nearest one's choice."""
-    return tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
-
-
 def trial_from_measurements(options: Options, measurements: Sequence[Measurement]) -> TrialRecord:
     """Figures, verdicts and reasons by batch size, in the order of the rounds."""
     by_size: dict[int, list[Measurement]] = {}
@@ -349,8 +344,3 @@ def trial_from_measurements(options: Options, measurements: Sequence[Measurement
         {size: tuple(sorted(found)) for size, found in codes.items()},
         tuple(size for size, found in codes.items() if found & WRONG_OUTPUTS),
     )
-
-
-def find_nearest_options(options: Mapping[int, Options], size: int) -> Options:
-    """What was chosen at the tuned size closest to `size`, on a scale of powers of two."""
-    return options[min(options, key=lambda known: abs(log2(known / size)))]

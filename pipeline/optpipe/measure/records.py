@@ -1,6 +1,5 @@
 """What `optpipe bench` and `optpipe bench --against` say: measurements, a limit's answer, tuning, a paired comparison."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -51,13 +50,6 @@ class PairedComparison:
     measurements: tuple[str, ...]
     """Ids, in the order in which they were measured."""
     schema_version: int = 1
-
-
-def count_invalid(measurements: tuple[Measurement, ...]) -> tuple[dict[str, int], int]:
-    """How often each invalidating reason was seen, the most frequent first, and how many measurements are INVALID."""
-    invalid = [each for each in measurements if each.verdict is Validity.INVALID]
-    codes = Counter(reason.code for each in invalid for reason in each.reasons if reason.invalidates)
-    return dict(codes.most_common()), len(invalid)
 
 
 @dataclass(frozen=True, slots=True)

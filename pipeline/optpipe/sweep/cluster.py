@@ -68,11 +68,6 @@ def label_from_kind(kind: str) -> str:
     return kind.replace(" ", "_")
 
 
-def kind_from_label(label: str) -> str:
-    """The kind that a label names; NVML's names have no underscores."""
-    return label.replace("_", " ")
-
-
 @dataclass(frozen=True, slots=True)
 class Selector:
     """`--node driver=580.95.05`, or `!=`: what a node's label has to be, or must not be."""
@@ -182,7 +177,7 @@ def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
     for node, labels in labeled:
         if not all(each.matches(labels) for each in selectors):
             continue
-        kind = kind_from_label(labels[LABEL])
+        kind = labels[LABEL].replace("_", " ")  # NVML's names have no underscores
         count = int(node["Resources"].get("GPU", 0)) if choose_device_of_kind(kind) == "cuda" else 1
         fingerprint = labels.get(FINGERPRINT, "")
         found += [Slot(f"{node['NodeID'][:8]}-{at}", kind, (), fingerprint, Environment()) for at in range(count)]
@@ -248,14 +243,15 @@ def run_errand(content: bytes, parcels: Sequence[Any], fetch: Callable[[Any], by
         records = tuple(list_records(errand.task, outcomes, slot, attempts, beside)) if errand.task.timing else ()
         yield json_from_record(Reply(outcomes, records, time()))
         if errand.shared is None:
-            chunks = pack(workspace, list_all(workspace) if not errand.task.timing else _list_runs(outcomes))
+            chunks = pack(
+                workspace,
+                list_all(workspace)
+                if not errand.task.timing
+                else dict.fromkeys(f"runs/{one.run}" for one in outcomes if one.run),
+            )
             yield from (
                 chunks if errand.bucket is None else (name.encode() for name in put_chunks(errand.bucket, chunks))
             )
-
-
-def _list_runs(outcomes: Sequence[CellOutcome]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(f"runs/{one.run}" for one in outcomes if one.run))
 
 
 def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from optpipe.core.measurement import Mode, Scenario, name_sample
-from optpipe.core.quantity import Estimate, format_duration
+from optpipe.core.quantity import format_duration
 from optpipe.report.document import (
     TONES,
     Cell,
@@ -145,7 +145,9 @@ def document_from_fleet(record: FleetRecord) -> Document:
             str(row.batch_size),
             cell_from_latency(row.latency_ns),
             cell_from_estimate(row.throughput, "{:,.0f}"),
-            _format_count(row.gpus),
+            cell_from_estimate(
+                row.gpus, "{:,.0f}", interval=row.gpus is not None and row.gpus.bounds[0] != row.gpus.bounds[1]
+            ),
             ", ".join(name for name, is_so in (("best", row.best), ("frontier", row.on_frontier)) if is_so),
         )
         for row in record.rows
@@ -163,12 +165,6 @@ def document_from_fleet(record: FleetRecord) -> Document:
             Sentence(f"GPUs for {record.load_per_s:,.0f} {rate}: {how}", Tone.FAINT) if record.load_per_s else None,
         ]
     )
-
-
-def _format_count(count: Estimate | None) -> Cell:
-    if count is None:
-        return Cell("")
-    return cell_from_estimate(count, "{:,.0f}", interval=count.bounds[0] != count.bounds[1])
 
 
 def document_from_neighbor_effect(found: NeighborEffect) -> Document:

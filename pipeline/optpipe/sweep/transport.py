@@ -146,7 +146,7 @@ def list_all(workspace: Path) -> tuple[str, ...]:
 _KEPT = ("store", "runs")
 
 
-def pack(workspace: Path, names: Sequence[str]) -> Iterator[bytes]:
+def pack(workspace: Path, names: Iterable[str]) -> Iterator[bytes]:
     """The named folders as a tar, in chunks of CHUNK_BYTES at most, each behind its SHA-256."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:

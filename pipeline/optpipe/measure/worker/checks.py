@@ -191,12 +191,6 @@ def _compute_norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, 
     return sqrt(squares[0]), sqrt(squares[1])
 
 
-def _is_finite(answer: Mapping[str, "np.ndarray"]) -> bool:
-    import numpy as np
-
-    return all(bool(np.isfinite(array).all()) for array in answer.values())
-
-
 def check_outputs(
     kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
     before: Sequence[Mapping[str, "np.ndarray"]],
@@ -210,6 +204,8 @@ def check_outputs(
 
     `axes` says which axis of an output is the batch.
     """
+    import numpy as np
+
     problems: list[str] = []
     worst_self = 0.0
     for index, got in kept:
@@ -217,7 +213,8 @@ def check_outputs(
         worst_self = max(worst_self, own)
         if own > tolerance:
             apart = f"differs from the untimed output by {own:.2g}"
-            problems.append(apart if _is_finite(got) else "contains NaN or Inf")
+            finite = all(bool(np.isfinite(array).all()) for array in got.values())
+            problems.append(apart if finite else "contains NaN or Inf")
         elif own > 1e-7:
             others = [_compute_distance(before[other], got) for other in range(len(before)) if other != index]
             if others and min(others) < 0.1 * own:
@@ -233,7 +230,7 @@ def check_outputs(
         checked=len(kept),
         passed=bool(kept) and not problems,
         reference=compared,
-        relative_error=_limit_finite(worst_self if error is None else error),
+        relative_error=min(worst_self if error is None else error, 1e30),
         tolerance=f"relative L2 error at most {tolerance:g}",
         why_not=problems[0] if problems else None if kept else "no timed output was kept",
         tells_inputs_apart=bool(between) and min(between) > 0.0,
@@ -276,10 +273,6 @@ def _compare_to_reference(
 def count_reference_inputs(reference: Mapping[str, "np.ndarray"]) -> int:
     """How many inputs of the pool, its first ones, the reference has answers to."""
     return min((len(array) for array in reference.values()), default=0)
-
-
-def _limit_finite(value: float) -> float:
-    return value if value < 1e30 else 1e30
 
 
 def probe_cache(

@@ -66,7 +66,6 @@ class Commands(SectionedGroup):
         )
 
     def main(self, *given: Any, **options: Any) -> Any:
-        """Runs the command line and exits."""
         words = given[0] if given else sys.argv[1:]
         keep_descriptors()
         try:

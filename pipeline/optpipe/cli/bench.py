@@ -44,8 +44,6 @@ def _cpus_from_text(text: str, flag: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What is measured, besides the load."""
-
     batch: Annotated[
         tuple[int, ...] | None,
         Param(

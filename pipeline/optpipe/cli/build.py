@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What builds are verified and chosen by."""
-
     images: Annotated[
         Path | None,
         Param(

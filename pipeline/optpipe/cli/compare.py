@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """What is compared with what, and what for."""
-
     model: Annotated[str | None, Param("Compare only this model.")] = None
     length: Annotated[int | None, Param("Compare only this sequence length.", metavar="TOKENS")] = None
     baseline: Annotated[str | None, Param("Baseline: a run, or the approved baseline.", metavar="RUN|approved")] = None

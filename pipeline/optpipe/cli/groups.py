@@ -45,8 +45,6 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """The parameters of a command, taken apart."""
-
     own: tuple[Parameter, ...]
     records: Mapping[str, tuple[type, bool]]
     """By parameter: the record, and whether the command gets only what was given."""
@@ -55,7 +53,6 @@ class _Signature:
 
     @property
     def settings(self) -> tuple[Field, ...]:
-        """The fields that `--set` gives."""
         return tuple(each for some in self.fields.values() for each in some if each.param.setting)
 
 
@@ -201,7 +198,6 @@ class LazyCommands(UserDict[str, Any]):
         self._made: dict[str, Command] = {}
 
     def __getitem__(self, name: str) -> "Command":
-        """The command of that name."""
         if name not in self._made:
             self._made[name] = self.data[name]()
         return self._made[name]

@@ -94,8 +94,6 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """What INT8 and FP8 ranges are computed from."""
-
     calibration: Annotated[
         Path | None,
         Param(

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """A recording that exists."""
-
     trace: Annotated[
         Path | None,
         Param(
@@ -50,8 +48,6 @@ class RecordingOptions:
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """What to record of MODEL, and how."""
-
     stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
     images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
         None

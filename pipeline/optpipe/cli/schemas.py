@@ -62,7 +62,7 @@ DOCUMENTS = {
     "build": ("build.records:BuildResult", "build.choose:ChoiceResult"),
     "calibrate": ("quantize.calibration_run:CalibrationResult",),
     "preprocess": ("preprocess.records:PreprocessRecord",),
-    "bench": ("measure.records:BenchRecord", "measure.records:BenchPairRecord", "preprocess.end_to_end:EndToEndRecord"),
+    "bench": ("measure.records:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
     "evaluate": ("evaluate.result:Evaluation",),
     "profile": (
         "trace.profile_model:ModelProfileDocument",
@@ -142,6 +142,5 @@ def _leave_out_prose(part: Any) -> Any:
 
 
 def read_schemas() -> Json:
-    """The schemas as shipped."""
     found: Json = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     return found

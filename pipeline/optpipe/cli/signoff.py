@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def policy_from_file(path: Path) -> "Policy":
-    """Reads `--policy`."""
     from optpipe.signoff.policy import policy_from_toml
 
     try:
@@ -99,8 +98,6 @@ class DossierOptions:
 
 @dataclass(frozen=True, slots=True)
 class SignoffOptions:
-    """What is judged, and by which evidence."""
-
     policy: Annotated[Path | None, Param("Release policy.", metavar="FILE")] = None
     artifact: Annotated[str | None, Param("Artifact to judge.", metavar="ID")] = None
     measure: Annotated[bool, Param("Run measurements that the policy requires and that are missing.")] = True
@@ -189,8 +186,6 @@ def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the pipeline measures, and on what."""
-
     data: Annotated[Path | None, Param("Labeled images or texts to evaluate on.", metavar="DIR")] = None
     images: Annotated[Path | None, Param("Images to verify outputs and preprocessing on.", metavar="DIR")] = None
     min_time: Annotated[

@@ -93,7 +93,6 @@ class Terminal:
             )
 
     def inform(self, message: str) -> None:
-        """Prints a line."""
         self.console.print(escape(message), soft_wrap=not self.console.is_terminal)
 
 

@@ -38,7 +38,6 @@ class TensorSpec:
         return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) else None
 
     def to_dict(self) -> dict[str, str | int | list[int | str]]:
-        """The JSON form; `tensor_from_dict` reads it."""
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **_describe_batch(self.batch)}
 
 
@@ -139,7 +138,6 @@ class InputSpec:
         return replace(self, min=resized(self.min, low), opt=resized(self.opt, usual), max=resized(self.max, high))
 
     def to_dict(self) -> dict[str, str | int | list[int]]:
-        """The JSON form; `input_from_dict` reads it."""
         return {
             "name": self.name,
             "dtype": self.dtype,
@@ -240,7 +238,6 @@ class Tokenization:
         return hash_value(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         return {"sha256": self.sha256, "max_length": self.max_length, "pad_id": self.pad_id}
 
 
@@ -353,7 +350,6 @@ class ModelCard:
         return known.hash if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; `card_from_dict` reads it."""
         return {
             "name": self.name,
             "source": self.source,

@@ -130,10 +130,8 @@ class Comparison:
     """The files of the report, where one was asked for."""
 
     def row(self, row_id: str) -> ComparisonRow:
-        """The row of that id."""
         return next(one for one in self.rows if one.id == row_id)
 
     @property
     def frontier(self) -> tuple[ComparisonRow, ...]:
-        """The rows that no other dominates."""
         return tuple(one for one in self.rows if one.on_frontier)

@@ -28,8 +28,6 @@ class WeightsRequest:
 
 @dataclass(frozen=True, slots=True)
 class WeightsRecord:
-    """The weights a model really has."""
-
     source: str
     """`default:NAME` (as published, or as a factory sets them), `random`, `file` or `embedded` (part of an ONNX file)."""
     sha256: str
@@ -98,8 +96,6 @@ class SampleSetSummary:
 
 @dataclass(frozen=True, slots=True)
 class SkippedLayer:
-    """A layer that stays in floating point, and why."""
-
     layer: str
     reason: str
 
@@ -159,8 +155,6 @@ class VerificationInfo:
 
 @dataclass(frozen=True, slots=True)
 class GraphInfo:
-    """An ONNX graph with a precision in it."""
-
     KIND: ClassVar[str] = "graph"
 
     precision: Precision
@@ -182,8 +176,6 @@ class GraphInfo:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationInfo:
-    """A calibration set and a table for each method."""
-
     KIND: ClassVar[str] = "calibration"
 
     model: str
@@ -194,8 +186,6 @@ class CalibrationInfo:
 
 @dataclass(frozen=True, slots=True)
 class LintSummary:
-    """What may keep a graph from Tensor Cores."""
-
     counts: Mapping[str, int] = field(default_factory=dict)
     """By rule, the most frequent first."""
     findings: tuple[LintFinding, ...] = ()
@@ -241,8 +231,6 @@ ENGINE_LAYERS = "layers.json"
 
 @dataclass(frozen=True, slots=True)
 class EngineLayer:
-    """One layer."""
-
     name: str
     op: str
     inputs: tuple[str, ...]
@@ -254,8 +242,6 @@ class EngineLayer:
 
 @dataclass(frozen=True, slots=True)
 class EngineLayers:
-    """All layers in their order."""
-
     origin: str
     """`engine inspector`, or why only the parsed network is known."""
     layers: tuple[EngineLayer, ...]
@@ -268,8 +254,6 @@ class EngineLayers:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA GPU."""
-
     index: int
     name: str
     compute_capability: str

@@ -36,7 +36,6 @@ class SilentListener:
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:  # noqa: ARG002
-        """Opens a step that nobody watches."""
         yield UNWATCHED
 
     def warn(self, message: str) -> None:

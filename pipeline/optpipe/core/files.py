@@ -25,7 +25,6 @@ class Files:
 
     @property
     def folder(self) -> Path:
-        """The folder, for messages."""
         return self.root / self.prefix
 
     def below(self, name: str) -> "Files":
@@ -87,7 +86,6 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
 
 
 def hash_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

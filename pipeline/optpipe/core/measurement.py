@@ -266,8 +266,6 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class InputPool:
-    """The inputs that a worker rotates through."""
-
     kind: str
     """`images`, `texts` or `synthetic`."""
     count: int
@@ -332,12 +330,10 @@ class Measurement:
 
     @property
     def is_valid(self) -> bool:
-        """Whether its figures may be believed."""
         return self.verdict is Validity.VALID
 
     @property
     def memory_bytes(self) -> int | None:
-        """The peak on the device that computes."""
         return self.host_peak_bytes if self.subject.device == "cpu" else self.device_peak_bytes
 
     @property
@@ -349,8 +345,6 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementsRecord:
-    """The content of `measurements.json`."""
-
     measurements: tuple[Measurement, ...]
     schema_version: int = 1
 
@@ -411,8 +405,6 @@ def format_settings(settings: Mapping[str, str], names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupFigure:
-    """A figure over processes."""
-
     estimate: Estimate
     """The mean, with Student's t interval over processes; without one for fewer than three."""
     processes: tuple[float, ...]

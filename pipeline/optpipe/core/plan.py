@@ -218,7 +218,6 @@ def numbers_from_text(text: str, flag: str) -> tuple[float, ...]:
 
 
 def words_from_text(text: str, flag: str) -> tuple[str, ...]:
-    """Reads a list of words, such as `fp32,fp16`."""
     found = tuple(word.strip() for word in text.split(",") if word.strip())
     if not found:
         raise BadInputError(f"{flag} {text}: expected one or more names, separated by commas")

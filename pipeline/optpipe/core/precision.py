@@ -82,8 +82,6 @@ def summarize_precision(layers: Iterable[LayerType]) -> PrecisionShare:
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
-    """A node of a graph, and what runs it."""
-
     name: str
     op: str
     provider: str
@@ -237,5 +235,4 @@ class MixedPrecision:
 
     @property
     def kept_share(self) -> float:
-        """The share of all MACs in the layers kept."""
         return sum(each.macs for each in self.kept) / max(self.total_macs, 1)

@@ -150,32 +150,26 @@ class Transform:
 
     @property
     def decode(self) -> Decode:
-        """The first step."""
         return next(step for step in self.steps if isinstance(step, Decode))
 
     @property
     def normalize(self) -> Normalize | None:
-        """The normalize step, where there is one."""
         return next((step for step in self.steps if isinstance(step, Normalize)), None)
 
     @property
     def rescale(self) -> Rescale | None:
-        """The rescale step, where there is one."""
         return next((step for step in self.steps if isinstance(step, Rescale)), None)
 
     @property
     def pack(self) -> Pack:
-        """The last step."""
         return next(step for step in self.steps if isinstance(step, Pack))
 
     @property
     def geometry(self) -> tuple[Resize | CenterCrop, ...]:
-        """The resizes and crops, in order."""
         return tuple(step for step in self.steps if isinstance(step, Resize | CenterCrop))
 
     @property
     def channels(self) -> int:
-        """Channels of the result: 1 or 3."""
         return 1 if self.decode.channels == "L" else 3
 
     @property
@@ -259,8 +253,6 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Both axes of one image."""
-
     rows: Axis
     columns: Axis
 

@@ -71,8 +71,6 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class JudgedArtifact:
-    """The artifact that a verdict is on."""
-
     id: str
     backend: str
     precision: str
@@ -83,8 +81,6 @@ class JudgedArtifact:
 
 @dataclass(frozen=True, slots=True)
 class PolicyReference:
-    """The policy that a verdict is by."""
-
     name: str
     sha256: str
 
@@ -116,12 +112,10 @@ class VerdictRecord:
 
     @property
     def waived(self) -> tuple[CriterionResult, ...]:
-        """The criteria that were waived."""
         return tuple(one for one in self.criteria if one.waived)
 
     @property
     def counted(self) -> tuple[CriterionResult, ...]:
-        """The criteria that decide the verdict."""
         return tuple(one for one in self.criteria if not one.waived)
 
 
@@ -176,11 +170,9 @@ class ScaledTail:
     factor: float
 
     def compute_p_value_above(self, limit: float) -> float:
-        """As of `tail`."""
         return self.tail.compute_p_value_above(limit / self.factor)
 
     def compute_p_value_below(self, limit: float) -> float:
-        """As of `tail`."""
         return self.tail.compute_p_value_below(limit / self.factor)
 
 

@@ -74,8 +74,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class BenchState:
-    """The run being written."""
-
     run: OpenRun
     plan: BenchPlan
     store: Store
@@ -386,7 +384,6 @@ def record_from_run(
     *,
     interrupted: bool = False,
 ) -> BenchRecord:
-    """What a finished bench run says."""
     environment = run.manifest.environment
     groups = group_processes(
         RecordedMeasurement(each, run.name, environment, latencies=read_latencies(each, run.files))

@@ -20,7 +20,6 @@ from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.recompute import read_samples
 from optpipe.measure.records import (
     ArtifactLimit,
-    BenchPairRecord,
     BenchRecord,
     BenchSort,
     LimitRecord,
@@ -178,7 +177,7 @@ def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
     return {each: f"{each} {name}" if each in twice else name for each, name in names.items()}
 
 
-def document_from_pair(record: BenchPairRecord) -> Document:
+def document_from_pair(record: BenchRecord) -> Document:
     """The answer in words, then the ratio, and INVALID processes last."""
     found = record.comparison
     if found is None:

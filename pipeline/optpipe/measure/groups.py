@@ -80,7 +80,6 @@ class ProcessGroup:
 
     @property
     def newest(self) -> RecordedMeasurement:
-        """The last try."""
         return self.tries[-1]
 
     @property
@@ -90,12 +89,10 @@ class ProcessGroup:
 
     @property
     def valid(self) -> tuple[RecordedMeasurement, ...]:
-        """The tries that count."""
         return tuple(one for one in self.tries if one.measurement.is_valid)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """The INVALID tries and why."""
         return tuple(
             LeftOut(one.run, one.measurement.id, tuple(r.code for r in one.measurement.reasons if r.invalidates))
             for one in self.tries
@@ -160,7 +157,6 @@ class ProcessGroup:
         return [sum(not second for second, _ in run) for run in self._collect(name).values()]
 
     def count_processes(self) -> int:
-        """How many processes are VALID."""
         return len({(one.run, one.measurement.process) for one in self.valid})
 
     def count_showing(self, name: str) -> int:
@@ -268,7 +264,6 @@ def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | Non
 
 
 def explain_no_interval(processes: int) -> str:
-    """Why there is no interval over processes."""
     return (
         f"{'one process' if processes == 1 else f'{processes} processes'}: the scatter between processes is not known"
     )

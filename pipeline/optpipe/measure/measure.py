@@ -237,8 +237,6 @@ REFERENCE_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to measure of every artifact."""
-
     load: LoadSpec
     batches: tuple[int, ...] | None = None
     lengths: tuple[int, ...] | None = None

@@ -33,7 +33,7 @@ from optpipe.measure.measure import (
 )
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.recompute import measurements_from_run, recompute_requested
-from optpipe.measure.records import BenchPairRecord, PairedComparison, PairMetric
+from optpipe.measure.records import BenchRecord, PairedComparison, PairMetric
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
@@ -178,11 +178,9 @@ class TrialSubject:
     subject: Subject
 
     def open(self) -> WorkerProcess:
-        """A fresh process."""
         return WorkerProcess(self.session, self.pool, self.subject.artifact)
 
     def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
-        """One measurement in an open process."""
         return measure_load(worker, self.subject, load, name, self.context)[0]
 
 
@@ -205,7 +203,7 @@ def bench_pair(
     metric: PairMetric,
     store: Store,
     listener: Listener,
-) -> BenchPairRecord:
+) -> BenchRecord:
     """Measures the two in turn, each time in a fresh process, and writes the run with its comparison."""
     size = choose_batch_sizes(baseline, plan.batches)[0]
     choose_batch_sizes(contender, (size,))
@@ -252,7 +250,7 @@ def bench_pair(
         run, parents=[baseline.entry.id, contender.entry.id], status="complete" if comparison else "interrupted"
     )
     labels = [f"{each.entry.id} {each.label}" for each in (baseline, contender)]
-    return BenchPairRecord(
+    return BenchRecord(
         run_dir=str(finished.path),
         run_id=finished.name,
         baseline=labels[0],

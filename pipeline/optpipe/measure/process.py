@@ -195,8 +195,6 @@ FAILURES = ("out-of-memory", "failed", "ended")
 
 @dataclass(frozen=True, slots=True)
 class StartedWorker:
-    """A worker that waits for its session."""
-
     process: "subprocess.Popen[bytes]"
     log: Path
 
@@ -337,7 +335,6 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can take another point."""
         return self._started.process.poll() is None
 
     @property
@@ -401,7 +398,6 @@ class WorkerProcess:
         self._started.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends the process whatever it does."""
         self._started.process.kill()
 
     def _sampler(self) -> MachineSampler | None:

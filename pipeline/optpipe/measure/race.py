@@ -45,7 +45,6 @@ class RacedTimes:
 
     @property
     def mean(self) -> float:
-        """The geometric mean of the race."""
         return exp(sum(map(log, self.race)) / len(self.race))
 
 
@@ -127,7 +126,6 @@ class Heat:
             self.running.remove(name)
 
     def drop_slow(self, lag: float) -> None:
-        """Leaves those within `lag` of the fastest."""
         limit = min((self.times[name].mean for name in self.running), default=0.0) * (1 + lag)
         self.running = [name for name in self.running if self.times[name].mean <= limit]
 

@@ -10,8 +10,6 @@ from optpipe.stats.ratio import Ratio
 
 
 class PairMetric(StrEnum):
-    """What two artifacts are compared by."""
-
     P50 = "p50"
     P90 = "p90"
     P99 = "p99"
@@ -54,8 +52,6 @@ class PairedComparison:
 
 @dataclass(frozen=True, slots=True)
 class UnjudgedPoint:
-    """A point of which nothing is known of a limit."""
-
     batch_size: int
     rate_per_s: float | None
     why: str
@@ -104,8 +100,6 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """What was tried and chosen for one artifact."""
-
     artifact: str
     label: str
     seed: int
@@ -127,33 +121,21 @@ class TuningFile:
 
 @dataclass(frozen=True, slots=True)
 class BenchRecord:
-    """The JSON document of `optpipe bench`."""
+    """The JSON document of `optpipe bench`; with `--against` of the comparison alone."""
 
     run_dir: str
     run_id: str
     measurements: tuple[Measurement, ...]
-    groups: tuple[MeasurementGroup, ...]
-    """The measurements by artifact, settings and load: what the processes show together."""
     environment: Environment
     exit_status: int
+    groups: tuple[MeasurementGroup, ...] = ()
+    """The measurements by artifact, settings and load: what the processes show together."""
+    baseline: str | None = None
+    """With `--against`."""
+    contender: str | None = None
+    comparison: PairedComparison | None = None
+    """None where it was interrupted."""
     limit: LimitRecord | None = None
     tuning: tuple[TuningRecord, ...] = ()
     interrupted: bool = False
     warnings: tuple[str, ...] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPairRecord:
-    """The JSON document of `optpipe bench --against`."""
-
-    run_dir: str
-    run_id: str
-    baseline: str
-    contender: str
-    comparison: PairedComparison | None
-    """None where it was interrupted."""
-    measurements: tuple[Measurement, ...]
-    environment: Environment
-    exit_status: int
-    interrupted: bool = False
-    warnings: tuple[str, ...] = ()

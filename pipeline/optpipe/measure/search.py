@@ -20,8 +20,6 @@ _FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A percentile of latency and its limit."""
-
     percent: float
     limit_ns: float
 

@@ -68,8 +68,6 @@ def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] =
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """How a warm-up ended."""
-
     steady: bool
     call_ns: float
     """Median of the last window."""

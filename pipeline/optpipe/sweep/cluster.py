@@ -80,7 +80,6 @@ class Selector:
         return f"{self.label.removeprefix(PREFIX)}{'=' if self.equal else '!='}{self.value}"
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels is meant."""
         return (labels.get(self.label) == self.value) is self.equal
 
     @property
@@ -196,8 +195,6 @@ BEGUN = b"begun"
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What a node is told."""
-
     task: Task
     setting: Setting
     shared: str | None
@@ -317,8 +314,6 @@ class LostError(StageError):
 
 @dataclass
 class Flight:
-    """One task that was sent."""
-
     name: str
     task: Task
     stream: Any
@@ -430,7 +425,6 @@ class _Driver:
         self.disturbed = list_disturbed_hosts(setting.workspace)
 
     def run(self) -> None:
-        """Until nothing is left."""
         while self.builds or self.loads or self.flights:
             self._send_what_fits()
             self._listen()

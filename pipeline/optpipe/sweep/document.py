@@ -105,7 +105,6 @@ def _sum_up(record: SweepRecord) -> Iterator[Sentence]:
 
 
 def _judge_cells(record: SweepRecord) -> Iterator[Sentence]:
-    """The verdict against the baseline, cell by cell."""
     found = record.regression
     if found is None:
         return

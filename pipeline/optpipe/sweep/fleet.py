@@ -158,8 +158,6 @@ class FleetRow:
 
 @dataclass(frozen=True, slots=True)
 class MissingCell:
-    """A cell that other kinds have and one lacks."""
-
     kind: str
     label: str
     why: str

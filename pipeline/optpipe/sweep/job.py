@@ -35,8 +35,6 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is built."""
-
     model: str
     precision: str
     backend: str
@@ -80,7 +78,6 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The hash of all that is asked."""
         asked = plain_from_record(self)
         del asked["load"]["images"]  # not asked: the measurement records it
         if self.load.length is None:  # the key of cells that were measured before there were lengths
@@ -119,7 +116,6 @@ class Task:
 
     @property
     def timing(self) -> bool:
-        """Whether it measures."""
         return bool(self.cells)
 
     @property
@@ -186,8 +182,6 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What came of one job."""
-
     KIND: ClassVar[str] = "job"
 
     key: str
@@ -305,8 +299,6 @@ def command_from_cell(cell: Cell) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """How the jobs are run."""
-
     dry_run: Annotated[bool, Param("Only show the jobs and the estimated time.")] = False
     again: Annotated[bool, Param("Measure again what is stored.")] = False
     against: Annotated[

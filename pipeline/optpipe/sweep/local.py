@@ -117,7 +117,6 @@ def _read_outcome(task: Task, scratch: Path, returncode: int, ended: str | None)
 
 
 def note_built(workspace: Path, recipe: Recipe, fingerprint: str, artifact: str) -> None:
-    """Notes what was built."""
     if _is_pinned(recipe):
         write_bytes(_path(workspace, recipe, fingerprint), json_from_record(artifact))
 
@@ -333,7 +332,6 @@ def try_task(
 def list_records(
     task: Task, outcomes: Sequence[CellOutcome], slot: Slot, attempts: tuple[str, ...], side_by_side: int
 ) -> Iterator[JobRecord]:
-    """The records of the cells of a task."""
     for cell, found in zip(task.cells, outcomes, strict=True):
         yield JobRecord(
             key=key_of(cell, slot),

@@ -78,7 +78,6 @@ def _options_of(matrix: Matrix, backend: str) -> list[tuple[str, ...]]:
 
 
 def require_sound(matrix: Matrix) -> None:
-    """Raises BadInputError for what cannot be meant."""
     if not matrix.models:
         raise BadInputError("no model to sweep; name one, or give a matrix with `models`")
     for name in ("precisions", "backends", "batches", "scenarios", "options"):
@@ -134,7 +133,6 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
 
 
 def choose_device_of_kind(kind: str) -> Device:
-    """The device of a kind of slot."""
     return "cpu" if kind == CPU or kind.startswith(f"{CPU}-") else "cuda"
 
 

@@ -31,8 +31,6 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One cell and what is known of it."""
-
     cell: Cell
     state: str
     """A `JobState`, or a `Standing` of what was not run."""
@@ -169,7 +167,6 @@ def shard_from_text(text: str) -> tuple[int, int]:
 
 
 def key_of(cell: Cell, slot: Slot) -> str:
-    """The job's key on a slot."""
     return compute_job_key(cell, slot.fingerprint)
 
 
@@ -203,8 +200,6 @@ def take_task(waiting: MutableSequence[Task], at: int, ends: Sequence[float], sl
 
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
-    """One cell against its baseline."""
-
     cell: str
     label: str
     verdict: Verdict
@@ -217,8 +212,6 @@ class CellVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """All cells against their baselines."""
-
     baseline: str
     tolerance: float
     level: float
@@ -256,7 +249,6 @@ class SweepRecord:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many rows are in each state."""
         return dict(Counter(row.state for row in self.rows))
 
 

@@ -37,7 +37,6 @@ class Slot:
 
     @property
     def gpu(self) -> str | None:
-        """The UUID of its GPU."""
         return None if self.name.startswith(CPU) else self.name
 
 

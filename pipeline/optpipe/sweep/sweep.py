@@ -27,8 +27,6 @@ from optpipe.workspace.store import Store
 
 
 class Executor(Protocol):
-    """Where tasks run: this host, or a cluster."""
-
     def __call__(self, tasks: Sequence[Task], slots: Sequence[Slot], setting: Setting, report: Report) -> bool:
         """Runs everything and reports each record; False where it was interrupted."""
 

@@ -15,7 +15,6 @@ from optpipe.measure.groups import RecordedMeasurement, group_processes, summari
 from optpipe.measure.race import trial_from_measurements
 from optpipe.measure.records import (
     ArtifactLimit,
-    BenchPairRecord,
     BenchRecord,
     BenchSort,
     LimitRecord,
@@ -40,7 +39,7 @@ def table_of(*rows, sort=BenchSort.GIVEN, width=160, **more):
     found = rows
     groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in found))
     return text_of(
-        document_from_bench(BenchRecord("r", "r", tuple(found), groups, Environment(), 0, **more), sort), width=width
+        document_from_bench(BenchRecord("r", "r", tuple(found), Environment(), 0, groups, **more), sort), width=width
     )
 
 
@@ -116,7 +115,7 @@ def test_sequences_are_samples_beside_their_tokens():
 def test_a_pair_is_answered_in_words():
     ratio = Ratio(0.9, (0.89, 0.91), Change.FASTER, 8, 0.99, 0.001, 0.01)
     found = PairedComparison(PairMetric.P50, ratio, "a", "b", (1.0,), (0.9,), 8, 1, {"drift": 2}, 2, ("a000", "b000"))
-    record = BenchPairRecord("r", "r", "a", "b", found, (row(8, 4.0),), Environment(), 0)
+    record = BenchRecord("r", "r", (row(8, 4.0),), Environment(), 0, baseline="a", contender="b", comparison=found)
     equal = replace(found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0)
     records = (record, replace(record, comparison=equal), replace(record, comparison=None))
     assert_golden(text_of(*(document_from_pair(each) for each in records)), "bench-against.txt")

@@ -258,7 +258,7 @@ def test_the_approved_file_may_lie_under_the_id_of_the_judged_one(workspace, tmp
 
 def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path):
     def bench(*_):
-        return BenchRecord("r", "r", (), (), Environment(), 0, interrupted=interrupted)
+        return BenchRecord("r", "r", (), Environment(), 0, interrupted=interrupted)
 
     monkeypatch.setattr("optpipe.measure.bench.bench_artifacts", bench)
     interrupted = False

@@ -44,11 +44,9 @@ class Rotation:
 
     @property
     def nbytes(self) -> int:
-        """The size of all batches."""
         return sum(int(array.nbytes) for batch in self.batches for array in batch.values())
 
     def first(self, count: int) -> "Rotation":
-        """The first `count` batches alone."""
         return Rotation(self.batches[:count], self.rows[:count])
 
 
@@ -155,7 +153,6 @@ def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[st
 
 
 def count_output_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
-    """The size of all outputs of one call."""
     return sum(int(array.nbytes) for array in answer.values())
 
 

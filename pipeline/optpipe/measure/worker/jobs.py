@@ -28,8 +28,6 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """Why there is no result."""
-
     stderr: str
     exit_status: int | None
     """Negative for a signal; None where the job took longer than its limit."""

@@ -201,7 +201,6 @@ class CudaLane:
             self.copy_in()
 
     def parts(self, marks: list[Any]) -> tuple[int, int, int]:
-        """H2D, compute and D2H in ns, of finished events."""
         compute = round(marks[1].elapsed_time(marks[2]) * 1e6)
         if not self._copies:
             return -1, compute, -1

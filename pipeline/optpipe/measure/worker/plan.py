@@ -47,8 +47,6 @@ class SessionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load to put on the session."""
-
     id: str
     spool: str
     """File that the samples go to."""
@@ -98,7 +96,6 @@ class WorkerEvent:
 
 
 def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
-    """Calls `module:function` with `arguments`."""
     module, _, function = loader.partition(":")
     session: Session = getattr(import_module(module), function)(**arguments)
     return session

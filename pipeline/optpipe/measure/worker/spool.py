@@ -31,8 +31,6 @@ _HEAD = struct.Struct("<8sII")
 
 
 class Spool:
-    """The writing end."""
-
     def __init__(self, path: Path) -> None:
         self._file = path.open("w+b")
         self._capacity = 0
@@ -77,7 +75,6 @@ class Spool:
 
     @property
     def stopped(self) -> bool:
-        """Whether the parent asked for an end."""
         return self._map[STOP_AT] != 0
 
     def _grow(self) -> mmap.mmap:

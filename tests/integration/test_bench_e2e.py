@@ -28,7 +28,7 @@ def test_the_predictions_of_the_timed_run_are_the_references(workspace):
     figures = result.figures
     assert (figures.check.predictions, figures.check.equal) == (32, 32)
     assert figures.check.classes > 3
-    assert figures.bottleneck.name == "CPU"
+    assert figures.bottleneck == "CPU"
     assert result.options["spinning"] is False
     assert "optpipe preprocess digits" in " ".join(record.warnings)
     run = load_run(Path(record.run_dir))

@@ -23,8 +23,6 @@ _TRITON_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "uint8": "TYPE_
 
 @dataclass(frozen=True, slots=True)
 class PreprocessingInfo:
-    """A serialized DALI pipeline with Triton's configuration."""
-
     KIND: ClassVar[str] = "preprocessing"
 
     model: str

@@ -31,6 +31,8 @@ Node = Any
 Sides = Any
 """Height and width in pixels: a tuple where the transform fixes them, else a node with a vector of two int32."""
 
+Arguments = Mapping[str, Any]
+"""Keyword arguments of a DALI operator."""
 Arithmetic = Literal["exact", "two-pass", "fused"]
 """How resizing is computed: as the module's text says; without renormalizing the border; by one DALI operator."""
 
@@ -131,7 +133,7 @@ def pack_image(image: GraphImage, transform: Transform, crop: CenterCrop | None 
     )
 
 
-def _get_crop_window(image: GraphImage, crop: CenterCrop) -> dict[str, Any]:
+def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
     """`crop` as the arguments that an operator takes: the start as a share of the margin, which it rounds back."""
     from nvidia.dali import math
 
@@ -159,7 +161,6 @@ def apply_each_step(image: GraphImage, transform: Transform, arithmetic: Arithme
 def apply_dali_step(
     image: GraphImage, step: Resize | CenterCrop, arithmetic: Arithmetic, *, border_hidden: bool = False
 ) -> GraphImage:
-    """One geometric step."""
     if isinstance(step, Resize):
         return resize_image(image, step, arithmetic, border_hidden=border_hidden)
     return crop_image(image, step)
@@ -271,7 +272,7 @@ def _as_floats(sides: Sides) -> Any:
     return [float(side) for side in sides] if isinstance(sides, tuple) else fn.cast(sides, dtype=types.FLOAT)
 
 
-def _get_filtering(step: Resize, *, floats: bool) -> dict[str, Any]:
+def _get_filtering(step: Resize, *, floats: bool) -> Arguments:
     from nvidia.dali import types
 
     filters = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "lanczos": types.INTERP_LANCZOS3}

@@ -18,6 +18,7 @@ from optpipe.core.errors import MissingError, is_out_of_memory
 from optpipe.core.transform import CenterCrop, Decode, Resize, Transform
 from optpipe.measure.worker.jobs import JobFailure, run_jobs
 from optpipe.preprocess.dali_graph import (
+    Arguments,
     Arithmetic,
     GraphImage,
     Node,
@@ -223,7 +224,7 @@ def decode_on_cpu(encoded: Node, step: Decode, *, edge_cases: bool) -> GraphImag
 
 
 def decode_mixed(
-    encoded: Node, step: Decode, options: dict[str, Any], *, edge_cases: bool, cpu_share: tuple[Node, float] | None
+    encoded: Node, step: Decode, options: Arguments, *, edge_cases: bool, cpu_share: tuple[Node, float] | None
 ) -> GraphImage:
     """Decodes to 8 bits on the GPU, and by the CPU what is not a whole JPEG (`edge_cases`) and a share of the rest, by their index.
 
@@ -270,7 +271,7 @@ def _is_for_gpu(encoded: Node, *, edge_cases: bool, cpu_share: tuple[Node, float
     return whole if own is None else whole & own
 
 
-def _decode_pixels_on_cpu(encoded: Node, settings: dict[str, Any], *, edge_cases: bool) -> Node:
+def _decode_pixels_on_cpu(encoded: Node, settings: Arguments, *, edge_cases: bool) -> Node:
     from nvidia.dali import fn, math, types
 
     if not edge_cases:
@@ -285,7 +286,7 @@ def _decode_pixels_on_cpu(encoded: Node, settings: dict[str, Any], *, edge_cases
     return pixels
 
 
-def _get_decode_settings(step: Decode) -> dict[str, Any]:
+def _get_decode_settings(step: Decode) -> Arguments:
     from nvidia.dali import types
 
     kinds = {"RGB": types.RGB, "BGR": types.BGR, "L": types.GRAY}

@@ -159,16 +159,15 @@ def _list_end_to_end_cells(result: EndToEndResult, figures: EndToEndFigures) -> 
         f"{parts.preprocess:,.0f}",
         f"{parts.inference:,.0f}",
         f"{figures.of_slower_part:.2f}",
-        figures.bottleneck.name,
+        figures.bottleneck,
     ]
 
 
 def _describe_end_to_end(result: EndToEndResult, figures: EndToEndFigures) -> Iterator[Sentence]:
-    line, check = figures.timeline, figures.check
-    yield Sentence(f"{result.label}  {figures.bottleneck.name}: {figures.bottleneck.reason}")
+    check, shares = figures.check, ", ".join(f"{name} {share:.0%}" for name, share in figures.timeline.items())
+    yield Sentence(f"{result.label}  {figures.bottleneck}: {figures.reason}")
     yield Sentence(
-        f"  timeline: waiting for preprocessing {line.waiting_for_preprocessing:.0%}, launching {line.launching:.0%}, "
-        f"waiting for outputs {line.waiting_for_outputs:.0%}, other {line.other:.0%}; handover {figures.handover}",
+        f"  timeline: {shares}; handover {figures.handover}",
         Tone.FAINT,
     )
     checked = f"  outputs of the timed run: {check.equal} of {check.predictions} match the reference"

@@ -62,8 +62,6 @@ class OverlappedBatches:
 
 @dataclass(frozen=True, slots=True)
 class PartRates:
-    """Images per second of each part alone."""
-
     read: float
     decode: float
     preprocess: float
@@ -83,6 +81,13 @@ class PredictionCheck:
     equal: int
     classes: int
     """Different classes among those of the reference."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL if the timed run predicts other classes; INCONCLUSIVE if all are one class."""
+        if self.equal < REQUIRED_AGREEMENT * self.predictions:
+            return Verdict.FAIL
+        return Verdict.PASS if self.classes > 1 else Verdict.INCONCLUSIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +109,6 @@ class EndToEndMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
-class EndToEndBottleneck:
-    """What the whole path waits for: `I/O`, `CPU`, `copy`, `GPU`, `launch`, and the numbers that say so."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Shares of the measured time as the thread that joins the parts spent it."""
-
-    waiting_for_preprocessing: float
-    launching: float
-    waiting_for_outputs: float
-    other: float
-
-
-@dataclass(frozen=True, slots=True)
 class EndToEndFigures:
     """What a measurement says."""
 
@@ -134,13 +121,17 @@ class EndToEndFigures:
     parts_images_per_s: PartRates
     of_slower_part: float
     """The overlapped rate over that of the slower part alone: at most 1, but for noise."""
-    timeline: Timeline
+    timeline: Mapping[str, float]
+    """Shares of the measured time as the thread that joins the parts spent it."""
     cpu_share: float
     other_cpu_cores: float
     handover: str
     environment: Mapping[str, str | None]
     """What was set for the process on a GPU, to be set in one's own too."""
-    bottleneck: EndToEndBottleneck
+    bottleneck: str
+    """What the whole path waits for: `I/O`, `CPU`, `copy`, `GPU` or `launch`."""
+    reason: str
+    """The numbers that say so."""
     check: PredictionCheck
 
 
@@ -181,9 +172,15 @@ REQUIRED_AGREEMENT = 0.9
 
 
 def compute_figures(measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndFigures:
-    """The figures of one measurement."""
-    batches = measured.batches
+    batches, total_ns = measured.batches, sum(measured.batches.batch_ns)
     images_per_s = compute_images_per_s(batches.batch_ns, plan.batch_size)
+    parts = {
+        "waiting for preprocessing": batches.wait_ns,
+        "launching": batches.launch_ns,
+        "waiting for outputs": batches.output_ns,
+    }
+    timeline = {name: sum(each) / total_ns for name, each in parts.items()}
+    bottleneck, reason = find_bottleneck(images_per_s, measured, plan)
     return EndToEndFigures(
         images_per_s=images_per_s,
         ci=compute_rate_interval(batches.batch_ns, 1, plan.batch_size),
@@ -191,21 +188,37 @@ def compute_figures(measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndFi
         latency_p99_ns=_compute_percentile(batches, 99.0),
         parts_images_per_s=measured.parts,
         of_slower_part=images_per_s / measured.parts.slower,
-        timeline=_compute_timeline(batches),
+        timeline=timeline | {"other": max(0.0, 1 - sum(timeline.values()))},
         cpu_share=measured.cpu_share,
         other_cpu_cores=measured.other_cpu_cores,
         handover=measured.handover,
         environment=measured.environment if plan.device == "gpu" else {},
-        bottleneck=find_bottleneck(images_per_s, measured, plan),
+        bottleneck=bottleneck,
+        reason=reason,
         check=measured.check,
     )
 
 
-def judge_predictions(check: PredictionCheck) -> Verdict:
-    """FAIL where the timed run predicts other classes; INCONCLUSIVE where all are one class."""
-    if check.equal < REQUIRED_AGREEMENT * check.predictions:
-        return Verdict.FAIL
-    return Verdict.PASS if check.classes > 1 else Verdict.INCONCLUSIVE
+def find_bottleneck(images_per_s: float, measured: EndToEndMeasurement, plan: DaliPlan) -> tuple[str, str]:
+    """What limits the whole, by the rates of its parts alone and the CPU's load, and why."""
+    parts, on_gpu = measured.parts, plan.device == "gpu"
+    load, is_busy = f"{measured.cpu_share:.0%} of CPU capacity in use", measured.cpu_share >= BUSY
+    if parts.read <= NEAR * images_per_s:
+        return "I/O", f"reading alone runs at {parts.read:,.0f} images/s"
+    if parts.preprocess <= parts.inference:
+        alone = f"preprocessing alone runs at {parts.preprocess:,.0f} images/s, decoding at {parts.decode:,.0f}"
+        decodes = parts.decode <= NEAR * parts.preprocess
+        if not on_gpu or is_busy or (plan.decode == "cpu" and decodes):
+            return "CPU", f"{alone}; {load}"
+        if plan.decode == "cpu":
+            return "copy", f"{alone}; {load}"
+        return "GPU", f"{alone}: {'the decoder' if decodes else 'processing after decoding'} is the limit; {load}"
+    if not on_gpu and is_busy:
+        return "CPU", f"{load}; inference alone runs at {parts.inference:,.0f} images/s"
+    if on_gpu and measured.launch_share >= ENQUEUE_BOUND:
+        return "launch", f"kernel launches take {measured.launch_share:.0%} of inference time"
+    why = f"inference alone runs at {parts.inference:,.0f} images/s, preprocessing at {parts.preprocess:,.0f}"
+    return "GPU" if on_gpu else "CPU", why
 
 
 def _compute_percentile(batches: OverlappedBatches, percent: float) -> float | None:
@@ -215,42 +228,6 @@ def _compute_percentile(batches: OverlappedBatches, percent: float) -> float | N
 
     ordered = np.sort(np.asarray(batches.latency_ns, float))
     return find_order_statistic(ordered, percent) if len(ordered) >= count_samples_needed(percent) else None
-
-
-def _compute_timeline(batches: OverlappedBatches) -> Timeline:
-    total = sum(batches.batch_ns)
-    wait, launch, output = (sum(each) / total for each in (batches.wait_ns, batches.launch_ns, batches.output_ns))
-    return Timeline(wait, launch, output, max(0.0, 1 - wait - launch - output))
-
-
-def find_bottleneck(images_per_s: float, measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndBottleneck:
-    """What limits the whole, by the rates of its parts alone and the CPU's load."""
-    parts, on_gpu = measured.parts, plan.device == "gpu"
-    load = f"{measured.cpu_share:.0%} of CPU capacity in use"
-    if parts.read <= NEAR * images_per_s:
-        return EndToEndBottleneck("I/O", f"reading alone runs at {parts.read:,.0f} images/s")
-    if parts.preprocess <= parts.inference:
-        return _find_preprocessing_bottleneck(measured, plan, load)
-    if not on_gpu and measured.cpu_share >= BUSY:
-        return EndToEndBottleneck("CPU", f"{load}; inference alone runs at {parts.inference:,.0f} images/s")
-    if on_gpu and measured.launch_share >= ENQUEUE_BOUND:
-        return EndToEndBottleneck("launch", f"kernel launches take {measured.launch_share:.0%} of inference time")
-    return EndToEndBottleneck(
-        "GPU" if on_gpu else "CPU",
-        f"inference alone runs at {parts.inference:,.0f} images/s, preprocessing at {parts.preprocess:,.0f}",
-    )
-
-
-def _find_preprocessing_bottleneck(measured: EndToEndMeasurement, plan: DaliPlan, load: str) -> EndToEndBottleneck:
-    parts = measured.parts
-    alone = f"preprocessing alone runs at {parts.preprocess:,.0f} images/s, decoding at {parts.decode:,.0f}"
-    decodes = parts.decode <= NEAR * parts.preprocess
-    if plan.device == "cpu" or measured.cpu_share >= BUSY:
-        return EndToEndBottleneck("CPU", f"{alone}; {load}")
-    if plan.decode == "cpu":
-        return EndToEndBottleneck("CPU" if decodes else "copy", f"{alone}; {load}")
-    limit = "the decoder" if decodes else "processing after decoding"
-    return EndToEndBottleneck("GPU", f"{alone}: {limit} is the limit; {load}")
 
 
 END_TO_END_WORKER = "optpipe.preprocess.end_to_end_worker"
@@ -372,12 +349,14 @@ def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
 
 def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener) -> EndToEndResult:
     """One artifact in a process of its own; the raw times of its batches go into the run, a failure into the result."""
+    import polars as pl
+
     limit_s = LIMIT_S * (SLOW_CPU if job.plan.device == "cpu" else 1) + PATIENCE * job.seconds
     measured = next(run_dali_jobs(END_TO_END_WORKER, [job], EndToEndMeasurement, limit_s))
     result = EndToEndResult(artifact.entry.id, artifact.label, job.plan, job.options, Verdict.FAIL)
     if isinstance(measured, str):
         return replace(result, error=measured)
-    _write_batches(run.path / f"{artifact.entry.id}.parquet", measured.batches)
+    write_parquet(run.path / f"{artifact.entry.id}.parquet", pl.DataFrame(asdict(measured.batches)))
     figures = compute_figures(measured, job.plan)
     warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)
     if figures.of_slower_part > 1 + NOISE:
@@ -385,10 +364,4 @@ def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener:
             f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage: the stages were disturbed "
             "when measured alone; repeat on an idle machine"
         )
-    return replace(result, verdict=judge_predictions(measured.check), figures=figures)
-
-
-def _write_batches(path: Path, batches: OverlappedBatches) -> None:
-    import polars as pl
-
-    write_parquet(path, pl.DataFrame(asdict(batches)))
+    return replace(result, verdict=measured.check.verdict, figures=figures)

@@ -66,12 +66,10 @@ class HostConsumer:
         self._input, self._output = session.inputs[0], session.outputs[0].name
 
     def launch(self, tensor: Any) -> np.ndarray:
-        """Runs the batch; its scores, `(images, classes)`."""
         inputs = {self._input.name: np.asarray(tensor).astype(self._input.dtype, copy=False)}
         return self._session.run(inputs)[self._output]
 
     def finish(self, launched: np.ndarray) -> np.ndarray:
-        """The best class of each image, `(images,)`."""
         best: np.ndarray = np.argmax(launched.reshape(len(launched), -1), axis=1)
         return best
 
@@ -93,7 +91,6 @@ class DeviceConsumer:
         self.handover = "none: DLPack" if self._bind_in_place else "copy on the device"
 
     def launch(self, tensor: Any) -> Any:
-        """Enqueues inference, the top classes, their copy to pinned memory, and an event."""
         pixels = self._torch.from_dlpack(tensor)
         if pixels.dtype != self._dtype:
             pixels = pixels.to(self._dtype)
@@ -118,23 +115,10 @@ class DeviceConsumer:
         return self._bindings[address]
 
     def finish(self, launched: Any) -> np.ndarray:
-        """Waits for the event; the best class of each image, `(images,)`."""
         event, host, _ = launched
         event.synchronize()
         first: np.ndarray = host[:, 0].numpy()
         return first
-
-
-def consumer_from_session(session: Session, plan: DaliPlan, transform: Transform, stream: Any) -> Consumer:
-    """The artifact in `session`; on a GPU it works on `stream`."""
-    if session.device == "cpu":
-        return HostConsumer(session)
-    return DeviceConsumer(session, get_batch_shape(plan, transform), stream)
-
-
-def get_batch_shape(plan: DaliPlan, transform: Transform) -> tuple[int, int, int, int]:
-    """Of a batch of the model's input: `(images, *transform.shape)`."""
-    return plan.batch_size, *transform.shape
 
 
 @contextmanager
@@ -151,8 +135,6 @@ def open_stream(device: str) -> Iterator[Any]:
 
 
 def measure_pipeline(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
-    """Images/s of a pipeline alone."""
-
     def batch() -> int:
         pipeline.run()
         return perf_counter_ns()
@@ -163,7 +145,7 @@ def measure_pipeline(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
 
 def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
     """Images/s of an artifact alone, on one batch that lies where DALI would leave it; and the share of launching in its time."""
-    values = np.random.default_rng(0).standard_normal(get_batch_shape(plan, transform))
+    values = np.random.default_rng(0).standard_normal((plan.batch_size, *transform.shape))
     tensor: Any = values.astype(transform.pack.dtype)
     if isinstance(consumer, DeviceConsumer):
         import torch
@@ -245,12 +227,13 @@ PART_S = 1.5
 
 
 def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
-    """All measurements of one artifact."""
     plan, transform, paths = job.plan, Transform.from_dict(job.transform), [Path(path) for path in job.paths]
     entry, part_s = Store(Path(job.workspace)).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
     backend, device = BACKENDS[entry.info.backend], entry.info.device
     with open_stream(device) as stream, backend.load(entry.path, entry.info, job.options) as session:
-        consumer = consumer_from_session(session, plan, transform, stream)
+        consumer: Consumer = HostConsumer(session)
+        if session.device != "cpu":
+            consumer = DeviceConsumer(session, (plan.batch_size, *transform.shape), stream)
 
         def measure_alone() -> tuple[float, tuple[float, float]]:
             pipeline = make_reading_pipeline(paths, transform, plan)

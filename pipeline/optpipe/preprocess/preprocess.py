@@ -30,6 +30,7 @@ from optpipe.preprocess.throughput import (
     Throughput,
     ThroughputTuning,
     TuningSearch,
+    frame_from_throughputs,
     tune_preprocessing,
     warm_page_cache,
     warn_about_other_load,
@@ -100,7 +101,12 @@ def derive_preprocessing(
     times: tuple[Throughput, ...] = ()
     plan = request.plan
     if request.throughput:
-        speed, times = _measure_throughput(images, transform, request, listener)
+        warm_page_cache(images.paths)
+        speed, times = tune_preprocessing(
+            TuningSearch(images.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed)
+        )
+        for each in (speed.dataloader, speed.dali):
+            warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
         plan = speed.dali.plan or plan  # what is proven and stored is what was found fastest
     with listener.step("pipeline") as step:
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
@@ -113,7 +119,7 @@ def derive_preprocessing(
         worst = enumerate(proof.worst, 1)
         saved = tuple(save_side_by_side(run.path / f"worst-{rank}.png", each, transform) for rank, each in worst)
         if times:
-            _write_batch_times(run.path / "throughput.parquet", times)
+            write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
         pipeline, sha256 = artifact.file(PIPELINE), artifact.sha256(PIPELINE)
         unreadable = tuple(RefusedImage(each.path.name, each.reason) for each in images.unreadable)
         record = PreprocessRecord(
@@ -138,19 +144,6 @@ def derive_preprocessing(
         pipeline=replace(record.pipeline, path=str(pipeline)),
         images=replace(record.images, folder=str(images.folder)),
     )
-
-
-def _measure_throughput(
-    images: ImageFolder, transform: Transform, request: PreprocessRequest, listener: Listener
-) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
-    warm_page_cache(images.paths)
-    search = TuningSearch(
-        images.paths, transform, request.plan, count_cores(), request.seconds, listener, request.fixed
-    )
-    speed, times = tune_preprocessing(search)
-    for each in (speed.dataloader, speed.dali):
-        warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
-    return speed, times
 
 
 def _prove_on_model(
@@ -272,19 +265,6 @@ def _warn_about_differences(proof: Parity, listener: Listener) -> None:
         listener.warn(
             f"edge-case files that do not match: {', '.join(f'{each.name} ({each.outcome})' for each in bad)}"
         )
-
-
-def _write_batch_times(path: Path, measured: Sequence[Throughput]) -> None:
-    """Raw times of every batch; `row` counts the configurations that were tried, then the three measured again."""
-    import polars as pl
-
-    rows = [
-        {"row": row, "implementation": each.job.implementation, "reader_ns": reader, "batch_ns": batch}
-        for row, each in enumerate(measured)
-        for times in each.repeats
-        for reader, batch in zip(times.reader_ns, times.batch_ns, strict=True)
-    ]
-    write_parquet(path, pl.DataFrame(rows))
 
 
 def find_usable_images(folder: Path, limit: int | None, max_unreadable: int | None, listener: Listener) -> ImageFolder:

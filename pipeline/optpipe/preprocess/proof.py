@@ -218,7 +218,6 @@ class PredictionDecoder:
     """Empty without annotations."""
 
     def decode(self, outputs: "Mapping[str, np.ndarray]", paths: Sequence[Path]) -> list[Any]:
-        """The predictions for some images from their outputs, (images, ...) each."""
         return list(self.task.decode(outputs, _name_files(paths, self.samples.root), self.samples, self.card))
 
     def add_columns(
@@ -425,7 +424,6 @@ def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:
 
 
 def recompute_proof(rows: "pl.DataFrame", record: PreprocessRecord) -> Proof:
-    """The parity proof of a preprocess run from its rows."""
     return proof_from_rows(
         rows,
         trained=record.trained,

@@ -132,8 +132,6 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class ParityRecord:
-    """The whole proof."""
-
     proof: Proof
     images: int
     steps: tuple[StepDifference, ...]
@@ -147,8 +145,6 @@ class ParityRecord:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRecord:
-    """The stored DALI pipeline."""
-
     id: str
     path: str
     sha256: str

@@ -6,7 +6,7 @@ from functools import partial
 from math import exp, hypot, log
 from pathlib import Path
 from secrets import randbits
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
@@ -15,6 +15,9 @@ from optpipe.measure.validity import LIMITS
 from optpipe.preprocess.dali_pipeline import DaliPlan, run_dali_jobs
 from optpipe.stats.ratio import alternate
 from optpipe.workspace.environment import count_cores
+
+if TYPE_CHECKING:
+    import polars as pl
 
 WINDOWS = 12
 """The most windows of consecutive batches that a measurement is cut into; their times give the interval."""
@@ -25,7 +28,6 @@ WIDEST = 0.5
 
 
 def compute_images_per_s(batch_ns: Sequence[int], batch_size: int) -> float:
-    """All images over all time."""
     return batch_size * len(batch_ns) / (sum(batch_ns) / 1e9)
 
 
@@ -97,7 +99,6 @@ class ThroughputJob:
 
     @property
     def batch_size(self) -> int:
-        """Images per batch."""
         return self.plan.batch_size if self.plan else self.loader.batch_size if self.loader else 0
 
 
@@ -128,7 +129,6 @@ class Throughput:
 
     @property
     def batch_ns(self) -> tuple[int, ...]:
-        """Per batch of all repetitions."""
         return tuple(value for each in self.repeats for value in each.batch_ns)
 
     @property
@@ -138,7 +138,6 @@ class Throughput:
 
     @property
     def repeated_images_per_s(self) -> tuple[float, ...]:
-        """The rate of each repetition."""
         return tuple(compute_images_per_s(each.batch_ns, self.job.batch_size) for each in self.repeats)
 
     @property
@@ -224,13 +223,11 @@ def warm_page_cache(paths: Sequence[Path]) -> int:
 def make_dali_job(
     paths: Sequence[Path], transform: Transform, plan: DaliPlan, seconds: float, *, decode_only: bool = False
 ) -> ThroughputJob:
-    """The derived pipeline, or its decoding alone."""
     implementation: Implementation = "dali-decode" if decode_only else "dali"
     return ThroughputJob(implementation, tuple(map(str, paths)), transform.to_dict(), seconds, plan=plan)
 
 
 def make_loader_job(paths: Sequence[Path], transform: Transform, loader: LoaderPlan, seconds: float) -> ThroughputJob:
-    """torch's DataLoader on the reference preprocessing."""
     return ThroughputJob("dataloader", tuple(map(str, paths)), transform.to_dict(), seconds, loader=loader)
 
 
@@ -239,6 +236,19 @@ def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Generator[Throughput]:
     limit_s = LIMIT_S + PATIENCE * max((job.seconds for job in jobs), default=0.0)
     for job, result in zip(jobs, run_dali_jobs(THROUGHPUT_WORKER, jobs, BatchTimes, limit_s), strict=True):
         yield Throughput(job, error=result) if isinstance(result, str) else Throughput(job, (result,))
+
+
+def frame_from_throughputs(measured: Sequence[Throughput]) -> "pl.DataFrame":
+    """Raw times of every batch; `row` counts the configurations that were tried, then the three measured again."""
+    import polars as pl
+
+    rows = [
+        {"row": row, "implementation": each.job.implementation, "reader_ns": reader, "batch_ns": batch}
+        for row, each in enumerate(measured)
+        for times in each.repeats
+        for reader, batch in zip(times.reader_ns, times.batch_ns, strict=True)
+    ]
+    return pl.DataFrame(rows)
 
 
 def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener) -> None:
@@ -261,6 +271,8 @@ CPU_SHARES = (0.125, 0.25)
 ROUNDS = 2
 QUICK = 0.5
 """Measuring time while searching, of what the winners get."""
+QUICK_PATIENCE = 1.0
+"""To tell configurations apart, none is waited for to become steady."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,75 +301,87 @@ def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Th
     found = _try_pipelines(search)
     plan = max(found, key=lambda each: found[each].images_per_s)
     loader = max(loaders, key=lambda row: row.images_per_s)
+    again = replace(loader.job, seconds=search.seconds, patience=PATIENCE)
+    ours, decode = (
+        make_dali_job(search.paths, search.transform, plan, search.seconds, decode_only=only) for only in (False, True)
+    )
     seed = randbits(32)
-    tried, again = (*loaders, *found.values()), _measure_again(search, plan, loader, seed)
-    return record_from_throughputs(tried, *again, left_out, seed), (*tried, *again)
+    # in rounds, so that drift of the machine hits all alike
+    with search.listener.step("both, interleaved", total=3 * ROUNDS) as step:
+
+        def measure(*jobs: ThroughputJob) -> list[Throughput]:
+            rows = []
+            for row in measure_throughputs(jobs):
+                rows.append(row)
+                step.advance()
+            return rows
+
+        rounds = alternate({"loader": partial(measure, again), "dali": partial(measure, ours, decode)}, ROUNDS, seed)
+    kinds = [rows[0] for rows in rounds["loader"]], *zip(*rounds["dali"], strict=True)
+    tried = (*loaders, *found.values())
+    dataloader, dali, decode_only = map(merge_repeats, kinds)
+    record = record_from_throughputs(tried, dataloader, dali, decode_only, left_out, seed)
+    return record, (*tried, dataloader, dali, decode_only)
 
 
 def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
-    """The DataLoader with ever fewer workers, as long as that does not lose clearly; beside it what was not tried."""
-    counts, on_gpu = _list_worker_counts(search.cores), search.plan.device == "gpu"
-    batch_size = min(search.plan.batch_size, LOADER_BATCH)
-    plans = [LoaderPlan(workers, batch_size, "cuda" if on_gpu else "cpu") for workers in counts]
+    """The DataLoader with ever fewer workers, as long as that does not lose clearly; beside it what was not tried.
+
+    From all cores down: three quarters, then powers of two; with few cores also 0, the process itself.
+    """
+    cores, batch_size = search.cores, min(search.plan.batch_size, LOADER_BATCH)
+    powers = [1 << power for power in range(1, cores.bit_length()) if 1 << power <= cores]
+    few = (0, 1) if cores <= 4 else ()
+    counts = sorted({*few, *powers, cores * 3 // 4 or 1, cores}, reverse=True)
+    device: Literal["cpu", "cuda"] = "cuda" if search.plan.device == "gpu" else "cpu"
     jobs = [
-        shorten_job(make_loader_job(search.paths, search.transform, each, search.seconds * QUICK)) for each in plans
+        make_loader_job(search.paths, search.transform, LoaderPlan(workers, batch_size, device), search.seconds * QUICK)
+        for workers in counts
     ]
     rows: list[Throughput] = []
     with search.listener.step("DataLoader by workers", total=len(jobs)) as step:
-        measured = measure_throughputs(jobs)
+        measured = measure_throughputs([replace(each, patience=QUICK_PATIENCE) for each in jobs])
         for row in measured:
             rows.append(row)
             step.advance()
             best = max(each.images_per_s for each in rows)
             if len(rows) < len(jobs) and row.error is None and row.images_per_s < LOSING * best:
                 measured.close()
-                fewer = ", ".join(str(each) for each in counts[len(rows) :])
-                return (
-                    rows,
-                    f"{fewer} workers not tried: {counts[len(rows) - 1]} reached {row.images_per_s / best:.2f} of the best",
-                )
+                fewer, reached = ", ".join(map(str, counts[len(rows) :])), row.images_per_s / best
+                return rows, f"{fewer} workers not tried: {counts[len(rows) - 1]} reached {reached:.2f} of the best"
     return rows, None
 
 
 def _try_pipelines(search: TuningSearch) -> dict[DaliPlan, Throughput]:
-    """DALI: first where to decode, then the threads of the best."""
+    """DALI: first where to decode, on a GPU with the shares of its decoder and of the CPU; then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
     kept = {field: getattr(search.plan, field) for field in search.fixed}
+    plan, cores = search.plan, search.cores
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
         with search.listener.step(name, total=len(new)) as step:
-            seconds = search.seconds * QUICK
-            jobs = [shorten_job(make_dali_job(search.paths, search.transform, each, seconds)) for each in new]
-            for each, row in zip(new, measure_throughputs(jobs), strict=True):
+            jobs = [make_dali_job(search.paths, search.transform, each, search.seconds * QUICK) for each in new]
+            quick = [replace(each, patience=QUICK_PATIENCE) for each in jobs]
+            for each, row in zip(new, measure_throughputs(quick), strict=True):
                 tried[each] = row
                 step.advance()
         return max(tried, key=lambda each: tried[each].images_per_s)
 
-    best = measure(_list_first_plans(search.plan, search.cores), "DALI by decoder")
-    measure(_list_second_plans(best, search.cores), "DALI by threads")
+    on_cpu = replace(plan, decode="cpu", threads=cores)
+    if plan.device == "cpu":
+        measure([on_cpu], "DALI by decoder")
+        measure([replace(on_cpu, threads=count) for count in sorted({1, max(1, cores // 2)})], "DALI by threads")
+        return tried
+    mixed = replace(plan, decode="mixed", threads=min(8, cores))
+    loads = [replace(mixed, hw_decoder_load=load) for load in LOADS]
+    # the queue hides that the CPU takes longer for its part than the hardware
+    shared = [replace(mixed, threads=cores, prefetch=plan.prefetch + 1, cpu_share=share) for share in CPU_SHARES]
+    best = measure([*loads, *shared, on_cpu], "DALI by decoder")
+    counts = sorted({max(1, best.threads // 2), min(cores, best.threads * 2)})
+    queued = replace(best, prefetch=best.prefetch + 2)  # a longer queue, against a host that stutters
+    measure([*(replace(best, threads=count) for count in counts), queued], "DALI by threads")
     return tried
-
-
-def _measure_again(
-    search: TuningSearch, plan: DaliPlan, loader: Throughput, seed: int
-) -> tuple[Throughput, Throughput, Throughput]:
-    """DataLoader, DALI and DALI's decoding alone, in rounds, so that drift of the machine hits all alike."""
-    again = replace(loader.job, seconds=search.seconds, patience=PATIENCE)
-    ours = make_dali_job(search.paths, search.transform, plan, search.seconds)
-    decode = make_dali_job(search.paths, search.transform, plan, search.seconds, decode_only=True)
-    with search.listener.step("both, interleaved", total=3 * ROUNDS) as step:
-
-        def measure(*jobs: ThroughputJob) -> list[Throughput]:
-            found = []
-            for row in measure_throughputs(jobs):
-                found.append(row)
-                step.advance()
-            return found
-
-        found = alternate({"loader": partial(measure, again), "dali": partial(measure, ours, decode)}, ROUNDS, seed)
-    loaders, pipelines, decoders = ([rows[0] for rows in found["loader"]], *zip(*found["dali"], strict=True))
-    return merge_repeats(loaders), merge_repeats(pipelines), merge_repeats(decoders)
 
 
 def record_from_throughputs(
@@ -368,7 +392,6 @@ def record_from_throughputs(
     left_out: str | None = None,
     seed: int = 0,
 ) -> ThroughputTuning:
-    """What is stored and shown of a tuning."""
     ours, theirs, rate, other = (
         dali.compute_interval(), dataloader.compute_interval(), dali.images_per_s, dataloader.images_per_s
     )  # fmt: skip
@@ -385,11 +408,6 @@ def record_from_throughputs(
     )
 
 
-def shorten_job(job: ThroughputJob) -> ThroughputJob:
-    """The same without waiting for a steady rate: to tell configurations apart, and in a bounded time."""
-    return replace(job, patience=1.0)
-
-
 def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:
     """All repetitions as one measurement, those that failed left out. Raises StageError where all did."""
     times = tuple(each for one in repeats for each in one.repeats)
@@ -399,30 +417,3 @@ def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:
             "use --no-throughput to verify parity only"
         )
     return Throughput(repeats[0].job, times)
-
-
-def _list_worker_counts(cores: int) -> tuple[int, ...]:
-    """From all cores down: three quarters, then powers of two; with few cores also 0, the process itself."""
-    powers = [1 << power for power in range(1, cores.bit_length()) if 1 << power <= cores]
-    few = (0, 1) if cores <= 4 else ()
-    return tuple(sorted({*few, *powers, cores * 3 // 4 or 1, cores}, reverse=True))
-
-
-def _list_first_plans(plan: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
-    """Where to decode; on a GPU with the shares of the hardware decoder and of the CPU."""
-    if plan.device == "cpu":
-        return (replace(plan, threads=cores),)
-    mixed = replace(plan, decode="mixed", threads=min(8, cores))
-    loads = [replace(mixed, hw_decoder_load=load) for load in LOADS]
-    # the queue hides that the CPU takes longer for its part than the hardware
-    shared = [replace(mixed, threads=cores, prefetch=plan.prefetch + 1, cpu_share=share) for share in CPU_SHARES]
-    return (*loads, *shared, replace(plan, decode="cpu", threads=cores))
-
-
-def _list_second_plans(best: DaliPlan, cores: int) -> tuple[DaliPlan, ...]:
-    """Other thread counts for the best of the first plans; on a GPU also a longer queue, against a host that stutters."""
-    if best.device == "cpu":
-        return tuple(replace(best, threads=count) for count in sorted({1, max(1, cores // 2)}))
-    counts = {max(1, best.threads // 2), min(cores, best.threads * 2)}
-    queued = replace(best, prefetch=best.prefetch + 2)
-    return (*(replace(best, threads=count) for count in sorted(counts)), queued)

@@ -35,7 +35,6 @@ LOOK_EVERY = 4
 
 
 def measure_job(job: ThroughputJob) -> BatchTimes:
-    """The batches of one configuration in its steady state."""
     return _measure_dali(job) if job.plan is not None else _measure_dataloader(job)
 
 

@@ -197,7 +197,6 @@ Row = Sequence[Cell | str | None]
 
 
 def make_document(parts: Iterable[Part | None]) -> Document:
-    """The document of the parts that are there."""
     return Document(tuple(part for part in parts if part is not None))
 
 

@@ -93,7 +93,6 @@ def _choose_sort_key(cell: Cell) -> str:
 
 
 def _render_cells(cells: tuple[Cell, ...], columns: tuple[Column, ...], shown: list[int]) -> "Markup":
-    """A cell with those below it in small print."""
     from markupsafe import Markup
 
     below = [cells[at].text for at in shown[1:] if cells[at].text]

@@ -7,7 +7,6 @@ from optpipe.report.document import clean_text, format_observed
 
 
 def render_junit(record: VerdictRecord) -> str:
-    """The XML text."""
     counted = record.counted
     suite = Xml.Element(
         "testsuite",

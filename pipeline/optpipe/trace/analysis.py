@@ -75,7 +75,6 @@ class Analysis:
 
 
 def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
-    """All views of `trace`."""
     timeline, duration = timeline_from_trace(trace), pl.col("duration_ns")
     spread = {f"{kind}_ns": getattr(duration, kind)() for kind in ("mean", "median", "min", "max")}
     kernels = summarize(trace.kernels, "name", **spread)

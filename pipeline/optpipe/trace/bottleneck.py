@@ -39,8 +39,6 @@ _SHOWN = 10
 
 
 class LimitingFactor(StrEnum):
-    """What a stage waits for."""
-
     IO = "I/O"
     CPU = "CPU"
     LAUNCH = "launch"
@@ -256,7 +254,6 @@ def find_gaps(measured: Analysis) -> Gaps:
 
 
 def choose_gap_threshold_ns(measured: Analysis) -> int:
-    """How long a gap must be to matter."""
     iteration_ns = measured.iteration_ns
     return GAP_NS if iteration_ns is None else int(min(GAP_NS, GAP_SHARE * iteration_ns))
 

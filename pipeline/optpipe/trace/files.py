@@ -194,14 +194,10 @@ def _row_from_event(event: _Event) -> tuple[object, ...]:
     node = int(about["graph node id"]) if about.get("graph node id") else None
     if event.cat == "kernel":
         return (*operation, str(event.name), prod(map(int, about.get("grid", ()))), node)
-    return (*operation, int(about.get("bytes", 0)), *_describe_copy(event), node)
-
-
-def _describe_copy(event: _Event) -> tuple[str, str | None, str | None]:
-    """Kind and memories: `Memcpy HtoD (Pageable -> Device)` says both, `Memset (Device)` the target alone."""
+    # `Memcpy HtoD (Pageable -> Device)` says kind and memories, `Memset (Device)` the target alone
     name = str(event.name)
     memories = name[name.find("(") + 1 : name.rfind(")")].split(" -> ") if "(" in name else []
-    source, target = (memories[0], memories[1]) if len(memories) == 2 else (None, memories[0] if memories else None)
-    known = next((label for word, label in _COPY_NAMES.items() if word in name), "Unknown")
-    kind = MEMSET if event.cat == "gpu_memset" else known
-    return kind, source if source in _MEMORIES else None, target if target in _MEMORIES else None
+    pair = memories if len(memories) == 2 else [None, memories[0] if memories else None]
+    kind = next((label for word, label in _COPY_NAMES.items() if word in name), "Unknown")
+    kind = MEMSET if event.cat == "gpu_memset" else kind
+    return (*operation, int(about.get("bytes", 0)), kind, *(each if each in _MEMORIES else None for each in pair), node)

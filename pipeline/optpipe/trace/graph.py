@@ -76,7 +76,12 @@ def graph_costs_from_onnx(
     from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
 
     model = onnx.load(path, load_external_data=False)
-    known = infer_graph_types(model, [_at_batch(each, batch_size) for each in inputs])
+    ranges = ((each, each.batch_range) for each in inputs)
+    sized = [
+        each if found is None else each.with_batch(min(found[0], batch_size), batch_size, max(found[2], batch_size))
+        for each, found in ranges
+    ]
+    known = infer_graph_types(model, sized)
     nodes = [node for node in model.graph.node if node.output]
     traffic, edge_bytes = _sum_fused_traffic(model.graph, nodes, known)
     fused = traffic.sum_by_node(len(nodes))
@@ -103,13 +108,6 @@ def graph_costs_from_program(program: ProgramCosts, batch_size: int, peaks: Peak
         kind = "tf32" if tf32 and node.macs and node.type == "fp32" else node.type
         costs.append(LayerCost(node.name, node.op, kind, node.macs, node.bytes, node.channels))
     return GraphCosts(tuple(costs), peaks, batch_size, program.edge_bytes)
-
-
-def _at_batch(spec: InputSpec, batch_size: int) -> InputSpec:
-    if spec.batch_range is None:
-        return spec
-    low, _, high = spec.batch_range
-    return spec.with_batch(min(low, batch_size), batch_size, max(high, batch_size))
 
 
 def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[_Traffic, int]:

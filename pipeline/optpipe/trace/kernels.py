@@ -27,8 +27,6 @@ _TRITON_TEMPLATE = re.compile(r"triton_(tem|mm|bmm|conv)|triton_.*convolution", 
 
 
 class KernelKind(StrEnum):
-    """The kind of work a kernel does."""
-
     MATRIX = "matrix"
     ATTENTION = "attention"
     NORMALIZATION = "normalization"

@@ -101,17 +101,10 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
             f"the disk is full: no space for the recording in {directory}; choose another location with --workspace"
         )
     if recorded.recording is None:
-        raise MissingError(
-            f"nsys recorded nothing: {_find_refusal(recorded.log)}\nprofile with torch.profiler instead: --tracer torch"
-        )
+        lines = [line.strip() for line in recorded.log.splitlines() if line.strip()] or ["no output"]
+        why = next(filter(_REFUSALS.search, lines), lines[0])[:300]
+        raise MissingError(f"nsys recorded nothing: {why}\nprofile with torch.profiler instead: --tracer torch")
     return sqlite_from_recording(recorded.recording, directory)
-
-
-def _find_refusal(said: str) -> str:
-    """The line in which nsys says why, as far as one can be told."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if _REFUSALS.search(line)]
-    return (telling or lines or ["no output"])[0][:300]
 
 
 def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -71,8 +72,6 @@ class BlockedArtifact:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfileDocument(ProfileRecord):
-    """The document of `optpipe profile MODEL`."""
-
     main: str | None = None
     """The stage that is shown in full: the first inference, else the last that has a trace."""
     not_run: tuple[BlockedArtifact, ...] = ()
@@ -99,7 +98,10 @@ def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listen
 
     `text` is MODEL as it was typed. Raises what building raises, and the reasons where nothing could be built.
     """
-    stored = () if plan.calibration is not None else _find_int8_artifacts(text, plan, store)
+    stored: tuple[StoredArtifact, ...] = ()
+    if plan.calibration is None and Precision.INT8 in plan.precisions:
+        with suppress(BadInputError):  # none is stored
+            stored = find_artifacts(text, store, (Precision.INT8,), [each.name for each in plan.backends], plan.device)
     found = [
         BuiltArtifact(each.entry, None, BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info))
         for each in stored
@@ -111,15 +113,6 @@ def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listen
     built.artifacts += found
     require_artifacts(built)
     return built
-
-
-def _find_int8_artifacts(text: str, plan: BuildPlan, store: Store) -> tuple[StoredArtifact, ...]:
-    if Precision.INT8 not in plan.precisions:
-        return ()
-    try:
-        return find_artifacts(text, store, (Precision.INT8,), [each.name for each in plan.backends], plan.device)
-    except BadInputError:
-        return ()
 
 
 def profile_model(
@@ -293,7 +286,6 @@ def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, G
 
 
 def diff_recordings(before: Path, after: Path, range_name: str | None, listener: Listener) -> ProfileDiff:
-    """Compares two recordings, kernel by kernel and layer by layer."""
     sides = []
     for path in (before, after):
         with listener.step(f"read {path.name}"):

@@ -57,7 +57,6 @@ def main(job_file: str) -> None:
 
 
 def run_job(job: WorkerJob) -> WorkerResult:
-    """Runs the one kind of work that `job` has."""
     if job.build is not None:
         return _run_build(job.build, job.scratch / "store")
     if job.preprocess is not None:
@@ -127,7 +126,12 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
     inputs = dict(np.load(job.inputs))
     on_gpu = work.device == "cuda"
-    with _open_stream(on_gpu=on_gpu), BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session:
+    stream: AbstractContextManager[Any] = nullcontext()
+    if on_gpu:  # ONNX Runtime keeps the stream that is current when it loads
+        import torch
+
+        stream = torch.cuda.stream(torch.cuda.Stream())
+    with stream, BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session:
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)
 
@@ -216,16 +220,6 @@ def _measure(
             with mark_range(LAYERS_RANGE):
                 anchors += [run_anchored(by_layers) for _ in range(_SETTLING)]
     return statistics.median(times)
-
-
-def _open_stream(*, on_gpu: bool) -> AbstractContextManager[Any]:
-    """A stream of its own on a GPU: ONNX Runtime keeps the one that is current when it loads."""
-    if not on_gpu:
-        return nullcontext()
-    import torch
-
-    stream: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.Stream())
-    return stream
 
 
 def _make_synchronizer(*, on_gpu: bool) -> Callable[[], None]:

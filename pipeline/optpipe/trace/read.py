@@ -16,7 +16,7 @@ from urllib.parse import quote
 import polars as pl
 from polars._typing import PolarsDataType
 
-from optpipe.core.errors import BadInputError, StageError, first_line
+from optpipe.core.errors import BadInputError, StageError, read_as_user_file
 
 NAME_DTYPE = pl.Categorical
 """Names repeat a thousandfold: kept as codes, so that grouping a million rows by name compares integers."""
@@ -126,6 +126,17 @@ _KEPT_TABLES = (
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "NVTX_EVENTS", "OSRT_API", "PROFILER_OVERHEAD",
     "GPU_METRICS", "TARGET_INFO_GPU_METRICS",
 )  # fmt: skip
+_CANNOT_WRITE = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_IOERR,
+}
+_EXPORT, _WAY_OUT = (
+    "an export of Nsight Systems",
+    "export it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep",
+)
 _LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}}
 """Payloads of any content."""
 _NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
@@ -153,17 +164,10 @@ def open_export(path: Path) -> NsysExport:
         BadInputError: the file is missing, empty, cut short, no SQLite database, or not an export of nsys.
     """
     _check_whole(path)
-    try:
-        with closing(_connect(path)) as connection:
-            tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            columns = {
-                table: frozenset(
-                    row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
-                )
-                for table in tables
-            }
-    except sqlite3.DatabaseError as error:
-        raise BadInputError(_format_damage(path, str(error))) from error
+    with closing(_connect(path)) as connection:
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        info = "SELECT name FROM pragma_table_info(?)"
+        columns = {table: frozenset(row[0] for row in connection.execute(info, (table,))) for table in tables}
     if "StringIds" not in columns:
         message = f"{path}: an SQLite file, but not an export of Nsight Systems (no StringIds table)"
         raise BadInputError(f"{message}\ncreate one with: nsys export --type sqlite FILE.nsys-rep")
@@ -171,12 +175,9 @@ def open_export(path: Path) -> NsysExport:
 
 
 def fetch_rows(export: NsysExport, sql: str) -> list[tuple[object, ...]]:
-    """The rows of a small query; for large tables use `frames`."""
-    try:
-        with closing(_connect(export.path)) as connection:
-            return connection.execute(sql).fetchall()
-    except sqlite3.DatabaseError as error:
-        raise BadInputError(_format_damage(export.path, str(error))) from error
+    """The rows of a small query; for large tables use `fetch_frames`."""
+    with closing(_connect(export.path)) as connection:
+        return connection.execute(sql).fetchall()
 
 
 def fetch_frames(export: NsysExport, queries: Mapping[str, str]) -> dict[str, pl.DataFrame]:
@@ -189,15 +190,12 @@ def fetch_frames(export: NsysExport, queries: Mapping[str, str]) -> dict[str, pl
 def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
     from adbc_driver_sqlite import dbapi
 
-    try:
-        with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-            cursor.execute(sql)
-            # SQLite keeps any bytes as text, and the driver hands them over unchecked: the casts check them.
-            text = pl.col(pl.String).cast(pl.Binary).cast(pl.String)
-            return pl.DataFrame(cursor.fetch_arrow()).with_columns(text)
-    except (dbapi.Error, OSError, pl.exceptions.PolarsError) as error:
-        raise BadInputError(_format_damage(path, first_line(error))) from error
+    with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
+        cursor.execute(sql)
+        # SQLite keeps any bytes as text, and the driver hands them over unchecked: the casts check them.
+        text = pl.col(pl.String).cast(pl.Binary).cast(pl.String)
+        return pl.DataFrame(cursor.fetch_arrow()).with_columns(text)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -228,11 +226,9 @@ def _check_whole(path: Path) -> None:
     page_bytes = 65536 if page_bytes == 1 else page_bytes
     expected_bytes = page_bytes * int.from_bytes(header[28:32], "big")
     if len(header) < _HEADER_BYTES or size_bytes < expected_bytes:
-        raise BadInputError(_format_damage(path, f"truncated: {size_bytes} of {expected_bytes} bytes"))
-
-
-def _format_damage(path: Path, why: str) -> str:
-    return f"{path}: the export is damaged ({why})\nexport it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep"
+        raise BadInputError(
+            f"{path}: the export is damaged (truncated: {size_bytes} of {expected_bytes} bytes)\n{_WAY_OUT}"
+        )
 
 
 def write_redacted_export(source: Path, target: Path) -> None:
@@ -241,14 +237,17 @@ def write_redacted_export(source: Path, target: Path) -> None:
     Raises:
         BadInputError: `source` is not a whole export, or `target` is there already. StageError: it cannot be written.
     """
-    export = open_export(source)
-    if target.exists():
-        raise BadInputError(f"{target} already exists; remove it or choose another name")
-    try:
-        _copy_allowed_tables(export, source, target)
-    except sqlite3.Error as error:
-        target.unlink(missing_ok=True)
-        raise StageError(f"cannot write {target}: {error}") from error
+    with read_as_user_file(source, _EXPORT, _WAY_OUT):
+        export = open_export(source)
+        if target.exists():
+            raise BadInputError(f"{target} already exists; remove it or choose another name")
+        try:
+            _copy_allowed_tables(export, source, target)
+        except (sqlite3.Error, ValueError) as error:
+            target.unlink(missing_ok=True)
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _CANNOT_WRITE:
+                raise StageError(f"cannot write {target}: {error}") from error
+            raise
 
 
 def _copy_allowed_tables(export: NsysExport, source: Path, target: Path) -> None:
@@ -310,27 +309,23 @@ def trace_from_sqlite(path: Path) -> Trace:
     Raises:
         BadInputError: the file is not a whole export of nsys, or nothing at all was recorded in it.
     """
-    export = open_export(path)
-    raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)})
-    try:
+    with read_as_user_file(path, _EXPORT, _WAY_OUT):
+        export = open_export(path)
+        raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)})
         names = _Names(raw.pop("strings"))
         read = {table: _cast_frame(table, frame, names) for table, frame in raw.items() if table != "memsets"}
         if "memsets" in raw:
             read["copies"] = pl.concat(
                 [read.get("copies", make_empty_frame("copies")), _cast_frame("copies", raw["memsets"], names)]
             )
-    except pl.exceptions.PolarsError as error:
-        raise BadInputError(
-            f"{path}: the export is damaged: invalid values in a column ({first_line(error)[:120]})"
-        ) from error
-    header = TraceHeader(
-        source=path.name,
-        tracer=f"nsys {_read_version(export)}",
-        gpus=_read_gpus(export),
-        diagnostics=_read_losses(export),
-        graph_launches_untraced=_read_number(export, _GRAPH, (), "COUNT(*)"),
-        overhead_ns=_read_number(export, "PROFILER_OVERHEAD", ("start", "end"), 'SUM("end" - start)'),
-    )
+        header = TraceHeader(
+            source=path.name,
+            tracer=f"nsys {_read_version(export)}",
+            gpus=_read_gpus(export),
+            diagnostics=_read_losses(export),
+            graph_launches_untraced=_read_number(export, _GRAPH, (), "COUNT(*)"),
+            overhead_ns=_read_number(export, "PROFILER_OVERHEAD", ("start", "end"), 'SUM("end" - start)'),
+        )
     trace = trace_from_frames(header, read)
     if not any(frame.height for frame in trace.tables.values()):
         raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, NVTX ranges, or OS calls")

@@ -3,7 +3,7 @@
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,8 +149,6 @@ class WorkerResult:
 
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
-    """What to profile, and how."""
-
     device: Device
     """Of the build stages and of preprocessing."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -206,7 +204,13 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
         trace = trace_from_torch(worker_job.torch_trace)
     else:
         trace, found = _record_with_nsys(job, worker_job, plan, listener)
-    _warn_about_missing_tables(trace, job, plan.extras, listener)
+    for extra, table, what in (
+        (Extra.GPU_METRICS, "metrics", "GPU metrics"),
+        (Extra.OS_CALLS, "os_runtime", "OS runtime calls"),
+    ):
+        if extra in plan.extras and trace.tables[table].is_empty():
+            why = " (the stage does not use the GPU)" if extra is Extra.GPU_METRICS and not job.on_gpu else ""
+            listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
     return _add_node_ranges(trace, job, found, listener), found
 
 
@@ -226,18 +230,6 @@ def _record_with_nsys(
             f"{job.name}: nsys recorded no kernels in the measured range; recording the whole process instead"
         )
     return trace, found
-
-
-def _warn_about_missing_tables(trace: Trace, job: ProfileJob, extras: Set[Extra], listener: Listener) -> None:
-    """What was asked for and is not there is said, not left out."""
-    wanted = (
-        (Extra.GPU_METRICS, "metrics", "GPU metrics", True),
-        (Extra.OS_CALLS, "os_runtime", "OS runtime calls", False),
-    )
-    for extra, table, what, of_gpu in wanted:
-        if extra in extras and trace.tables[table].is_empty():
-            why = " (the stage does not use the GPU)" if of_gpu and not job.on_gpu else ""
-            listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
 
 
 def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> WorkerJob:
@@ -287,7 +279,6 @@ def write_job(job: WorkerJob) -> WorkerJob:
 
 
 def make_worker_command(job: WorkerJob) -> list[str]:
-    """The profiled process for a job."""
     return [sys.executable, "-m", "optpipe.trace.profiled_worker", str(job.file)]
 
 

@@ -62,8 +62,6 @@ class StageFacts:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """All kernels of one name."""
-
     name: str
     count: int
     total_ns: int
@@ -239,8 +237,6 @@ class StageProfile:
 
 @dataclass(frozen=True, slots=True)
 class FailedStage:
-    """A stage that could not be recorded."""
-
     name: str
     kind: Literal["build", "preprocess", "inference"]
     error: str

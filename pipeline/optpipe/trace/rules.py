@@ -147,7 +147,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     )
     graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
     advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
-    advice += _advise_fusion(context.facts)
+    advice += _advise_fusion(context)
     return _Found(evidence, gain, advice, _gap_rows(context, short))
 
 
@@ -173,7 +173,7 @@ def find_device_gaps(context: RuleContext) -> _Found | None:
         return None
     each = format_duration(waits.total_ns / waits.starts.size)
     evidence = f"{_format_gap_count(waits.starts.size)} of {each} between already launched kernels"
-    advice = f"use a larger batch, or fewer, larger kernels; {_advise_fusion(context.facts)}"
+    advice = f"use a larger batch, or fewer, larger kernels; {_advise_fusion(context)}"
     return _Found(evidence, waits.total_ns, advice, _gap_rows(context, waits))
 
 
@@ -292,12 +292,11 @@ def find_unfused_kernels(context: RuleContext) -> _Found | None:
         f"{count} kernels ({count / context.iterations:.0f} per iteration) do only normalization, casts, or elementwise work: "
         f"{format_duration(total_ns)}"
     )
-    return _Found(evidence, total_ns, _advise_fusion(context.facts), _name_rows(kernels)) if count else None
+    return _Found(evidence, total_ns, _advise_fusion(context), _name_rows(kernels)) if count else None
 
 
 @_rule("layout-changes")
 def find_layout_changes(context: RuleContext) -> _Found | None:
-    """Kernels that only change the layout of tensors."""
     layouts = context.measured.kernels.filter(pl.col("kind") == "layout")
     count, total_ns = _sum(layouts, "count"), _sum(layouts, "total_ns")
     evidence = f"{count} kernels only change tensor layouts: {format_duration(total_ns)}"
@@ -368,8 +367,11 @@ def find_os_calls(context: RuleContext) -> _Found | None:
     return _Found(evidence, int(calls["total_ns"][0]), advice, _name_rows(calls))
 
 
-def _advise_fusion(facts: StageFacts) -> str:
+def _advise_fusion(context: RuleContext) -> str:
     """How elementwise work gets into the kernels beside it, with the runtime that is used, or with another."""
+    facts = context.facts
+    if context.measured.kernels["name"].str.starts_with("triton_").any():  # so torch.compile names what it has fused
+        return f"the code is compiled, and these kernels stayed apart; compare another runtime: optpipe build --backend {FUSING}"
     if facts.backend is None:
         return f"fuse elementwise work into the matrix kernels: torch.compile, TensorRT, or optpipe build --backend {FUSING}"
     return BACKENDS[facts.backend].advise_fusion(facts.options)

@@ -62,7 +62,12 @@ def attribute_kernels(measured: Analysis) -> pl.DataFrame:
 
 def list_launches(measured: Analysis) -> pl.DataFrame:
     """Every kernel with its launch: `launch_ns`, `kernel`, `kernel_ns`, and its innermost range (-1: none), `layer` and `depth`."""
-    ranges = _select_below_iterations(measured)
+    ranges = pl.DataFrame(schema={**RANGE_SCHEMA, "depth": pl.Int64})
+    if measured.iterations.height:
+        # the ranges inside an iteration; those of libraries, which have a domain (`cuBLAS:…`), are not layers
+        depth, family, name = measured.iterations["depth"][0], measured.iterations["family"][0], pl.col("family")
+        deeper = (pl.col("depth") > depth) & (name != family) & ~name.str.contains(LIBRARY_RANGES)
+        ranges = measured.projection.filter(deeper).sort("start_ns", "end_ns", descending=[False, True])
     operations = measured.timeline.operations
     launched = operations.is_kernel & (operations.api_row >= 0)
     api_row = operations.api_row[launched]
@@ -138,18 +143,6 @@ def _find_parents(starts: TimeArray, ends: TimeArray) -> TimeArray:
     return parents
 
 
-def _select_below_iterations(measured: Analysis) -> pl.DataFrame:
-    """The ranges inside an iteration; library ranges with a domain of their own (`cuBLAS:…`) are not layers."""
-    if measured.iterations.is_empty():
-        return pl.DataFrame(schema={**RANGE_SCHEMA, "depth": pl.Int64})
-    depth, family = measured.iterations["depth"][0], measured.iterations["family"][0]
-    name = pl.col("family")
-    deeper = measured.projection.filter(
-        (pl.col("depth") > depth) & (name != family) & ~name.str.contains(LIBRARY_RANGES)
-    )
-    return deeper.sort("start_ns", "end_ns", descending=[False, True])
-
-
 @dataclass(frozen=True, slots=True)
 class LayerUse:
     """One layer and the Tensor Cores; times are over all recorded iterations of the layers."""
@@ -212,7 +205,16 @@ def analyze_tensor_cores(
     if by_layer.height and named_ns >= _NAMED_SHARE * max(measured.kernel_ns, 1):
         table = _tabulate_layers(by_layer)
     else:
-        table, basis, named_ns = _kernels_as_layers(measured.kernels), "kernels", measured.kernel_ns
+        basis, named_ns, ns = "kernels", measured.kernel_ns, pl.col("total_ns")
+        table = measured.kernels.select(
+            "count",
+            layer="name",
+            kernel_ns=ns,
+            matrix_ns=pl.when(pl.col("matrix").fill_null(value=False)).then(ns).otherwise(0),
+            tensor_core_ns=pl.when(pl.col("tensor_core").fill_null(value=False)).then(ns).otherwise(0),
+            unknown=pl.col("tensor_core").is_null(),
+            main_kernel="name",
+        )
     iterations = max(measured.iterations.height, 1)
     layers = tuple(
         _judge_layer(row, measured.kernel_ns, peaks, (costs or {}).get(row["layer"]), iterations)
@@ -263,19 +265,6 @@ def _split_by_iteration(measured: Analysis, by: str, eligible: list[str]) -> tup
 
 def _sort_by_saving(layers: Iterable[LayerUse]) -> tuple[LayerUse, ...]:
     return tuple(sorted(layers, key=lambda each: (-each.could_save_ns, each.name)))
-
-
-def _kernels_as_layers(kernels: pl.DataFrame) -> pl.DataFrame:
-    matrix, on_tensor_cores = pl.col("matrix").fill_null(value=False), pl.col("tensor_core").fill_null(value=False)
-    return kernels.select(
-        pl.col("name").alias("layer"),
-        pl.col("count"),
-        pl.col("total_ns").alias("kernel_ns"),
-        pl.when(matrix).then("total_ns").otherwise(0).alias("matrix_ns"),
-        pl.when(on_tensor_cores).then("total_ns").otherwise(0).alias("tensor_core_ns"),
-        pl.col("tensor_core").is_null().alias("unknown"),
-        pl.col("name").alias("main_kernel"),
-    )
 
 
 def _judge_layer(

@@ -56,7 +56,6 @@ def intervals_from_disjoint(starts: TimeArray, ends: TimeArray) -> TimeIntervals
 
 
 def unite_intervals(starts: TimeArray, ends: TimeArray) -> TimeIntervals:
-    """The union of any intervals, in any order."""
     if starts.size == 0:
         return intervals_from_disjoint(starts, ends)
     if (np.diff(starts) < 0).any():
@@ -172,7 +171,10 @@ class Split:
 def timeline_from_trace(trace: Trace) -> Timeline:
     """The timeline over everything recorded: from the first GPU operation, API call or range to the last."""
     operations = _list_operations(trace)
-    start_ns, end_ns = _find_bounds(trace)
+    frames = (trace.kernels, trace.copies, trace.api, trace.ranges, trace.os_runtime)
+    spanning = [frame for frame in frames if frame.height]
+    start_ns = min((int(array_from_column(frame, "start_ns").min()) for frame in spanning), default=0)
+    end_ns = max((int(array_from_column(frame, "end_ns").max()) for frame in spanning), default=0)
     busy = unite_intervals(operations.starts[operations.is_kernel], operations.ends[operations.is_kernel])
     copies = unite_intervals(operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel])
     active = busy if copies.starts.size == 0 else unite_intervals(operations.starts, operations.ends)
@@ -203,16 +205,6 @@ def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
         return np.zeros(frame.height, dtype=np.bool_)
     codes = frame["name"].to_physical().to_numpy()
     return np.asarray(np.isin(codes, matching.to_physical().to_numpy()))
-
-
-def _find_bounds(trace: Trace) -> tuple[int, int]:
-    spanning = [
-        frame for frame in (trace.kernels, trace.copies, trace.api, trace.ranges, trace.os_runtime) if frame.height
-    ]
-    if not spanning:
-        return 0, 0
-    starts = [int(array_from_column(frame, "start_ns").min()) for frame in spanning]
-    return min(starts), max(int(array_from_column(frame, "end_ns").max()) for frame in spanning)
 
 
 def _list_operations(trace: Trace) -> Operations:

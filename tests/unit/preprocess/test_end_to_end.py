@@ -16,7 +16,6 @@ from optpipe.preprocess.end_to_end import (
     compute_figures,
     find_bottleneck,
     find_tuned_plan,
-    judge_predictions,
 )
 from optpipe.workspace.file_names import PREPROCESSING
 from optpipe.workspace.runs import begin_run, finish_run
@@ -59,9 +58,9 @@ def measured(cpu_share=0.3, launch_share=0.1, **parts):
     ],
 )
 def test_the_bottleneck_is_named_with_its_numbers(plan, found, name):
-    bottleneck = find_bottleneck(10_000, found, plan)
-    assert bottleneck.name == name
-    assert any(character.isdigit() for character in bottleneck.reason)
+    bottleneck, reason = find_bottleneck(10_000, found, plan)
+    assert bottleneck == name
+    assert any(character.isdigit() for character in reason)
 
 
 def test_the_figures_are_rates_latencies_and_the_shares_of_the_timeline():
@@ -69,8 +68,7 @@ def test_the_figures_are_rates_latencies_and_the_shares_of_the_timeline():
     assert found.images_per_s == pytest.approx(10_000)
     assert found.of_slower_part == pytest.approx(10_000 / 11_000)
     assert (found.latency_p50_ns, found.latency_p99_ns) == (25e6, 25e6)
-    line = found.timeline
-    assert line.waiting_for_preprocessing + line.launching + line.waiting_for_outputs + line.other == pytest.approx(1)
+    assert sum(found.timeline.values()) == pytest.approx(1)
     assert found.environment
     assert not compute_figures(measured(), CPU).environment
 
@@ -84,7 +82,7 @@ def test_percentiles_that_the_batches_cannot_support_are_left_out():
     ("equal", "classes", "verdict"), [(32, 9, "PASS"), (29, 9, "PASS"), (28, 9, "FAIL"), (32, 1, "INCONCLUSIVE")]
 )
 def test_wrong_predictions_fail_and_one_class_proves_nothing(equal, classes, verdict):
-    assert judge_predictions(PredictionCheck(32, equal, classes)) is Verdict(verdict)
+    assert PredictionCheck(32, equal, classes).verdict is Verdict(verdict)
 
 
 @pytest.mark.parametrize(("verdict", "taken"), [("PASS", True), ("INCONCLUSIVE", True), ("FAIL", False)])

@@ -1,15 +1,22 @@
 """Which pictures are taken, what they are labelled, and what a model gives for them."""
 
+import io
 import json
+import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 from PIL import Image
+from tests.fakes.mutations import mutate_bytes
 
 from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
+from optpipe.core.transform import Decode
+from optpipe.models.inputs.images import decode_image
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.preprocess import choose_images, open_model_function
 
@@ -68,3 +75,12 @@ def test_boxes_of_one_image_at_a_time_get_as_many_rows(tmp_path):
     with open_model_function(tmp_path / "net.onnx", card, every=True, boxes=True) as infer:
         found = infer(images)["boxes"]
     assert found[:, :, 1].tolist() == [[0, 1, 2, 3], [0, 0, 0, 0], [0, 1, 0, 0]]
+
+
+def test_a_damaged_png_is_that_files_fault():
+    """200 files with changed bytes: each is decoded or refused, with no other error."""
+    whole = io.BytesIO()
+    Image.fromarray(make_synthetic_image(40, 30)).save(whole, "PNG")
+    for seed in range(200):
+        with suppress(BadInputError):
+            decode_image(mutate_bytes(whole.getvalue(), random.Random(seed)), Decode())

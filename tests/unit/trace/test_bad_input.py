@@ -1,5 +1,6 @@
 """Recordings that cannot be read say so in two lines, and what to do."""
 
+import random
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.command_line import call
+from tests.fakes.console import text_of
+from tests.fakes.mutations import mutate_bytes
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import SAMPLE
@@ -22,7 +25,7 @@ from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
 from optpipe.trace.document import document_from_profile
-from optpipe.trace.files import trace_from_path
+from optpipe.trace.files import redact, trace_from_path
 from optpipe.trace.records import TraceProfile
 from optpipe.trace.report import profile_from_trace
 
@@ -137,3 +140,30 @@ def test_rows_without_times_count_as_lost(tmp_path: Path) -> None:
     assert trace.kernels.height == 3
     assert profile_from_trace(trace).trace_quality.verdict is Verdict.FAIL
     assert trace.diagnostics == ("1 rows of kernels have no possible timestamp",)
+
+
+def refusal_of(call: Callable[[], object]) -> str | None:
+    try:
+        call()
+    except BadInputError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_damaged_export_is_that_files_fault(tmp_path: Path, part: int) -> None:
+    """200 exports with changed bytes: each is judged, or refused by its name; a redacted copy is whole or not there."""
+    whole = phenomena.recorded_on_request().write(tmp_path / "whole.sqlite").read_bytes()
+    path, copy = tmp_path / "damaged.sqlite", tmp_path / "redacted.sqlite"
+
+    def show() -> None:
+        text = text_of(document_from_profile(profile_from_trace(trace_from_path(path))))
+        assert all(each.isprintable() or each == "\n" for each in text)
+
+    for seed in range(part, 200, 4):
+        path.write_bytes(mutate_bytes(whole, random.Random(seed)))
+        assert str(path) in (refusal_of(show) or str(path))
+        refused = refusal_of(lambda: redact(path, copy))
+        assert str(path) in (refused or str(path))
+        assert copy.exists() is (refused is None)
+        copy.unlink(missing_ok=True)

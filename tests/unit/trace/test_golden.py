@@ -407,6 +407,14 @@ def test_advice_is_not_what_is_done_already(read, backend, options, said, unsaid
     assert unsaid not in advice
 
 
+def test_compiled_code_is_not_told_to_compile(read: Callable[[Recording], Trace]) -> None:
+    trace = phenomena.launch_bound()
+    trace.kernel("triton_poi_fused_add_relu_0", 250, 280, launch=(240, 245))
+    advice = " ".join(each.advice for each in judge(read(trace)).findings)
+    assert "torch.compile" not in advice
+    assert "the code is compiled" in advice
+
+
 def test_a_preprocessing_stage_on_a_gpu_gets_advice_of_its_own(read: Callable[[Recording], Trace]) -> None:
     """Short kernels of nvJPEG, each launched long before it starts: no graph and no compiler helps there."""
     trace = Recording()

@@ -24,7 +24,7 @@ from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, prove_parity, save_side_by_side
-from optpipe.preprocess.proof import PredictionDecoder, open_prediction_decoder
+from optpipe.preprocess.proof import open_prediction_decoder
 from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord, RefusedImage
 from optpipe.preprocess.throughput import (
     Throughput,
@@ -35,7 +35,6 @@ from optpipe.preprocess.throughput import (
     warm_page_cache,
     warn_about_other_load,
 )
-from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.files import write_bytes, write_parquet
@@ -112,7 +111,24 @@ def derive_preprocessing(
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
             step.cached()
-    proof = _prove_on_model(exported, card, images, labels, decoder, plan, listener, trained=trained)
+    decodes, boxes = decoder is not None, decoder is not None and lacks_image_axis(card)
+    with (
+        open_model_function(exported.file(ONNX), card, every=decodes, boxes=boxes) as infer,
+        TemporaryDirectory(prefix="optpipe-") as scratch,
+        redirect_output(Path(scratch, "dali.log")),
+    ):  # what its decoders print of edge cases; which came out different is in the proof
+        proof = prove_parity(
+            images.paths,
+            transform,
+            plan,
+            infer,
+            listener,
+            labels=labels,
+            trained=trained,
+            classifies=card.task is Task.CLASSIFICATION,
+            threads=count_cores(),
+            decoder=decoder,
+        )
     _warn_about_differences(proof, listener)
     with open_run(store.workspace, "preprocess") as run:
         write_parquet(run.path / ROWS, proof.rows)
@@ -144,38 +160,6 @@ def derive_preprocessing(
         pipeline=replace(record.pipeline, path=str(pipeline)),
         images=replace(record.images, folder=str(images.folder)),
     )
-
-
-def _prove_on_model(
-    exported: Entry,
-    card: ModelCard,
-    images: ImageFolder,
-    labels: Sequence[int] | None,
-    decoder: PredictionDecoder | None,
-    plan: DaliPlan,
-    listener: Listener,
-    *,
-    trained: bool,
-) -> Parity:
-    with (
-        open_model_function(
-            exported.file(ONNX), card, every=decoder is not None, boxes=decoder is not None and lacks_image_axis(card)
-        ) as infer,
-        TemporaryDirectory(prefix="optpipe-") as scratch,
-        redirect_output(Path(scratch, "dali.log")),
-    ):  # what its decoders print of edge cases; which came out different is in the proof
-        return prove_parity(
-            images.paths,
-            require_image_transform(card),
-            plan,
-            infer,
-            listener,
-            labels=labels,
-            trained=trained,
-            classifies=card.task is Task.CLASSIFICATION,
-            threads=count_cores(),
-            decoder=decoder,
-        )
 
 
 def choose_dali_plan(

@@ -8,7 +8,7 @@ group that adds it). The scores between the two products of an attention are not
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,6 @@ _ELEMENTWISE = frozenset(
 _PRODUCT = "MatMul"
 
 
-@dataclass(slots=True)
-class _Traffic:
-    """What is moved if elementwise operators are fused: tensors by the node that leads each group."""
-
-    read: dict[int, dict[str, int]] = field(default_factory=dict)
-    written: dict[int, dict[str, int]] = field(default_factory=dict)
-
-    def sum_by_node(self, count: int) -> list[int]:
-        """Bytes by node; those of a group stand with its leader."""
-        parts = (self.read, self.written)
-        return [sum(sum(part.get(node, {}).values()) for part in parts) for node in range(count)]
-
-
 def graph_costs_from_onnx(
     path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
 ) -> GraphCosts:
@@ -83,8 +70,7 @@ def graph_costs_from_onnx(
     ]
     known = infer_graph_types(model, sized)
     nodes = [node for node in model.graph.node if node.output]
-    traffic, edge_bytes = _sum_fused_traffic(model.graph, nodes, known)
-    fused = traffic.sum_by_node(len(nodes))
+    fused, edge_bytes = _sum_fused_traffic(model.graph, nodes, known)
     quantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     costs = []
     for index, node in enumerate(nodes):
@@ -110,15 +96,16 @@ def graph_costs_from_program(program: ProgramCosts, batch_size: int, peaks: Peak
     return GraphCosts(tuple(costs), peaks, batch_size, program.edge_bytes)
 
 
-def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[_Traffic, int]:
-    """The traffic between groups, and its part that no fusion saves: the model's inputs, weights and outputs."""
+def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[list[int], int]:
+    """Bytes between groups by node, those of a group with its leader, and the part that no fusion saves: inputs, weights, outputs."""
     same = _find_same_tensors(nodes, frozenset(each.name for each in graph.output))
     constants = _sum_constants(graph, nodes, known)
     scores = _find_scores(nodes, same)
     leaders = _find_leaders(nodes, same, constants, scores)
     results = {same.get(each.name, each.name) for each in graph.output}
     written_by: dict[str, int] = {}
-    traffic = _Traffic()
+    read: list[dict[str, int]] = [{} for _ in nodes]
+    written: list[dict[str, int]] = [{} for _ in nodes]
     edges: dict[str, int] = {}
     for index, node in enumerate(nodes):
         if index not in leaders:
@@ -130,16 +117,17 @@ def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[_T
             if writer == leader or tensor in scores:
                 continue
             size = _read_bytes(node, name, known, constants.get(tensor, _tensor_bytes(known, tensor)))
-            _keep_larger(traffic.read.setdefault(leader, {}), tensor, size)
+            _keep_larger(read[leader], tensor, size)
             if writer is None:
                 _keep_larger(edges, tensor, size)
             else:
-                traffic.written.setdefault(writer, {})[tensor] = _tensor_bytes(known, tensor)
+                written[writer][tensor] = _tensor_bytes(known, tensor)
         for name in filter(None, node.output):
             written_by[name] = leader
             if name in results:
-                traffic.written.setdefault(leader, {})[name] = edges[name] = _tensor_bytes(known, name)
-    return traffic, sum(edges.values())
+                written[leader][name] = edges[name] = _tensor_bytes(known, name)
+    moved = [sum(each.values()) + sum(other.values()) for each, other in zip(read, written, strict=True)]
+    return moved, sum(edges.values())
 
 
 def _keep_larger(sizes: dict[str, int], tensor: str, size: int) -> None:

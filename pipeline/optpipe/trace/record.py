@@ -211,7 +211,13 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
         if extra in plan.extras and trace.tables[table].is_empty():
             why = " (the stage does not use the GPU)" if extra is Extra.GPU_METRICS and not job.on_gpu else ""
             listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
-    return _add_node_ranges(trace, job, found, listener), found
+    if found.node_runs:
+        names = match_source_names(job.source_graph, [run.name for run in found.node_runs]) if job.source_graph else {}
+        try:
+            trace = add_node_ranges(trace, found.node_runs, found.anchors, names)
+        except StageError as error:
+            listener.warn(f"{job.name}: Tensor Core usage is reported by kernel, not by layer: {error}")
+    return trace, found
 
 
 def _record_with_nsys(
@@ -233,25 +239,24 @@ def _record_with_nsys(
 
 
 def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> WorkerJob:
-    """What the profiled process is told; the inputs of an inference are written into `scratch`."""
-    common = WorkerJob(scratch, warm_up=plan.warm_up, iterations=plan.iterations, records_itself=plan.tracer == "torch")
-    if isinstance(job.work, BuildJob):
-        return replace(common, build=job.work)
-    if isinstance(job.work, PreprocessJob):
-        return replace(common, preprocess=job.work)
-    assert job.read_rows is not None
-    _write_inputs(job.work, *job.read_rows(), common.inputs)
-    return replace(common, inference=job.work)
+    """What the profiled process is told.
 
-
-def _write_inputs(work: InferenceJob, card: ModelCard, rows: Arrays, target: Path) -> None:
-    """Writes the rows that the model is verified on, repeated to the batch size; tokens of them where a length is wanted.
+    The inputs of an inference are written into `scratch`: the rows that the model is verified on, repeated to the batch size,
+    or tokens of them where a length is wanted.
 
     Raises:
         BadInputError: the batch size is outside the profile that the artifact was built for.
     """
     import numpy as np
 
+    common = WorkerJob(scratch, warm_up=plan.warm_up, iterations=plan.iterations, records_itself=plan.tracer == "torch")
+    work = job.work
+    if isinstance(work, BuildJob):
+        return replace(common, build=work)
+    if isinstance(work, PreprocessJob):
+        return replace(common, preprocess=work)
+    assert job.read_rows is not None
+    card, rows = job.read_rows()
     low, _, high = card.batch_range
     if not low <= work.batch_size <= high:
         raise BadInputError(
@@ -260,7 +265,8 @@ def _write_inputs(work: InferenceJob, card: ModelCard, rows: Arrays, target: Pat
     if work.length is not None:
         rows = fill_sequences(card, rows, work.length, work.batch_size)
     chosen = {name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()}
-    np.savez(target, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
+    np.savez(common.inputs, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
+    return replace(common, inference=work)
 
 
 def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[ModelCard, Arrays]:
@@ -335,15 +341,3 @@ def open_scratch_folder(workspace: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _add_node_ranges(trace: Trace, job: ProfileJob, found: WorkerResult, listener: Listener) -> Trace:
-    """`trace` with ONNX Runtime's nodes as ranges, by the names of the graph; as it is, with a warning, where that fails."""
-    if not found.node_runs:
-        return trace
-    names = match_source_names(job.source_graph, [run.name for run in found.node_runs]) if job.source_graph else {}
-    try:
-        return add_node_ranges(trace, found.node_runs, found.anchors, names)
-    except StageError as error:
-        listener.warn(f"{job.name}: Tensor Core usage is reported by kernel, not by layer: {error}")
-        return trace

@@ -51,7 +51,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
 """The commands in the order of the help."""
 
 SHARED_OPTIONS = "--workspace DIR and --json go with every command; optpipe --help explains them."
-PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
 class Commands(SectionedGroup):
@@ -90,7 +89,8 @@ app = typer.Typer(
     cls=Commands,
     help="From a trained model to a signed-off, deployable inference engine.",
     no_args_is_help=True,
-    **PLAIN,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -242,7 +242,7 @@ def _make(name: str, where: Verb) -> "Command":
     if isinstance(where, str):
         module, _, function = where.partition(":")
         command = getattr(import_module(f"optpipe.cli.{module}"), function)
-        alone = typer.Typer(add_completion=False, **PLAIN)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         alone.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
         return typer.main.get_command(alone)
     below = LazyCommands({each: partial(_make, each, path) for each, path in where.items()})

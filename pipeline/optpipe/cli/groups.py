@@ -114,7 +114,7 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
 
 
 @contextmanager
-def _open_shared(command: Callable[..., Outcome], root: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _open_shared(command: Callable[..., Outcome], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Those of SHARED that `command` takes; the terminal shows progress while the block runs."""
     taken = signature(command).parameters
     shared = {name: root[name] for name in SHARED if name in taken and name in root}
@@ -137,7 +137,7 @@ def _add_warnings(outcome: Outcome, warnings: Sequence[str]) -> Outcome:
     return replace(outcome, document=replace(outcome.document, warnings=tuple(dict.fromkeys([*own, *warnings]))))
 
 
-def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> dict[str, Any]:
+def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of `command` from what Typer read of its options. Raises BadInputError for a value that cannot be read."""
     found = _read_signature(command)
     arguments = {each.name: given[each.name] for each in found.own}

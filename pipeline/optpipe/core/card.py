@@ -237,7 +237,7 @@ class Tokenization:
         """Names the preprocessing, as `Transform.hash` does for images."""
         return hash_value(self.to_dict())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {"sha256": self.sha256, "max_length": self.max_length, "pad_id": self.pad_id}
 
 
@@ -349,7 +349,7 @@ class ModelCard:
         known = self.transform or self.tokenization
         return known.hash if known else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {
             "name": self.name,
             "source": self.source,

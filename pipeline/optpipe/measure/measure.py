@@ -19,6 +19,7 @@ from optpipe.core.measurement import (
     Scenario,
     Subject,
     Validity,
+    format_cpus,
 )
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.figures import (
@@ -35,6 +36,7 @@ from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.files import write_bytes, write_parquet
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 import os
 from collections.abc import Iterator
@@ -320,7 +322,7 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         raise
 
 
-def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any], dict[str, Any]]:
+def _known_inputs(artifact: StoredArtifact, store: Store) -> "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]":
     """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
     if artifact.reference is None:
         raise BadInputError(
@@ -333,10 +335,12 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, Any
 def warn_about_threads(
     artifact: StoredArtifact, options: Options, affinity: Sequence[int] | None, listener: Listener
 ) -> None:
-    """Says where a runtime that chooses its own number of threads may choose more than there are processors for the worker.
+    """Says where --affinity changes nothing, and where a runtime may choose more threads than there are processors for the worker.
 
     ONNX Runtime counts the machine's: pinned to one of two, `digits` scattered by 217 %, with threads=1 it was VALID.
     """
+    if affinity is not None and set(affinity) == os.sched_getaffinity(0):
+        listener.warn(f"--affinity {format_cpus(affinity)} changes nothing: no other CPU is available to this process")
     usable, every = len(affinity or os.sched_getaffinity(0)), os.cpu_count() or 1
     if artifact.entry.info.device == "cpu" and options.get("threads") == 0 and usable < every:
         flag = f"--option {artifact.entry.info.backend}.threads={usable}"

@@ -29,7 +29,7 @@ from optpipe.measure.worker.loops import CpuLane, CudaLane, Lane, PointRun, run_
 from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart, session_from_loader
 from optpipe.measure.worker.spool import Spool
 
-_Prepared = tuple[Rotation, list[dict[str, Any]], list[Lane]]
+_Prepared = tuple[Rotation, Sequence[Mapping[str, Any]], list[Lane]]
 
 
 def main() -> None:

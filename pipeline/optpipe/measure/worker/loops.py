@@ -70,7 +70,7 @@ class CpuLane:
         self._bindings = [session.bind(self._batches[index]) for index in range(count)]
         self._binding: Binding = self._bindings[0]
         self._batch = self._batches[0]
-        self._results: dict[str, Any] = {}
+        self._results: dict[str, np.ndarray] = {}
         self._launch = self._binding.launch
 
     def stage(self, index: int) -> None:

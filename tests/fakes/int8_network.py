@@ -146,16 +146,23 @@ class Gated(torch.nn.Module):
 
 
 class Tokens(torch.nn.Module):
-    """Patches as tokens, a hidden layer with GELU, one of 10 features, and a convolution over the sequence."""
+    """Patches as tokens, a hidden layer with GELU, one whose bias is computed, and a convolution over the sequence."""
 
     def __init__(self):
         super().__init__()
-        self.norm, self.up, self.down = torch.nn.LayerNorm(96), torch.nn.Linear(96, 64), torch.nn.Linear(64, 24)
+        self.norm, self.up, self.down = (
+            torch.nn.LayerNorm(96),
+            torch.nn.Linear(96, 64),
+            torch.nn.Linear(64, 24, bias=False),
+        )
+        self.part = torch.nn.Parameter(torch.randn(12) / 4)
         self.mix, self.head = torch.nn.Conv1d(32, 48, 3, 2, 1), torch.nn.Linear(48, 10, bias=False)
 
     def forward(self, image):
         tokens = self.norm(image.reshape(-1, 32, 96))
-        return self.head(self.mix(self.down(functional.gelu(self.up(tokens))).relu()).mean(2))
+        bias = torch.cat([self.part, -self.part])
+        hidden = functional.linear(functional.gelu(self.up(tokens)), self.down.weight, bias)
+        return self.head(self.mix(hidden.relu()).mean(2))
 
 
 NETWORKS = {each.__name__.lower(): each for each in (Residual, Narrow, Varied, Gated, Tokens)}

@@ -88,7 +88,7 @@ class Inductor(TorchBackend):
         return describe_options(OPTIONS[device], _HELP, BUILD_ONLY)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
-        """FP8 too, in linear layers; INT8 on a GPU, with kernels of ours."""
+        """FP8 too, in linear layers; INT8 on a GPU, by optpipe's kernels."""
         return (
             TorchBackend.precisions(self, device) | {Precision.FP8} | ({Precision.INT8} if device == "cuda" else set())
         )

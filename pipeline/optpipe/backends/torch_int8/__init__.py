@@ -1,7 +1,7 @@
 """INT8 layers of torch programs on NVIDIA GPUs.
 
-The program is the module's own, exported and compiled by torch; its convolutions and linear layers are an operator with kernels of
-ours. Between such layers activations are INT8 in NHWC. Convolution, bias, residual addition, activation and requantization are one
+The program is the module's own, exported and compiled by torch; its convolutions and linear layers are an operator with kernels in
+Triton. Between such layers activations are INT8 in NHWC. Convolution, bias, residual addition, activation and requantization are one
 kernel; what stays in floating point runs in FP16, and quantizing is code that torch's compiler joins with what is ahead of it.
 """
 

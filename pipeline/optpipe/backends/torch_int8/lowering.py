@@ -197,19 +197,18 @@ class _Lowering:
             return None
         if getattr(held, "op", None) != "get_attr" or getattr(source, "op", None) == "get_attr":
             return None
+        if "stride" not in given and held.meta["val"].dim() != 2:
+            return None
         weight = self._read(held)
-        stored = getattr(bias, "op", None) == "get_attr"
-        shift = self._read(bias) if stored else weight.new_zeros(1)
+        if node.target not in (aten.conv1d.default, aten.conv2d.default, aten.linear.default):
+            weight = weight.t()
+        stored = bias is not None and bias.op == "get_attr" and bias.meta["val"].dim() == 1
+        shift = self._read(bias) if stored else weight.new_zeros(len(weight))
         if "stride" not in given:
-            if weight.dim() != 2:
-                return None
-            weight = weight if node.target is aten.linear.default else weight.t()
-            shift = shift.expand(len(weight)) if shift.dim() == 1 else shift
             return _Layer(node, source, weight, shift, node, computed_bias=None if stored else bias)
         if bias is not None and not stored:
             return None
         stride, padding, dilation = (tuple(given[each]) for each in ("stride", "padding", "dilation"))
-        shift = shift.expand(len(weight))
         return self._fold_normalization(
             _Layer(node, source, weight, shift, node, stride, padding, dilation, given["groups"])
         )
@@ -409,6 +408,8 @@ class _Lowering:
 
     def _write(self, layer: _Layer, step: steps.Step, new: Any, outputs: int) -> None:
         """Notes in what a value lies now."""
+        import torch
+
         graph = self.program.graph
         if layer.output_scale is not None:
             if layer.pool is not None:
@@ -427,6 +428,8 @@ class _Lowering:
             new = graph.call_function(_cut, (new, -1 if layer.flat else 1, outputs))
         if layer.computed_bias is not None:
             new = graph.call_function(_add, (new, layer.computed_bias))
+        if layer.last.meta["val"].dtype != torch.float16:
+            new = graph.call_function(_convert, (new, layer.last.meta["val"].dtype))
         new.meta = dict(layer.last.meta)
         layer.last.replace_all_uses_with(new)
         self.replaced[layer.last] = new
@@ -466,6 +469,10 @@ def _cut(value: Any, axis: int, length: int) -> Any:
 
 def _add(value: Any, other: Any) -> Any:
     return value + other
+
+
+def _convert(value: Any, dtype: Any) -> Any:
+    return value.to(dtype)
 
 
 def read_arguments(node: Any) -> dict[str, Any]:

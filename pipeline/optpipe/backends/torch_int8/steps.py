@@ -1,4 +1,4 @@
-"""The layers of an INT8 program that a kernel of ours computes: values that an operator carries as text.
+"""The layers of an INT8 program that one of optpipe's kernels computes: values that an operator carries as text.
 
 Images are (images, channels, height, width), stored channels last; linear layers take (..., features). An INT8 tensor with
 `scale` stands for `integer * scale`.

@@ -20,10 +20,12 @@ from optpipe.core.process import redirect_output
 from optpipe.evaluate.tasks.registry import TASKS, require_fitting_task
 from optpipe.models.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.model import Model
-from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
+from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
-from optpipe.quantize.calibrate import require_calibration, resolve_calibration_source
+from optpipe.models.sources.onnx_file import OnnxFileSource
+from optpipe.quantize.calibrate import require_calibration, resolve_data
 from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision, find_tables
+from optpipe.quantize.ranges import is_table
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
@@ -50,6 +52,8 @@ class BuildPlan:
     """The most that FP16, INT8 and FP8 may cost; layers that cost more stay out of them."""
     truncate: bool = False
     """Whether calibration texts that are longer than the model's input are cut."""
+    minimum_snr_db: float | None = None
+    """Of every output, in place of the precision's own."""
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
@@ -65,18 +69,36 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
         raise BadInputError(f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision")
     store.require_writable()
+    if isinstance(model.source, OnnxFileSource):
+        model = replace(model, source=replace(model.source, example=plan.images or plan.calibration))
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)  # what cannot be evaluated is not built
-    if plan.images is not None:
-        card = read_card(model, stored)
-        load_sample_inputs(card, choose_samples(card, plan.images))  # what cannot be read is refused before the export
-    plan = add_calibration(model, plan, stored, store, listener)
+    if plan.images is not None:  # what cannot be read is refused before the export
+        card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
+        plan = replace(plan, images=resolve_data(plan.images, card, tokenizer, store, "--data", truncate=plan.truncate))
+        if card.tokenization is None:
+            choose_samples(card, plan.images)
+    omitted: list[Omission] = []
+    try:
+        plan = add_calibration(model, plan, stored, store, listener)
+    except BadInputError as error:
+        others = tuple(each for each in plan.precisions if each not in CALIBRATED)
+        if plan.calibration is not None or plan.budget is not None or not others:
+            raise
+        names = ", ".join(each.name for each in plan.backends)
+        kinds = [each for each in plan.precisions if each in CALIBRATED]
+        omitted = [Omission(names, kind, str(error), ExitStatus.BAD_INPUT) for kind in kinds]
+        plan = replace(plan, precisions=others)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
     require_fitting_task(model, exported)
+    data = None if plan.calibration is None or is_table(plan.calibration) else plan.calibration
     expected = _run_step(
-        "reference", times, listener, lambda: compute_reference(model, exported, plan.images, store, listener)
+        "reference",
+        times,
+        listener,
+        lambda: compute_reference(model, exported, plan.images, store, listener, data, truncate=plan.truncate),
     )
-    result = ModelBuild(exported, model.fallback_reason, stages=times)
+    result = ModelBuild(exported, model.fallback_reason, failed=omitted, stages=times)
     for backend, precision, device in _list_combinations(plan, listener):
         _build_one(result, model, plan, backend, precision, device, expected, store, listener)
     return result
@@ -92,14 +114,17 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         _require_measurable(plan.budget, plan.calibration, read_card(model, stored))
     known = {kind for backend in plan.backends for kind in backend.precisions(backend.choose_device(plan.device))}
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
-    if not wanted and (plan.budget is None or plan.calibration is None):
-        if plan.calibration is not None:
-            listener.warn(f"--calibration has no effect: {' and '.join(CALIBRATED)} need it, and neither is built")
+    if plan.calibration is None and not wanted:
         return plan
     card = read_card(model, stored)
     if plan.calibration is not None:
+        if not wanted and plan.budget is None:
+            effect = (
+                "has no effect" if is_table(plan.calibration) else "gives only the inputs that outputs are verified on"
+            )
+            listener.warn(f"--calibration {effect}: {' and '.join(CALIBRATED)} need it, and neither is built")
         tokenizer = read_tokenizer(model, stored)
-        source = resolve_calibration_source(plan.calibration, card, tokenizer, store, truncate=plan.truncate)
+        source = resolve_data(plan.calibration, card, tokenizer, store, "--calibration", truncate=plan.truncate)
         return replace(plan, calibration=source)
     if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
         return plan
@@ -246,7 +271,7 @@ def _build_one(
                 f"verify {name}",
                 result.stages,
                 listener,
-                lambda: verify_artifact(entry, expected, result.model, backend, store, listener),
+                lambda: verify_artifact(entry, expected, result.model, backend, store, listener, plan.minimum_snr_db),
             )
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))

@@ -27,7 +27,6 @@ from optpipe.models.artifacts.decisions import DECISION_FILE, Decision, LeftOut
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts
 from optpipe.models.export.exported import export_model, prepare_model, read_card
 from optpipe.models.export.model import Model
-from optpipe.models.inputs.samples import can_verify_on
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.files import write_bytes
@@ -192,10 +191,6 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
     card = card_from_file(exported.file(CARD))
     wanted = add_static_batches(wanted, card, sizes)
     judge = choose_judge(plan.budget, plan.build.images, exported, listener, truncate=plan.build.truncate)
-    if judge.data is not None and not can_verify_on(card, judge.data):
-        wanted = replace(
-            wanted, images=None
-        )  # labeled texts, or a set with a manifest: builds have inputs of their own
     _announce(wanted, sizes, plan.final_rounds, listener)
     build = build_model(model, wanted, store, listener)
     require_artifacts(build)

@@ -1,11 +1,13 @@
 """A build, a decision between builds, and a diagnosis of the machine as documents."""
 
 from collections.abc import Iterator, Sequence
+from math import log10
 from statistics import median
 from typing import TYPE_CHECKING
 
 from optpipe.build.records import ArtifactResult, BuildResult
 from optpipe.core.entries import VerificationInfo
+from optpipe.core.precision import CALIBRATED
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Standing
 from optpipe.report.document import (
@@ -26,6 +28,7 @@ from optpipe.report.document import (
     name_score,
     warn_of_random_weights,
 )
+from optpipe.stats.agreement import LOW_SNR_DB
 
 if TYPE_CHECKING:  # they import what a build does not need
     from optpipe.build.choose import ChoiceResult
@@ -96,13 +99,26 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
         text += f", top-1 {parity.top1_accuracy:.2%} ({source})"
     elif parity.top1_agreement is not None:
         text += f", top-1 agreement {parity.top1_agreement:.1%}"
-    return Cell(text, Tone.GOOD) if parity.passed else Cell(f"FAIL: {text}", Tone.BAD)
+    if not parity.passed:
+        return Cell(f"FAIL: {text}", Tone.BAD)
+    low = parity.snr_db is not None and parity.snr_db < LOW_SNR_DB
+    return Cell(f"{text}, low", Tone.DOUBTFUL) if low else Cell(text, Tone.GOOD)
 
 
 def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
     """What a row of the table has no place for, the same thing of all artifacts together."""
     for text in sorted({f"{each.backend}: {each.why_not}" for each in artifacts if each.why_not}):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
+    for data, samples in dict.fromkeys((each.parity.data, each.parity.samples) for each in artifacts if each.parity):
+        yield Sentence(f"{samples} samples of {data}" if data else f"{samples} samples", Tone.PLAIN, "verified on")
+    for each in artifacts:
+        parity = each.parity
+        if parity is not None and parity.passed is False and (low := [one for one in parity.outputs if one.finite]):
+            least = -20 * log10(parity.tolerance_relative)
+            found = ", ".join(f"{one.name} {format_snr(one.snr_db)}" for one in low if one.snr_db is not None)
+            text = f"{each.id}: an SNR of {least:.3g} dB is required of each output: {found}"
+            way_out = f"--min-snr accepts less; --budget {LOW_SNR_DB:g}dB keeps the layers in float that cost the most"
+            yield Sentence(text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ())
     for each in artifacts:
         proof = each.precision_proof
         if not proof.proven:

@@ -1,34 +1,46 @@
 """Runs an artifact on the reference inputs and compares its outputs with the source model's."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import gcd, inf
+from math import gcd, inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.backends.base import Backend, Session
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.entries import ArtifactInfo, ModelInfo, OutputError, ReferenceInfo, VerificationInfo
+from optpipe.core.errors import read_as_user_file
 from optpipe.core.events import Listener
-from optpipe.core.precision import Precision
+from optpipe.core.precision import CALIBRATED, EXACT_DB
+from optpipe.core.verdict import Blocker, Observation
 from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.export.exported import Reference, reference_from_file
-from optpipe.models.inputs.rows import count_batched, count_rows, join_batches, rows_from_outputs, split_batches
+from optpipe.models.inputs.rows import count_rows, join_batches, list_batches, rows_from_outputs, split_batches
+from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE
 from optpipe.stats.agreement import (
+    FEWEST_FOR_SNR,
     TOLERATED_RELATIVE_ERROR,
-    compute_output_error,
+    RowErrors,
+    compare_rows,
+    compute_snr_interval,
     compute_top1_accuracy,
     compute_top1_agreement,
+    pool_errors,
 )
+from optpipe.stats.means import mean_from_values, predict_next_upper_bound
+from optpipe.stats.paired import FEWEST_SAMPLES, Share, compute_share_interval
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
-from optpipe.workspace.file_names import CARD, REFERENCE
+from optpipe.workspace.file_names import BUILDS, CARD, OUTPUT_ERRORS, REFERENCE
+from optpipe.workspace.files import write_parquet
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
 
-REVISION = 1
+REVISION = 2
 
 
 def verify_artifact(
@@ -38,8 +50,9 @@ def verify_artifact(
     backend: Backend,
     store: Store,
     listener: Listener,
+    minimum_snr_db: float | None = None,
 ) -> tuple[Entry[VerificationInfo], bool]:
-    """The store entry `verification`: errors per output, and whether all are inside the precision's tolerance.
+    """The store entry `verification`: errors per output and sample, and whether each output has the SNR that it must have.
 
     Code for single batch sizes is run at those too, and the worst counts. Reruns where the artifact's bytes, the reference or the
     GPU differ.
@@ -50,13 +63,22 @@ def verify_artifact(
         "artifact": {"id": artifact.id, "sha256": hash_engine(artifact)},
         "reference": reference.id,
         "gpu": get_gpu_name() if artifact.info.device == "cuda" else None,
+        "minimum_snr_db": minimum_snr_db,
     }
 
-    def make(directory: Path) -> VerificationInfo:  # noqa: ARG001 - the outcome is the manifest's info alone
+    def make(directory: Path) -> VerificationInfo:
+        import polars as pl
+
         sizes = backend.list_static_batches(artifact.info)
+        tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]
+        if minimum_snr_db is not None:
+            tolerated = 10 ** (-minimum_snr_db / 20)
         with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
-            return verify_session(session, card, artifact.info.precision, tensors, reference.info.origin, sizes)
+            info, rows = verify_session(session, card, tolerated, tensors, reference.info, sizes)
+        frames = [pl.DataFrame({"output": [name] * len(each["values"]), **each}) for name, each in rows.items()]
+        write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))
+        return info
 
     return store.produce(VerificationInfo, recipe, make, parents=(artifact.id, reference.id), listener=listener)
 
@@ -64,19 +86,26 @@ def verify_artifact(
 def verify_session(
     session: Session,
     card: ModelCard,
-    precision: Precision,
+    tolerated: float,
     reference: Reference,
-    origin: str,
+    about: ReferenceInfo,
     sizes: Sequence[int] = (),
-) -> VerificationInfo:
+) -> tuple[VerificationInfo, dict[str, RowErrors]]:
     """All samples in batches as large as the profile allows, and again in batches of each of `sizes`: the worst of these."""
     found = []
     for size in (None, *sizes):
         tensors = reference if size is None else fill_batches(reference, size)
         outputs = run_in_batches(session, card, tensors.inputs, size)
-        found.append(compare_to_reference(card, precision, tensors, outputs, origin, size))
-    worst = min(found, key=lambda each: (each.passed is not False, inf if each.snr_db is None else each.snr_db))
-    return replace(worst, samples=found[0].samples, values=found[0].values)
+        found.append(compare_to_reference(card, tolerated, tensors, outputs, about, size))
+    info, rows = min(
+        found, key=lambda one: (one[0].passed is not False, inf if one[0].snr_db is None else one[0].snr_db)
+    )
+    count = found[0][0].samples
+    kept: dict[str, RowErrors] = {
+        name: {key: value[:count] for key, value in each.items()} for name, each in rows.items()
+    }
+    pooled = tuple(pool_errors(name, each) for name, each in kept.items())
+    return replace(info, samples=count, values=found[0][0].values, outputs=pooled), kept
 
 
 def fill_batches(reference: Reference, size: int) -> Reference:
@@ -107,41 +136,124 @@ def run_in_batches(
 
 def compare_to_reference(
     card: ModelCard,
-    precision: Precision,
+    tolerated: float,
     reference: Reference,
     found: Mapping[str, "np.ndarray"],
-    origin: str,
+    about: ReferenceInfo,
     size: int | None = None,
-) -> VerificationInfo:
-    """Outputs (samples, ...) of batches of `size` by name against the reference's, without the samples that no batch held.
+) -> tuple[VerificationInfo, dict[str, RowErrors]]:
+    """Outputs (samples, ...) of batches of `size` by name against the reference's, without the samples that no batch held; and the
+    errors of each sample by output.
 
     Agreement only for classifiers whose reference predictions vary.
     """
     import numpy as np
 
-    tolerance = TOLERATED_RELATIVE_ERROR[precision]
     total = count_rows(reference.inputs)
-    count = count_batched(card, total, size)
-    rows = {name: value[:count] if len(value) == total else value for name, value in reference.outputs.items()}
-    errors = tuple(compute_output_error(name, value, found[name]) for name, value in rows.items())
+    count = sum(part.stop - part.start for part in list_batches(card, reference.inputs, size))
+    expected = {name: value[:count] if len(value) == total else value for name, value in reference.outputs.items()}
+    rows = {name: compare_rows(value, found[name]) for name, value in expected.items()}
+    errors = tuple(pool_errors(name, each) for name, each in rows.items())
     values = sum(value.size for value in reference.outputs.values())  # a detector may have found nothing to compare
     agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         name = next(iter(reference.outputs))
-        expected, scores = rows[name], found[name].astype(np.float32)
-        agreement = compute_top1_agreement(expected, scores)
+        source, scores = expected[name], found[name].astype(np.float32)
+        agreement = compute_top1_agreement(source, scores)
         if reference.labels is not None:
             accuracy = compute_top1_accuracy(reference.labels[:count], scores)
-            source_accuracy = compute_top1_accuracy(reference.labels[:count], expected)
-    return VerificationInfo(
-        reference=origin,
+            source_accuracy = compute_top1_accuracy(reference.labels[:count], source)
+    info = VerificationInfo(
+        reference=about.origin,
         samples=count,
-        tolerance_relative=tolerance,
+        tolerance_relative=tolerated,
         snr_db=min((each.snr_db for each in errors if each.snr_db is not None), default=None),
         top1_agreement=agreement,
         top1_accuracy=accuracy,
         source_top1_accuracy=source_accuracy,
         outputs=errors,
         values=values,
-        passed=all(each.finite and each.relative <= tolerance for each in errors) if values else None,
+        passed=all(each.finite and each.relative <= tolerated for each in errors) if values else None,
+        data=about.data,
     )
+    return info, rows
+
+
+def observe_outputs(
+    checked: Entry[VerificationInfo], build: JudgedBuild, confidence: float
+) -> dict[str, dict[str, Observation]]:
+    """`snr` (dB), `cosine`, `agreement` (fraction) and `abs_error` of each output from the errors of each sample; empty where they
+    are not there or not those of `checked`, and for an output without values.
+
+    The cosine is the mean of the samples' own, the error the largest, up to a bound for the next sample.
+    """
+    with read_as_user_file(checked.path / OUTPUT_ERRORS, "errors of outputs"):
+        return {
+            name: _observe_output(name, rows, checked, build, confidence)
+            for name, rows in read_output_errors(checked).items()
+            if rows["values"].any()
+        }
+
+
+def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ...]:
+    """The errors of each output, from those of each sample; empty where they are not there."""
+    with read_as_user_file(checked.path / OUTPUT_ERRORS, "errors of outputs"):
+        return tuple(pool_errors(name, rows) for name, rows in read_output_errors(checked).items())
+
+
+def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:
+    """The errors of each sample by output; empty where they are not there, or not those of `checked`."""
+    import polars as pl
+
+    if OUTPUT_ERRORS not in checked.manifest.files or not checked.files.has(OUTPUT_ERRORS):
+        return {}
+    content = checked.files.read(OUTPUT_ERRORS)
+    if hashlib.sha256(content).hexdigest() != checked.sha256(OUTPUT_ERRORS):
+        return {}
+    parts = pl.read_parquet(content).group_by("output", maintain_order=True)
+    return {
+        str(key): {each: part[each].to_numpy() for each in part.columns if each != "output"} for (key,), part in parts
+    }
+
+
+def _observe_output(
+    name: str, rows: RowErrors, checked: Entry[VerificationInfo], build: JudgedBuild, confidence: float
+) -> dict[str, Observation]:
+    import numpy as np
+
+    count, data = len(rows["values"]), checked.info.data
+    about, more = f"output {name}, {count} samples of {data}", f"optpipe build {build.argument} --data PATH"
+    same = rows["output_best"] == rows["reference_best"]
+    hits, pooled = int(same.sum()), pool_errors(name, rows)
+    share = compute_share_interval(hits, count, confidence)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        product = rows["product"] / np.sqrt(rows["reference_square"] * rows["output_square"])
+    cosines = np.where(np.isnan(product), rows["difference_square"] == 0, product) * rows["finite"]
+    mean = mean_from_values([float(each) for each in cosines])
+    peaks = [float(each) for each in rows["difference_max"]] if pooled.finite else [inf]
+    bound = predict_next_upper_bound(peaks, confidence) if pooled.finite else inf
+    snr = EXACT_DB if pooled.snr_db is None else max(pooled.snr_db, -EXACT_DB)
+    extent = compute_snr_interval(rows, confidence) if pooled.finite and pooled.snr_db is not None else (snr, snr)
+    low, high = extent or (None, None)
+    blockers = []
+    if data == NOISE:
+        blockers.append(Blocker("the outputs were compared on noise", f"build on real inputs: {more}"))
+    if data.endswith(CALIBRATED_ON) and build.precision in CALIBRATED:
+        blockers.append(Blocker("the outputs were compared on the calibration samples", f"give others: {more}"))
+    if count < FEWEST_SAMPLES:
+        blockers.append(Blocker(f"{count} samples are too few for an interval", f"give {FEWEST_SAMPLES}: {more}"))
+    scattered = Blocker(f"fewer than {FEWEST_FOR_SNR} samples share the error", f"give more samples: {more}")
+    alike = Blocker("the largest values lie at the same places for every sample", f"give samples that differ: {more}")
+    found = {
+        "snr": Observation(snr, low, high, () if extent else (scattered,)),
+        "cosine": Observation(mean.value, *mean.interval(confidence), tail=mean) if mean else Observation(nan),
+        "agreement": Observation(hits / count, share.low, share.high, tail=Share(hits, count)),
+        "abs_error": Observation(max(peaks), max(peaks), max(*peaks, bound or inf)),
+    }
+    if len(np.unique(rows["reference_best"])) < 2:
+        found["agreement"] = replace(found["agreement"], blockers=(alike,))
+    source = f"{BUILDS}/{checked.name}/{OUTPUT_ERRORS}"
+    return {
+        key: replace(each, blockers=(*blockers, *each.blockers), about=about, source=source)
+        for key, each in found.items()
+    }

@@ -1,6 +1,6 @@
 """`optpipe build`, `optpipe calibrate`, `optpipe preprocess` and `optpipe evaluate`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,7 +29,7 @@ class BuildOptions:
     images: Annotated[
         Path | None,
         Param(
-            "Images or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
+            "Images, texts or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
             alias="data",
             metavar="PATH",
         ),
@@ -40,6 +40,14 @@ class BuildOptions:
             "The most that fp16, int8, fp8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, "
             "or an SNR of 30dB.",
             metavar="COST",
+        ),
+    ] = None
+    min_snr: Annotated[
+        str | None,
+        Param(
+            "The least SNR of each output; default: 60dB for fp32, 40dB for tf32, 34dB for fp16, 20dB for bf16, 10dB for int8 "
+            "and fp8.",
+            metavar="DB",
         ),
     ] = None
     compare_at: Annotated[
@@ -68,12 +76,15 @@ def build(
     from optpipe.core.errors import BadInputError, require_existing
     from optpipe.core.plan import sizes_from_text
     from optpipe.core.precision import budget_from_text
+    from optpipe.core.quantity import Dimension, read_quantity
 
     require_existing(how.images, "--images/--data")
     wanted = model_from_options(model, shapes, store)
     if targets.precision != "auto" and "auto" in (targets.precision or "").split(","):
         raise BadInputError(f"--precision {targets.precision}: auto tries every precision, so give it alone")
     plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=how.images, budget=how.budget)
+    if how.min_snr is not None:
+        plan = replace(plan, minimum_snr_db=read_quantity(how.min_snr, "--min-snr", Dimension.DECIBEL)[0])
     if targets.precision == "auto":
         from optpipe.build.choose import ChoicePlan, choose_build
 

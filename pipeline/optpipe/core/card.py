@@ -1,7 +1,6 @@
 """What optpipe knows about a model: its inputs, its task, the preprocessing it was trained with, and its labels."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.files import hash_value
+from optpipe.core.files import get_memory_bytes, hash_value
 from optpipe.core.transform import Transform
 
 Shape = tuple[int, ...]
@@ -420,7 +419,7 @@ def require_matching_input(card: ModelCard) -> None:
 
 def _require_in_memory(card: ModelCard) -> None:
     """Raises BadInputError where the smallest batch alone fills the memory of this machine."""
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    room = get_memory_bytes()
     for each in card.inputs:
         if prod(each.min) * 4 > room:
             raise BadInputError(

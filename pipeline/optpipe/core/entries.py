@@ -118,17 +118,22 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceInfo:
-    """The source model's outputs on real inputs."""
+    """The source model's outputs on the samples that builds are verified on."""
 
     KIND: ClassVar[str] = "reference"
 
     samples_kind: str
+    """`images`, `texts`, `tensors` or `synthetic`."""
     samples: int
     samples_sha256: str
     origin: str
     """What computed the outputs."""
     export_parity: tuple[OutputError, ...]
     """The exported graph against the source model; empty where the source is the graph."""
+    data: str = ""
+    """Whose the samples are: `voices.npz, held out from calibration`; empty in records of earlier versions."""
+    held_out: tuple[str, ...] = ()
+    """The hashes of the samples that are kept out of calibration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,8 @@ class VerificationInfo:
     """How many numbers were compared."""
     passed: bool | None
     """None where the source model's outputs are empty: then nothing was compared."""
+    data: str = ""
+    """Whose the samples are, as in the reference."""
 
 
 @dataclass(frozen=True, slots=True)

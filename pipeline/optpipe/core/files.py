@@ -85,6 +85,11 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
             os.close(at)
 
 
+def get_memory_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

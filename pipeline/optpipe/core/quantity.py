@@ -66,6 +66,8 @@ class Dimension(StrEnum):
     ENERGY = "J/image"
     SAMPLE_ENERGY = "J/sample"
     DECIBEL = "dB"
+    NUMBER = "1"
+    """Without a unit, as the values of an output and a cosine are."""
 
 
 _OF_SAMPLES = {Dimension.RATE: Dimension.SAMPLE_RATE, Dimension.ENERGY: Dimension.SAMPLE_ENERGY}
@@ -82,6 +84,7 @@ _NOUNS = {
     Dimension.ENERGY: "an energy per image",
     Dimension.SAMPLE_ENERGY: "an energy per sample",
     Dimension.DECIBEL: "a ratio in decibels",
+    Dimension.NUMBER: "a number",
 }
 
 SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM")
@@ -100,6 +103,7 @@ UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.ENERGY: _ENERGIES,
     Dimension.SAMPLE_ENERGY: _ENERGIES,
     Dimension.DECIBEL: {"dB": 1.0},
+    Dimension.NUMBER: {"": 1.0},
 }
 """The units of each dimension as factors to its base unit."""
 
@@ -114,6 +118,7 @@ EXAMPLES = {
     Dimension.ENERGY: "50 mJ/image",
     Dimension.SAMPLE_ENERGY: "50 mJ/sample",
     Dimension.DECIBEL: "40 dB",
+    Dimension.NUMBER: "0.999",
 }
 
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would take the digits of every script
@@ -130,12 +135,14 @@ def quantity_from_text(text: object, dimension: Dimension) -> float:
     """Reads `text` as a quantity of `dimension`, in its base unit; ValueError says what is wrong and shows the form."""
     example = f'for example "{EXAMPLES[dimension]}"'
     if isinstance(text, int | float) and not isinstance(text, bool):
+        if dimension is Dimension.NUMBER and 0 <= text < math.inf:
+            return float(text)
         raise ValueError(f"{text} has no unit; {example}")
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(f"{text!r} is not {_NOUNS[dimension]}; {example}")
     number, unit = float(match[1]), match[2]
-    if not unit:
+    if not unit and dimension is not Dimension.NUMBER:
         raise ValueError(f'"{text}" has no unit; {example}')
     if unit not in UNITS[dimension]:
         known = ", ".join(UNITS[dimension])
@@ -228,6 +235,8 @@ def format_quantity(value: float, dimension: Dimension) -> str:
         )
     if dimension is Dimension.DECIBEL:
         return f"{_format_digits(value, 3)} dB"
+    if dimension is Dimension.NUMBER:
+        return f"{value:.6g}"
     return f"{value:,.0f} {dimension}" if value >= 100 else f"{_format_digits(value, 3)} {dimension}"
 
 

@@ -54,7 +54,7 @@ from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
-from optpipe.models.inputs.rows import fill_sequences, read_length
+from optpipe.models.inputs.rows import fill_sequences, list_runs, read_length
 from optpipe.models.inputs.samples import POOL_SIZE, describe_pool, load_image_pool, save_pool, vary_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
@@ -274,8 +274,11 @@ def prepare_session(
     assert artifact.reference is not None
     kind = artifact.reference.info.samples_kind
     if plan.images is not None:
-        real, expected = load_image_pool(card, plan.images), {}
-        kind = "tensors" if holds_tensors(plan.images) else "images"
+        real, expected = load_image_pool(card, plan.images, artifact.model), {}
+        kind = "tensors" if holds_tensors(plan.images) else "texts" if card.tokenization else "images"
+    if card.batched:  # samples that differ in what has no batch axis share no batch
+        run = max(list_runs(card.inputs, real), key=lambda one: one.stop - one.start)
+        real, expected = ({name: value[run] for name, value in each.items()} for each in (real, expected))
     if length is not None:
         real = fill_sequences(card, real, length, POOL_LIMIT)
         expected = run_onnx_graph(store.verify_entry(artifact.model, ONNX).file(ONNX), card, real, REFERENCE_BATCH)[0]

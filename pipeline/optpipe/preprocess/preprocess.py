@@ -18,8 +18,8 @@ from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.models.artifacts.facts import hash_model
 from optpipe.models.export.exported import export_model, prepare_model
 from optpipe.models.export.model import Model
+from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import ImageFolder, find_readable_images, format_unreadable
-from optpipe.models.inputs.samples import read_labeled_files
 from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali
@@ -275,9 +275,9 @@ def choose_images(
     if given is not None:
         found = given
     elif "validation" in card.data:
-        pairs = list(read_labeled_files(Path(card.data["validation"])))
-        truth = dict(pairs)
-        folder = Path(os.path.commonpath([path.parent for path, _ in pairs]))
+        known = ImageSet.from_manifest(Path(card.data["validation"]))
+        truth = {path: each.label or "" for path, each in zip(known.paths, known.files, strict=True)}
+        folder = Path(os.path.commonpath([path.parent for path in truth]))
         found = find_usable_images(folder, limit, max_unreadable, listener)
     else:
         found = find_usable_images(find_shipped_folder("calibration") / "samples", limit, max_unreadable, listener)

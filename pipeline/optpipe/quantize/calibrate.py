@@ -1,7 +1,8 @@
 """Calibrates a model: an image set with provenance, one pass over it, and one table per method."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,15 @@ class CalibrationData:
 
 
 def load_calibration_data(
-    model: Entry[ModelInfo], source: Path | None, count: int | None, seed: int, listener: Listener
+    model: Entry[ModelInfo],
+    source: Path | None,
+    count: int | None,
+    seed: int,
+    listener: Listener,
+    held_out: Collection[str] = (),
 ) -> CalibrationData:
-    """The set named by `source`, or by the model's card. Never random data, never validation data.
+    """The set named by `source`, or by the model's card, without the samples whose hash is in `held_out`. Never random data, never
+    validation data.
 
     Raises BadInputError where there is none, where it was drawn for another model, or where it holds validation samples.
     """
@@ -59,6 +66,7 @@ def load_calibration_data(
         require_calibration(card)
     found, unreadable = load_sample_set(model, card, source or Path(str(own)), count, seed, listener)
     _require_own(found, card)
+    found = replace(found, files=tuple(each for each in found.files if each.sha256 not in held_out))
     if len(found.files) < FEW_SAMPLES:
         listener.warn(f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges")
     return CalibrationData(drop_unknown_labels(found, card, listener), unreadable)
@@ -71,10 +79,10 @@ def _require_own(found: SampleSet, card: ModelCard) -> None:
         refuse_overlap(found, image_set_from_path(Path(card.data["validation"]))[0])
 
 
-def resolve_calibration_source(
-    source: Path, card: ModelCard, tokenizer: str | None, store: Store, *, truncate: bool = False
+def resolve_data(
+    source: Path, card: ModelCard, tokenizer: str | None, store: Store, option: str, *, truncate: bool = False
 ) -> Path:
-    """`source`, or the folder of the batches that CALIBRATION of a Python file gives, or the manifest of texts that are cut.
+    """`source` of `option`, or the folder of the batches that CALIBRATION of a Python file gives, or the manifest of texts that are cut.
 
     `tokenizer` is the content of a text model's. Raises BadInputError, before anything is computed, for what the model does not
     take.
@@ -88,7 +96,7 @@ def resolve_calibration_source(
         for rows in read_tensor_set(source, card.inputs).parts:
             for name, values in rows.items():
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
-                    raise BadInputError(f"{source}: input '{name}' contains NaN or Inf; calibrate on finite values")
+                    raise BadInputError(f"{source}: input '{name}' contains NaN or Inf; give finite values")
     elif card.transform is None and card.tokenization is None and not is_table(source):
         raise BadInputError(
             f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\n"
@@ -96,7 +104,7 @@ def resolve_calibration_source(
         )
     if is_table(source):
         return source
-    if card.transform is not None and not holds_tensors(source):
+    if card.transform is not None and not holds_tensors(source) and option != "--data":
         _require_own(load_sample_set(None, card, source, None, 0, SilentListener())[0], card)
     return resolve_texts(source, card, tokenizer, store.workspace / "calibration", truncate=truncate)
 
@@ -181,9 +189,14 @@ def _compute_tables(
             f"{card.name} is quantized already; `optpipe build` with --precision int8 builds it as it is"
         )
     graph = onnx.load(model.file(ONNX))
-    wanted = {name for target in targets for name in place_qdq(graph, target).tensors}
+    placed = [place_qdq(graph, target) for target in targets]
+    wanted = {name for each in placed for name in each.tensors}
     if not wanted:
-        raise BadInputError(f"{card.name} has no layer that benefits from INT8 or FP8; build it in fp16")
+        why = "; ".join(sorted({each.reason for each in placed[0].skipped})[:3])
+        raise BadInputError(
+            f"{card.name} has no layer that benefits from INT8 or FP8{f' ({why})' if why else ''}\n"
+            "build it in fp32 or fp16"
+        )
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
     first, _ = next(iterate_input_batches(model, card, samples, 1))

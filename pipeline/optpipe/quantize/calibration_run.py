@@ -19,7 +19,7 @@ from optpipe.quantize.calibrate import (
     load_calibration_data,
     name_table_file,
     quantize_graph,
-    resolve_calibration_source,
+    resolve_data,
     tables_from_entry,
 )
 from optpipe.quantize.placement import Target
@@ -176,7 +176,7 @@ def _find_source(model: Model, stored: Entry[ModelInfo] | None, plan: Calibratio
     card = read_card(model, stored)
     if plan.source is not None:
         tokenizer = read_tokenizer(model, stored)
-        return resolve_calibration_source(plan.source, card, tokenizer, store, truncate=plan.truncate)
+        return resolve_data(plan.source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate)
     own = None if "calibration" in card.data else model.load().calibration
     return None if own is None else save_batches(own(), store.workspace / "calibration")
 

@@ -7,7 +7,7 @@ Runtime's CPU provider fuses an operator only where its *output* is quantized as
 linear layers, in E4M3.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +54,7 @@ def place_qdq(
         obstacle = obstacle or ("its input was zero in all calibration data" if node.input[0] in unseen else None)
         reason = "kept in floating point by request" if keep(node.name) else obstacle
         skipped.append(SkippedLayer(node.name, reason)) if reason else layers.append(node)
+    skipped += _list_inner_layers(model.graph)
     edges = [(node.name, 0) for node in layers]
     after: list[str] = []
     if target == "tensorrt":
@@ -72,6 +73,17 @@ def place_qdq(
         skipped=tuple(skipped),
         after=tuple(after),
     )
+
+
+def _list_inner_layers(graph: Any) -> Iterator[SkippedLayer]:
+    """The layers in the subgraphs of If, Loop and Scan."""
+    for outer in graph.node:
+        for inner in (attribute.g for attribute in outer.attribute if attribute.HasField("g")):
+            for node in inner.node:
+                if node.op_type in WEIGHTED_OPS:
+                    name = f"{outer.name}/{node.name or node.output[0]}"
+                    yield SkippedLayer(name, f"inside {outer.op_type}: subgraphs stay in floating point")
+            yield from _list_inner_layers(inner)
 
 
 def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:

@@ -3,7 +3,7 @@
 TensorRT 11 takes the types as they stand in the graph; no builder flag changes them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,9 @@ def convert_to_precision(
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
     if precision in CALIBRATED:
-        return make_calibrated_graph(precision, model, device, calibration, store, listener, budget)
+        return make_calibrated_graph(
+            precision, model, device, calibration, store, listener, budget, reference.info.held_out
+        )
     if budget is not None and precision in BUDGETED:
         return convert_within_budget(budget, model, reference, calibration, store, listener)
     return convert_to_half(precision, model, reference, store, listener)
@@ -230,12 +232,13 @@ def make_calibrated_graph(
     store: Store,
     listener: Listener,
     budget: Budget | None = None,
+    held_out: Collection[str] = (),
 ) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` with INT8 or FP8 in it, for `device`; around INT8 the rest is FP16 on a GPU and FP32 on the CPU.
 
-    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set. With a
-    `budget`, the fewest layers that exceed it stay in floating point; raises BadInputError for one with a table,
-    and where FP8 has too few linear layers.
+    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set,
+    without the samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point; raises
+    BadInputError for one with a table, and where FP8 has too few linear layers.
     """
     target = choose_target(precision, device)
     if target == "fp8":
@@ -246,7 +249,7 @@ def make_calibrated_graph(
                 f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
             )
         return graph_from_table(model, read_table(calibration), target, (), store, listener)
-    data = load_calibration_data(model, calibration, None, 0, listener)
+    data = load_calibration_data(model, calibration, None, 0, listener, held_out)
     entry, _ = calibrate_model(model, data, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
     compared, _ = compare_methods(

@@ -40,6 +40,8 @@ class BuildEvidence:
     """What `TaskContract.observe` says: `drop`, `agreement`, `score`, …, as fractions."""
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
+    outputs: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
+    """By output: `snr` in dB, `cosine`, `agreement` as a fraction, `abs_error`."""
     tensor_core_share: Observation | None = None
     other_file: tuple[str, ...] = ()
     """Kinds of the runs that are of another file under the build's id and show nothing of it: `evaluate`, `profile`."""

@@ -44,7 +44,7 @@ from optpipe.workspace.entry import (
     require_unchanged,
     strip_folders,
 )
-from optpipe.workspace.file_names import BUILDS, CARD, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
+from optpipe.workspace.file_names import BUILDS, CARD, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
 from optpipe.workspace.files import find_changed_files, write_bytes
 from optpipe.workspace.runs import list_removed_runs, list_runs
 from optpipe.workspace.store import Store
@@ -273,5 +273,7 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
         found |= {name: entries[name] for name in wanted}
         wanted = {parent for name in wanted for parent in entries[name].manifest.parents}
     for entry in found.values():
-        target = folder / BUILDS / entry.path.name / MANIFEST
-        write_bytes(target, json_from_record(strip_folders(read_manifest(Files(entry.path)))))
+        target = folder / BUILDS / entry.path.name
+        write_bytes(target / MANIFEST, json_from_record(strip_folders(read_manifest(Files(entry.path)))))
+        if OUTPUT_ERRORS in entry.manifest.files:
+            shutil.copyfile(entry.path / OUTPUT_ERRORS, target / OUTPUT_ERRORS)

@@ -71,6 +71,10 @@ _NAMES = {
     "accuracy.minimum_agreement": "Agreement with the source model",
     "preprocessing.minimum_agreement": "Preprocessing agreement",
     "preprocessing.minimum_snr": "Preprocessing SNR",
+    "outputs.minimum_snr": "Output SNR",
+    "outputs.minimum_cosine": "Output cosine",
+    "outputs.minimum_agreement": "Output agreement",
+    "outputs.maximum_abs_error": "Output error",
     "size.maximum": "Engine size",
     "tensor_cores.minimum_share": "Tensor Core use",
 }

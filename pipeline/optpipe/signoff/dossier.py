@@ -3,7 +3,7 @@
 A dossier's folder (see `optpipe.workspace.seal` for its seal)
     request.json               what was asked: model, artifact, waivers, the optpipe that judged, when
     policy.toml                the policy, byte for byte
-    builds/KIND-ID/manifest.json  the store's records: of the engine (its hash, its proven precision, its weights), of the
+    builds/KIND-ID/            the store's records: of the engine (its hash, its proven precision, its weights), of the
                                comparison of its outputs with the source model's, and of all that they were made from
     runs/RUN/…                 run folders with raw samples; `baseline/` holds the same of the approved baseline
     verdict.json               the verdict as `judge_dossier` computes it

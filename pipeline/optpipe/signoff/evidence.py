@@ -101,6 +101,18 @@ def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Ob
     return [figure]
 
 
+def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+    """Of the output that the criterion names, or of all that have the figure."""
+    known, command = evidence.outputs, f"{suggest_build_again(evidence.build)} --data PATH"
+    if not known:
+        return Missing("the errors of each sample's outputs are not recorded for this build", command)
+    if criterion.output is not None and criterion.output not in known:
+        there = f"this build has no output {criterion.output}; it has {', '.join(known)}"
+        return Missing(there, "change the policy's [outputs]")
+    name = criterion.metric.partition("_")[2]
+    return [each[name] for output, each in known.items() if criterion.output in (None, output)]
+
+
 def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
     shares = evidence.build.macs_share
     if not shares:
@@ -142,7 +154,7 @@ KINDS: Mapping[str, EvidenceKind] = {
         {MEASUREMENTS_FILE: MeasurementsRecord, COMPARISON_FILE: PairedComparison},
     ),
     "profile": EvidenceKind({"tensor_cores": _tensor_cores}, (recompute_profile,), {PROFILE: ProfileRecord}),
-    "build": EvidenceKind({"precision": _precision, "size": _size}),
+    "build": EvidenceKind({"outputs": _outputs, "precision": _precision, "size": _size}),
 }
 """By kind of run, in the order in which a sign-off makes those that are missing; `build` is the build's own record."""
 JUDGED_RUNS = tuple(name for name in KINDS if name != "build")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.registry import BACKENDS
+from optpipe.build.verify import observe_outputs
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
@@ -176,6 +177,7 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
         baseline_name=request.baseline,
         pairs=tuple(pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)),
         record=_describe_record(dossier.artifact),
+        outputs={} if dossier.verification is None else observe_outputs(dossier.verification, build, confidence),
     )
 
 
@@ -228,8 +230,8 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
     if checked.recipe.get("artifact", {}).get("sha256") != hash_engine(dossier.artifact):
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
-    snr = checked.info.snr_db
-    seen = f"on {checked.info.samples} samples (reference: {checked.info.reference})"
+    snr, whose = checked.info.snr_db, f" of {checked.info.data}" if checked.info.data else ""
+    seen = f"on {checked.info.samples} samples{whose} (reference: {checked.info.reference})"
     seen += f", SNR {format_snr(snr)}" if snr else ""
     if not checked.info.passed:
         reason, remedy = (

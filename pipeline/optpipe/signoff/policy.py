@@ -27,6 +27,7 @@ from optpipe.signoff.policy_format import (
     LoadFilter,
     MeasuredSection,
     Name,
+    Outputs,
     PolicyDocument,
     Sense,
     Table,
@@ -47,11 +48,14 @@ class Criterion:
     where: LoadFilter = field(default_factory=LoadFilter)
     score: str | None = None
     """The task's score that is limited, where the limit names it."""
+    output: str | None = None
+    """The output that is limited, where the section names it."""
 
     @property
     def name(self) -> str:
         """What `--waive` and reports call it: `latency.p99.b8.single-stream`, `accuracy.maximum_drop.AP50`."""
-        return f"{self.section}.{self.metric}{self.where.to_slug()}{f'.{self.score}' if self.score else ''}"
+        parts = (f"{self.section}.{self.metric}{self.where.to_slug()}", self.score, self.output)
+        return ".".join(part for part in parts if part)
 
     @property
     def limit(self) -> str:
@@ -150,8 +154,9 @@ def _list_criteria(document: PolicyDocument) -> Iterator[Criterion]:
         tables = getattr(document, name)
         for table in tables if isinstance(tables, tuple) else (tables,):
             where = table.where if isinstance(table, MeasuredSection) else LoadFilter()
+            output = str(table.output) if isinstance(table, Outputs) and table.output else None
             for metric, limit in table.list_limits():
-                yield Criterion(name, metric, limit.sense, float(limit), limit.dimension, where, limit.score)
+                yield Criterion(name, metric, limit.sense, float(limit), limit.dimension, where, limit.score, output)
 
 
 def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:
@@ -277,6 +282,8 @@ def make_policy_schema() -> JsonSchema:
 def _describe_type(kind: type) -> JsonSchema:
     if issubclass(kind, Limit):
         pattern, example = make_quantity_pattern(kind.dimension), EXAMPLES[kind.dimension]
+        if kind.dimension is Dimension.NUMBER:
+            return {"type": "number", "minimum": 0, "description": kind.__doc__, "examples": [float(example)]}
         return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}
     name = {"type": "string", "pattern": r"\S"}
     return name if issubclass(kind, Name) else {"anyOf": [{"type": ["number", "boolean"]}, name]}

@@ -46,8 +46,9 @@ class Limit(float):
         found, least = quantity_from_text(value, cls.dimension), cls.sense is Sense.AT_LEAST
         if found == 0 and cls.dimension is Dimension.QUERIES:
             raise ValueError(f'invalid rate "{value}": it must be greater than zero')
-        if least and cls.dimension is Dimension.SHARE and found > 1:
-            raise ValueError(f'"{value}" can never be met: the maximum is 100 %')
+        if least and cls.dimension in (Dimension.SHARE, Dimension.NUMBER) and found > 1:
+            largest = "100 %" if cls.dimension is Dimension.SHARE else "1"
+            raise ValueError(f'"{value}" can never be met: the maximum is {largest}')
         if found == 0 and least:
             raise ValueError(f'"{value}" is always met; remove it or set a meaningful limit')
         if found == 0 and cls.dimension in (Dimension.TIME, Dimension.SIZE, Dimension.ENERGY):
@@ -93,6 +94,14 @@ class MinShare(Limit, sense=Sense.AT_LEAST, dimension=Dimension.SHARE):
 
 class MinRatio(Limit, sense=Sense.AT_LEAST, dimension=Dimension.DECIBEL):
     """Minimum signal-to-noise ratio."""
+
+
+class MinCosine(Limit, sense=Sense.AT_LEAST, dimension=Dimension.NUMBER):
+    """Minimum cosine similarity."""
+
+
+class MaxError(Limit, sense=Sense.AT_MOST, dimension=Dimension.NUMBER):
+    """Maximum absolute error, in the output's own unit."""
 
 
 class QueryRate(Limit, sense=Sense.AT_LEAST, dimension=Dimension.QUERIES):
@@ -261,6 +270,18 @@ class Preprocessing(Section, frozen=True):
     minimum_snr: MinRatio | None = None
 
 
+class Outputs(Section, frozen=True):
+    """The build's outputs against the source model's, on the samples that the build was verified on."""
+
+    output: Name | None = None
+    """The output that is limited; every output without it."""
+    minimum_snr: MinRatio | None = None
+    minimum_cosine: MinCosine | None = None
+    minimum_agreement: MinShare | None = None
+    """Of the places of the largest values along the last axis."""
+    maximum_abs_error: MaxError | None = None
+
+
 class PrecisionShare(Section, frozen=True):
     """Share of the MACs that run in a precision, verified in the built network."""
 
@@ -325,6 +346,7 @@ class PolicyDocument(Table, frozen=True):
     stability: Stability | tuple[Stability, ...] = ()
     accuracy: Accuracy | tuple[Accuracy, ...] = ()
     preprocessing: Preprocessing | tuple[Preprocessing, ...] = ()
+    outputs: Outputs | tuple[Outputs, ...] = ()
     precision: PrecisionShare | tuple[PrecisionShare, ...] = ()
     size: Size | tuple[Size, ...] = ()
     tensor_cores: TensorCores | tuple[TensorCores, ...] = ()
@@ -343,5 +365,5 @@ def list_keys(section: type[Table]) -> list[str]:
 
 def list_metrics(section: type[Section]) -> list[str]:
     """The limits that a section may set."""
-    narrowing = LoadFilter.__struct_fields__ if issubclass(section, LoadFilter) else ()
+    narrowing = LoadFilter.__struct_fields__ if issubclass(section, LoadFilter) else ("output",)
     return [name for name in list_keys(section) if name not in narrowing]

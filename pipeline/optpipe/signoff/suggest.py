@@ -130,6 +130,7 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     said = {
         "accuracy": f"evaluate on more labeled data: optpipe evaluate {build.argument} --data DIR",
         "preprocessing": f"verify parity on more images: optpipe preprocess {build.argument} --images DIR",
+        "outputs": f"build on more samples: optpipe build {build.argument} --data PATH",
         "tensor_cores": f"profile more iterations: {suggest_profile(build)} --iterations {MORE_ITERATIONS}",
     }
     return said.get(section, "")
@@ -145,6 +146,7 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
         "accuracy": f"`optpipe calibrate {build.argument} --sensitivity` finds the layers to keep out of INT8",
         "preprocessing": f"`optpipe preprocess {build.argument}` shows which step contributes most",
+        "outputs": f"`optpipe build {build.argument} --budget 30dB` keeps the layers in float that cost the most",
         "precision": f"`optpipe store show {build.artifact}` lists the layers in other precisions",
         "memory": "reduce the batch size or use a lower precision",
         "size": "use a lower precision for a smaller engine",

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.build.verify import recompute_outputs
+from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, GateError, first_line
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
@@ -38,7 +39,7 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
 from optpipe.stats.percentiles import CONFIDENCE
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
-from optpipe.workspace.file_names import BUILDS, EVALUATION, POLICY, PREPROCESSING, REQUEST, VERDICT
+from optpipe.workspace.file_names import BUILDS, EVALUATION, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, VERDICT
 from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, check_signature, find_seal_problems
 
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, SUMS, SEAL, SIGNATURE}
@@ -204,7 +205,9 @@ def _find_foreign_files(files: Files) -> Iterator[str]:
         name = path.relative_to(files.folder).as_posix()
         record = name.split("/")
         known = name in _OWN if len(record) == 1 else record[0] in _FOLDERS
-        if path.is_file() and (not known or (record[0] == BUILDS and (len(record) != 3 or path.name != MANIFEST))):
+        if path.is_file() and (
+            not known or (record[0] == BUILDS and (len(record) != 3 or path.name not in (MANIFEST, OUTPUT_ERRORS)))
+        ):
             yield f"{name}: not part of a dossier"
         if path.suffix == ".json":
             try:
@@ -219,6 +222,9 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     builds = {each.id: each for each in dossier.builds}
     for entry in builds.values():
         yield from _check_entry(entry, builds)
+        recorded = isinstance(entry.info, VerificationInfo) and OUTPUT_ERRORS in entry.manifest.files
+        if recorded and recompute_outputs(entry) != entry.info.outputs:
+            yield f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS} gives other errors than its record"
     others = {
         name: build for name, build in builds.items() if name != request.artifact
     }  # an approved file may have had its id

@@ -21,8 +21,9 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
 from optpipe.models.export.model import Model
+from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays, read_length
-from optpipe.models.inputs.samples import choose_samples
+from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.files import trace_from_folder, trace_from_path, write_trace
@@ -89,7 +90,8 @@ def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: i
     """The images of `folder`, or the model's own samples, at least a batch of them; none for a model without images."""
     if card.transform is None:
         return ()
-    files = choose_samples(card, folder).files
+    drawn = choose_samples(card, folder).drawn
+    files = drawn.paths[: max(batch_size, SAMPLE_COUNT)] if isinstance(drawn, ImageSet) else ()
     return files * -(-batch_size // len(files)) if files else ()
 
 

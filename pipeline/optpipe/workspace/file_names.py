@@ -5,6 +5,9 @@ ONNX = "model.onnx"
 CARD = "card.json"
 REFERENCE = "reference.npz"
 TOKENIZER = "tokenizer.json"
+# a verification
+OUTPUT_ERRORS = "errors.parquet"
+"""One row for each output and sample."""
 # a calibration
 CALIBRATION_SET = "set.json"
 MODELOPT_LOG = "modelopt.log"

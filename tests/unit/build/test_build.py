@@ -44,6 +44,9 @@ def test_a_budget_is_refused_where_the_whole_module_is_cast(tmp_path):
     assert not (tmp_path / "workspace").exists()
 
 
+DIGITS = find_shipped_folder("calibration") / "digits" / "calibration.json"
+
+
 def test_what_has_no_effect_is_said(tmp_path, monkeypatch):
     def stop(*_):
         raise MissingError("far enough")
@@ -52,14 +55,12 @@ def test_what_has_no_effect_is_said(tmp_path, monkeypatch):
     heard = SilentListener()
     model = Model(source_from_text("digits", {}), weights_from_text("default", 0), None)
     options = {"tensorrt": {"nonsense": "5"}}
-    plan = BuildPlan(
-        (Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu", calibration=tmp_path, options=options
-    )
+    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu", calibration=DIGITS, options=options)
     with pytest.raises(MissingError, match="far enough"):
         build_model(model, plan, Store(tmp_path / "workspace"), heard)
     assert heard.warnings == [
         "--option tensorrt.… has no effect: tensorrt is not built",
-        "--calibration has no effect: int8 and fp8 need it, and neither is built",
+        "--calibration gives only the inputs that outputs are verified on: int8 and fp8 need it, and neither is built",
     ]
 
 
@@ -116,7 +117,10 @@ def test_a_module_whose_outputs_do_not_fit_its_task_is_not_exported(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("calibration", "800 of 800 calibration images are also in the validation set"), ("images", "cannot be decoded")],
+    [
+        ("calibration", "800 of 800 calibration images are also in the validation set"),
+        ("images", "1 of 1 images cannot be read"),
+    ],
 )
 def test_images_that_do_not_fit_are_refused_before_the_export(tmp_path, given, said):
     (tmp_path / "empty").mkdir()

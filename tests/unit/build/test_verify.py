@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from optpipe.backends.inductor_packages import parse_static_batches
 from optpipe.build.verify import fill_batches, verify_session
 from optpipe.core.card import card_from_dict
+from optpipe.core.entries import ReferenceInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.precision import Precision
 from optpipe.models.export.exported import Reference
 
 CARD = card_from_dict(
@@ -22,6 +22,9 @@ CARD = card_from_dict(
         "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}],
     }
 )
+
+
+ABOUT = ReferenceInfo("tensors", 0, "", "test", ())
 
 
 def make_reference(samples):
@@ -41,7 +44,7 @@ def answer(inputs, wrong=()):
 def test_a_wrong_row_at_one_batch_size_fails_the_whole_artifact(samples, sizes):
     def verify(wrong):
         session = SimpleNamespace(run=lambda inputs: answer(inputs, wrong))
-        return verify_session(session, CARD, Precision.FP32, make_reference(samples), "test", sorted(sizes))
+        return verify_session(session, CARD, 1e-3, make_reference(samples), ABOUT, sorted(sizes))[0]
 
     right = verify(())
     assert right.passed

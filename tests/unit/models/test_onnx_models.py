@@ -152,7 +152,7 @@ def test_int8_around_branches_that_read_weights(tmp_path) -> None:
 
 def test_without_calibration_data_nothing_is_exported(tmp_path) -> None:
     with pytest.raises(BadInputError, match=r"calibrate net on: give a .npz with an array per input"):
-        built(product(tmp_path), tmp_path, "fp32", "int8")
+        built(product(tmp_path), tmp_path, "int8")
     assert not list((tmp_path / ".optpipe").glob("store/model-*"))
 
 
@@ -232,3 +232,81 @@ def test_a_product_behind_an_operator_of_the_runtime_counts(tmp_path) -> None:
     path = saved(tmp_path, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, v=normal(32, 64), w=normal(64, 16))
     found = built(path, tmp_path, "fp32")
     assert found.artifacts[0].entry.info.precision_proof.share.total_macs == 8 * 64 * (32 + 16)
+
+
+def branching(folder, **constants):
+    """An If over the sampling rate with the layers inside, and a state whose output has no shape: silero VAD."""
+
+    def branch(name, scale):
+        made = [
+            helper.make_node("MatMul", ["x", "w"], [f"{name}_y"]),
+            helper.make_node("Mul", ["state", scale], [f"{name}_next"]),
+        ]
+        outputs = [helper.make_empty_tensor_value_info(f"{name}_{each}") for each in ("y", "next")]
+        return helper.make_graph(made, name, [], outputs)
+
+    nodes: list[Any] = [
+        ("Equal", ["sr", "wide"], ["is_wide"], {}),
+        (
+            "If",
+            ["is_wide"],
+            ["y", "next"],
+            {"then_branch": branch("wide", "two"), "else_branch": branch("narrow", "one")},
+        ),
+    ]
+    inputs = {"x": ("FLOAT", ["batch", 64]), "state": ("FLOAT", [2, "batch", 4]), "sr": ("INT64", [])}
+    outputs = {"y": ("FLOAT", ["batch", 64]), "next": ("FLOAT", [None, None, None])}
+    numbers = {
+        "wide": np.array(16000),
+        "one": normal(1),
+        "two": normal(1),
+        "w": normal(64, 64),
+        **constants,
+    }
+    return saved(folder, nodes, inputs, outputs, **numbers)
+
+
+def test_a_state_behind_an_if_has_its_own_axis_and_what_int8_leaves_out_is_said(tmp_path) -> None:
+    rows = {"x": normal(32, 64), "state": normal(2, 32, 4), "sr": np.repeat([16000, 8000], 16)}
+    np.savez(tmp_path / "rows.npz", **rows)
+    model, store = Model(OnnxFileSource(branching(tmp_path)), WeightsRequest()), Store(tmp_path / ".optpipe")
+    plan = BuildPlan(
+        (Precision.FP32, Precision.INT8), (OnnxRuntime(),), named=True, device="cpu", calibration=tmp_path / "rows.npz"
+    )
+    found = build_model(model, plan, store, SilentListener())
+    assert [each.batch for each in card_from_file(found.model.file(CARD)).outputs] == [0, 1]
+    assert found.artifacts[0].verification.info.passed
+    assert "inside If: subgraphs stay in floating point" in found.failed[0].reason
+
+
+def test_fp32_is_built_where_int8_has_nothing_to_calibrate_on(tmp_path) -> None:
+    path = saved(tmp_path, [("MatMul", ["x", "w"], ["y"], {})], {"x": ("FLOAT", ["n", 8])}, {"y": ("FLOAT", ["n", 4])},
+                 w=normal(8, 4))  # fmt: skip
+    plan = BuildPlan((Precision.FP32, Precision.INT8), (OnnxRuntime(),), named=True, device="cpu")
+    model = Model(OnnxFileSource(path), WeightsRequest())
+    found = build_model(model, plan, Store(tmp_path / ".optpipe"), SilentListener())
+    assert [each.entry.info.precision for each in found.artifacts] == [Precision.FP32]
+    assert found.failed[0].reason.startswith("INT8 needs real inputs to calibrate net on")
+
+
+def test_a_loop_that_never_ends_is_refused_before_it_runs(tmp_path) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", [a], [b]) for a, b in (("more", "again"), ("h", "next"))], "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("more", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("h", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("again", TensorProto.BOOL, []), helper.make_tensor_value_info("next", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes: list[Any] = [("Loop", ["count", "", "x"], ["y"], {"body": body})]
+    dims = ("FLOAT", ["n", 8])
+    path = saved(tmp_path, nodes, {"x": dims}, {"y": dims}, count=np.array(2**40))
+    with pytest.raises(BadInputError, match="a Loop in it runs 1099511627776 times"):
+        Model(OnnxFileSource(path), WeightsRequest()).load()
+
+
+def test_shapes_are_proposed_as_the_given_tensors_have_them(tmp_path) -> None:
+    path = saved(tmp_path, [("Relu", ["x"], ["y"], {})], {"x": ("FLOAT", ["n", 3, "h", "w"])},
+                 {"y": ("FLOAT", ["n", 3, "h", "w"])})  # fmt: skip
+    np.savez(tmp_path / "rows.npz", x=normal(5, 3, 48, 320))
+    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu", images=tmp_path / "rows.npz")
+    with pytest.raises(BadInputError, match="--shape x=1x3x48x320:8x3x48x320:64x3x48x320"):
+        build_model(Model(OnnxFileSource(path), WeightsRequest()), plan, Store(tmp_path / "ws"), SilentListener())

@@ -13,7 +13,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.models.inputs.tensor_set import read_tensor_set
-from optpipe.quantize.calibrate import resolve_calibration_source
+from optpipe.quantize.calibrate import resolve_data
 from optpipe.quantize.precision_graph import find_tables, graph_from_table, make_calibrated_graph
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.workspace.file_names import CARD, ONNX
@@ -113,7 +113,7 @@ GENERATOR = "import numpy as np\nCALIBRATION = ({'x': np.ones((2, 3), np.float32
 
 def test_a_python_file_gives_tensors(tmp_path) -> None:
     (tmp_path / "data.py").write_text(GENERATOR)
-    found = resolve_calibration_source(tmp_path / "data.py", TENSORS, None, Store(tmp_path / "workspace"))
+    found = resolve_data(tmp_path / "data.py", TENSORS, None, Store(tmp_path / "workspace"), "--calibration")
     assert len(read_tensor_set(found, TENSORS.inputs).files) == 8
 
 
@@ -134,4 +134,4 @@ def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
     else:
         np.savez(tmp_path / name, x=content)
     with pytest.raises(BadInputError, match=said):
-        resolve_calibration_source(tmp_path / name, TENSORS, None, Store(tmp_path / "workspace"))
+        resolve_data(tmp_path / name, TENSORS, None, Store(tmp_path / "workspace"), "--calibration")

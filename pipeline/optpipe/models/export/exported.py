@@ -13,8 +13,7 @@ from optpipe.core.precision import Precision
 from optpipe.models.export.model import Model, choose_available_weights
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
 from optpipe.models.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
-from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.models.inputs.text_set import SENTENCES
+from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
 from optpipe.models.sources.resolve import CardSource
 from optpipe.models.sources.user_code import describe_user_error
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
@@ -51,7 +50,7 @@ def reference_from_file(path: Path) -> Reference:
         return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
 
 
-REVISION = 7
+REVISION = 8
 """Raised whenever this stage would write something else from the same recipe."""
 
 
@@ -153,20 +152,37 @@ ONNX_WAY_OUT = "its graph is random\nexport it in eval mode, or remove RandomNor
 
 
 def compute_reference(
-    model: Model, entry: Entry[ModelInfo], images: Path | None, store: Store, listener: Listener
+    model: Model,
+    entry: Entry[ModelInfo],
+    data: Path | None,
+    store: Store,
+    listener: Listener,
+    calibration: Path | None = None,
+    *,
+    truncate: bool = False,
 ) -> tuple[Entry[ReferenceInfo], bool]:
-    """The store entry `reference`: the source model's outputs on real inputs, and the exported graph compared with them.
+    """The store entry `reference`: the source model's outputs on the samples that `choose_samples` finds, and the exported graph
+    compared with them.
 
-    Both are run at batch sizes 1, 3 and all samples where the profile allows; outputs outside the FP32 tolerance raise `GateError`.
+    Both are run on all samples, and on a few at batch sizes 1 and 3 where the profile allows; outputs outside the FP32 tolerance
+    raise `GateError`.
     """
     card = card_from_file(entry.file(CARD))
-    samples = choose_samples(card, images, entry.file(TOKENIZER) if card.tokenization else None)
-    recipe = {"revision": REVISION, "model": entry.id, "samples": samples.sha256, "labels": list(samples.labels)}
+    samples = choose_samples(card, data, calibration, entry, listener, truncate=truncate)
+    labels = read_sample_labels(card, samples)
+    recipe = {
+        "revision": REVISION,
+        "model": entry.id,
+        "samples": samples.sha256,
+        "data": samples.data,
+        "held_out": list(samples.held_out),
+        "labels": None if labels is None else labels.tolist(),
+    }
 
     def make(directory: Path) -> ReferenceInfo:
         import numpy as np
 
-        inputs = load_sample_inputs(card, samples)
+        inputs = load_sample_inputs(card, samples, entry)
         loaded = model.load()
         try:
             onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
@@ -177,7 +193,7 @@ def compute_reference(
         except GateError:
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
-                    raise BadInputError(f"{images}: input '{name}' contains NaN, and so do the outputs") from None
+                    raise BadInputError(f"{samples.data}: input '{name}' contains NaN, and so do the outputs") from None
             size, module = card.batch_range[1], loaded.module
             if module is None:
                 _require_repeatable(run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
@@ -186,14 +202,16 @@ def compute_reference(
             raise
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
-        if samples.labels:
-            tensors["labels"] = np.asarray(samples.labels)
+        if labels is not None:
+            tensors["labels"] = labels
         np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
         own = (entry.info.own_precision or Precision.FP32).upper()
         return ReferenceInfo(
             samples_kind=samples.kind,
-            samples=samples.count or (len(SENTENCES) if samples.kind == "texts" else len(samples.files)),
+            samples=len(samples.drawn.files) if samples.drawn else 0,
             samples_sha256=samples.sha256,
+            data=samples.data,
+            held_out=samples.held_out,
             origin="source model" if loaded.module is not None else f"ONNX Runtime CPU on the {own} graph",
             export_parity=errors,
         )
@@ -301,9 +319,14 @@ def run_onnx_graph(
     found = []
     with OnnxRuntimeSession(path, "cpu", {}) as session:
         for size in sizes:
+            rows = (
+                {name: value[: max(size, SAMPLE_COUNT)] for name, value in inputs.items()}
+                if size < sizes[-1]
+                else inputs
+            )
             runs = [
                 rows_from_outputs(card.outputs, session.run(batch), count)
-                for batch, count in split_batches(card, inputs, size)
+                for batch, count in split_batches(card, rows, size)
             ]
             found.append(
                 {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}

@@ -11,6 +11,7 @@ from typing import Any
 from optpipe.backends.onnx_graph import find_own_precision
 from optpipe.core.card import Shape
 from optpipe.core.entries import WeightsRequest
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
@@ -48,7 +49,13 @@ class Model:
         """The model in memory, with the shapes asked for in its card."""
         if self._loaded is None:
             found = self.source.load(self.weights)
-            self._loaded = replace(found, card=found.card.with_profile(self.batch, self.shapes))
+            card = found.card.with_profile(self.batch, self.shapes)
+            if card.tokenization is not None and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length:
+                raise BadInputError(
+                    f"--shape: {card.name} takes up to {card.tokenization.max_length} tokens, not {longest}\n"
+                    "give shorter shapes, or a model with a larger position table"
+                )
+            self._loaded = replace(found, card=card)
         return self._loaded
 
     def is_quantized(self) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 from optpipe.backends.onnx_graph import find_index_bounds, name_nodes
 from optpipe.core.card import ModelCard, Task, TensorSpec
-from optpipe.core.errors import BadInputError, StageError, first_line
-from optpipe.models.inputs.synthetic import SMALLEST_VOCABULARY
+from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
+from optpipe.models.inputs.synthetic import make_synthetic_tensor
 from optpipe.models.sources.base import LoadedModel
 from optpipe.models.sources.modules import flatten_tensors
 from optpipe.models.sources.onnx_file import require_one_file
@@ -210,18 +210,20 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
         raise BadInputError(
             f"{card.name}: output '{wrong.name}' is a single value for a whole batch: leave it out, or give --batch 1"
         )
-    outputs = _find_output_axes(outputs, card, graph)
+    outputs = _find_output_axes(outputs, card, graph, path)
     classes = outputs[0].classes
     if card.labels and card.task is Task.CLASSIFICATION and classes is not None and classes != len(card.labels):
         raise BadInputError(
             f"{card.name}: its description has {len(card.labels)} labels, but its first output has {classes} classes"
         )
     bounds = find_index_bounds(graph)
-    inputs = (replace(each, below=each.below or _limit_bound(bounds.get(each.name))) for each in card.inputs)
+    inputs = (replace(each, below=each.below or bounds.get(each.name)) for each in card.inputs)
     return replace(card, inputs=tuple(inputs), outputs=outputs)
 
 
-def _find_output_axes(outputs: tuple[TensorSpec, ...], card: ModelCard, graph: Any) -> tuple[TensorSpec, ...]:
+def _find_output_axes(
+    outputs: tuple[TensorSpec, ...], card: ModelCard, graph: Any, path: Path
+) -> tuple[TensorSpec, ...]:
     """The outputs with the axis that counts samples: said by the card, or the axis that is named as the inputs' batch is,
     or the one that changes with it; none where no size depends on the batch, as of anchors; else the first."""
     said = {each.name: each.batch for each in card.outputs}
@@ -235,7 +237,7 @@ def _find_output_axes(outputs: tuple[TensorSpec, ...], card: ModelCard, graph: A
             axis = _find_output_axis(each, names, size if not names else None)
         found.append(replace(each, batch=axis))
     if names and any(not names & set(each.shape) for each in outputs):
-        found = _find_changing_axes(found, names, card, graph)
+        found = _find_changing_axes(found, names, card, graph, path)
     return tuple(found)
 
 
@@ -251,19 +253,26 @@ def _find_output_axis(output: TensorSpec, names: set[str], fixed: int | None) ->
     return 1 if len(output.shape) > 2 and output.shape[1] == fixed else None
 
 
-def _find_changing_axes(outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any) -> list[TensorSpec]:
-    """Where names do not tell: the one axis whose size differs between two batch sizes, by shape inference; none where all are alike."""
+def _find_changing_axes(
+    outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any, path: Path
+) -> list[TensorSpec]:
+    """Where names do not tell: the one axis whose size differs between two batch sizes, by shape inference or a run.
+
+    None where all are alike.
+    """
     from optpipe.backends.onnx_graph import infer_graph_types
 
     low, _, high = card.batch_range
     if low == high:
         return outputs
+    sizes = (high - 1 if high - low > 1 else low, high)
     for value in graph.graph.output:
         value.type.tensor_type.ClearField("shape")  # a file may say one size and compute another
     few, many = (
-        infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes
-        for size in (high - 1 if high - low > 1 else low, high)
+        infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes for size in sizes
     )
+    if any(not few.get(each.name) for each in outputs if not names & set(each.shape)):  # behind If, Loop and the like
+        few, many = (_run_for_shapes(path, card, size) for size in sizes)
     found = []
     for each in outputs:
         shapes = few.get(each.name, ()), many.get(each.name, ())
@@ -273,9 +282,19 @@ def _find_changing_axes(outputs: list[TensorSpec], names: set[str], card: ModelC
     return found
 
 
-def _limit_bound(bound: int | None) -> int | None:
-    """A bound that synthetic identifiers might exceed."""
-    return bound if bound is not None and bound < SMALLEST_VOCABULARY else None
+def _run_for_shapes(path: Path, card: ModelCard, size: int) -> dict[str, tuple[int, ...]]:
+    """The outputs' shapes for a batch of `size`, by running the graph on noise; empty where it refuses that."""
+    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+
+    specs = [each.with_batch(size, size, size) for each in card.inputs]
+    try:
+        with OnnxRuntimeSession(path, "cpu", {}) as session:
+            found = session.run(
+                {each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below) for each in specs}
+            )
+    except OptpipeError:
+        return {}
+    return {name: value.shape for name, value in found.items()}
 
 
 def _read_outputs(graph: Any) -> tuple[TensorSpec, ...]:

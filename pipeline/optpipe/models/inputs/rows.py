@@ -4,12 +4,13 @@ Everything that is stored or compared is rows; what every call has in common (a 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.card import ModelCard, TensorSpec
+from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -32,8 +33,18 @@ def to_rows(value: NDArray[Any], axis: int | None, count: int = 1) -> NDArray[An
 
 
 def rows_from_outputs(specs: Sequence[TensorSpec], outputs: Arrays, count: int) -> dict[str, NDArray[Any]]:
-    """The outputs for `count` samples as rows."""
-    return {each.name: to_rows(outputs[each.name], each.batch, count) for each in specs}
+    """The outputs for `count` samples as rows. Raises BadInputError for one without the axis of the samples."""
+    found = {}
+    for each in specs:
+        value, axis = np.asarray(outputs[each.name]), each.batch
+        if axis is not None and value.ndim <= axis:
+            if count > 1:
+                raise BadInputError(
+                    f"output '{each.name}' is a single value for a whole batch: leave it out, or give --batch 1"
+                )
+            axis = None
+        found[each.name] = to_rows(value, axis, count)
+    return found
 
 
 def count_rows(rows: Arrays) -> int:
@@ -41,15 +52,23 @@ def count_rows(rows: Arrays) -> int:
     return len(next(iter(rows.values())))
 
 
-def count_batched(card: ModelCard, total: int, size: int | None = None) -> int:
-    """How many of `total` samples `split_batches` gives."""
-    return sum(_list_batch_sizes(card, total, size))
+def list_runs(inputs: Sequence[InputSpec], rows: Arrays) -> list[slice]:
+    """The samples that can share a batch: one after the other, with the same values of what has no batch axis."""
+    count = count_rows(rows)
+    shared = [rows[each.name].reshape(count, -1) for each in inputs if each.batch is None]
+    edges = [0, *(at for at in range(1, count) if any((one[at] != one[at - 1]).any() for one in shared)), count]
+    return [slice(*pair) for pair in pairwise(edges)]
 
 
-def _list_batch_sizes(card: ModelCard, total: int, size: int | None) -> list[int]:
+def list_batches(card: ModelCard, rows: Arrays, size: int | None = None) -> list[slice]:
+    """The rows of each batch of `split_batches`."""
     smallest, _, largest = card.batch_range
-    step = min(size or largest, largest, total)
-    return [count for start in range(0, total, step) if (count := min(step, total - start)) >= smallest]
+    found = []
+    for run in list_runs(card.inputs, rows):
+        step = min(size or largest, largest, run.stop - run.start)
+        starts = range(run.start, run.stop, step)
+        found += [slice(start, end) for start in starts if (end := min(start + step, run.stop)) - start >= smallest]
+    return found
 
 
 def split_batches(
@@ -57,12 +76,11 @@ def split_batches(
 ) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
     """All rows as batches of `size`, or of the largest that the profile allows, each with its number of samples.
 
-    The rest is a smaller batch; a rest that is smaller than the profile's smallest batch is left out.
+    The rest is a smaller batch; a rest that is smaller than the profile's smallest batch is left out. Samples with other values of
+    an input without a batch axis are another batch.
     """
-    start = 0
-    for count in _list_batch_sizes(card, count_rows(rows), size):
-        yield batch_from_rows(card, {name: value[start : start + count] for name, value in rows.items()}), count
-        start += count
+    for part in list_batches(card, rows, size):
+        yield batch_from_rows(card, {name: value[part] for name, value in rows.items()}), part.stop - part.start
 
 
 def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

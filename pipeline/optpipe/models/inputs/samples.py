@@ -1,10 +1,9 @@
-"""Inputs for a build's verification and for benchmarks: real ones first, then seeded variations of them."""
+"""What a build is verified on and a benchmark runs on: the user's data first, then seeded variations of them."""
 
-import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
@@ -12,120 +11,150 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.card import InputSpec, ModelCard
-from optpipe.core.errors import BadInputError
-from optpipe.core.files import hash_arrays, hash_file, hash_value
+from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.events import Listener, SilentListener
+from optpipe.core.files import hash_arrays, hash_file, hash_text, hash_value
 from optpipe.core.measurement import InputPool
 from optpipe.core.transform import CenterCrop, Transform
-from optpipe.models.inputs.images import find_images, pick_evenly, preprocess_batches
-from optpipe.models.inputs.rows import compute_padding, count_rows
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.images import find_images
+from optpipe.models.inputs.rows import compute_padding, count_rows, list_runs
+from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
 from optpipe.models.inputs.synthetic import make_synthetic_tensor
-from optpipe.models.inputs.tensor_set import FORMS, holds_tensors, read_tensor_set
-from optpipe.models.inputs.text_set import SENTENCES, compute_max_tokens, encode_texts, pad_tokens
+from optpipe.models.inputs.task_data import (
+    drop_unknown_labels,
+    find_label_indices,
+    iterate_rows,
+    load_sample_set,
+)
+from optpipe.models.inputs.tensor_set import TensorSet, holds_tensors
+from optpipe.models.inputs.text_set import SENTENCES, TextSet
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.shipped import find_shipped_folder
 
+NOISE = "seeded noise"
+CALIBRATED_ON = "which INT8 and FP8 are calibrated on"
 SAMPLE_COUNT = 8
-"""Samples per verification."""
-TENSOR_ROWS = 64
-"""Of tensors that are given, at most as many."""
+"""Samples where nothing was given; more data than that are used up to SAMPLE_BYTES of inputs."""
+SAMPLE_BYTES = 128 << 20
+GIVEN_COUNT = 256
+HELD_OUT_COUNT = 128
+HELD_OUT_PART = 4
+"""At most one of so many calibration samples is held out of calibration."""
+FEWEST_HELD_OUT = 4
+"""Fewer calibration samples than this times HELD_OUT_PART are all calibrated and verified on."""
 LABELED_BYTES = 16 << 20
 """A labelled validation set is used up to this size of input tensors, so that a build can say how accurate it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Where a model's verification inputs come from."""
+    """What a model's builds are verified on."""
 
     kind: str
     """`images`, `texts`, `tensors` or `synthetic`."""
-    files: tuple[Path, ...]
-    """The images; for texts the tokenizer's file; for tensors the file or folder that holds them."""
+    data: str
+    """Whose they are: `voices.npz, held out from calibration`."""
+    drawn: SampleSet | None
+    """None for seeded noise."""
     sha256: str
-    """Over the files' bytes, or over the seed and shapes of synthetic tensors."""
-    labels: tuple[int, ...] = ()
-    """Class of each file, where the files are a model's own validation images, or of each row of tensors with labels."""
-    count: int = 0
-    """Rows of tensors; 0 for what is counted by its files."""
+    held_out: tuple[str, ...] = ()
+    """The hashes of those that are kept out of calibration."""
 
 
-def choose_samples(card: ModelCard, images: Path | None, tokenizer: Path | None = None) -> Samples:
-    """`images`, else the card's validation images, else the photographs that optpipe ships, else seeded tensors.
+def choose_samples(
+    card: ModelCard,
+    given: Path | None,
+    calibration: Path | None = None,
+    model: Entry[Any] | None = None,
+    listener: Listener | None = None,
+    *,
+    truncate: bool = False,
+) -> Samples:
+    """`given`; else the card's validation set; else samples held out of `calibration` or the card's calibration set; else what
+    optpipe ships for images and texts; else seeded noise.
 
-    `images` may hold tensors, which any model takes: their names, types and shapes are checked here. A text model with its
-    `tokenizer` is verified on sentences.
-
-    Raises `BadInputError` where `images` are given for a model that takes none.
+    Names, types and shapes are checked here. Only texts need the exported `model`, for its tokenizer.
     """
-    if images is not None and holds_tensors(images):
-        tensors = read_tensor_set(images, card.inputs)
-        rows = tensors.first_rows(TENSOR_ROWS, card.batch_range[0])
-        marked = tensors.files[: count_rows(rows)]
-        labels = tuple(int(each.label) for each in marked if each.label is not None)
-        return Samples("tensors", (images,), tensors.sha256, labels, count_rows(rows))
-    if card.transform is None:
-        if images is not None:
-            reason = (
-                f"--data: builds of {card.name} are verified on sentences of optpipe's own, not on texts"
-                " (`optpipe evaluate MODEL --data PATH` judges them on yours)"
-                if card.tokenization
-                else f"--images: {card.name} has no image preprocessing in its card, so it cannot be verified on images"
-            )
-            raise BadInputError(f"{reason}\ngive its inputs as tensors: {FORMS}")
-        if tokenizer is not None and card.tokenization is not None and get_package_version("tokenizers") is not None:
-            known = {"sentences": list(SENTENCES), "tokenization": card.tokenization.to_dict()}
-            return Samples("texts", (tokenizer,), hash_value(known))
-        seed = {"synthetic": 0, "inputs": [each.to_dict() for each in card.inputs]}
-        return Samples("synthetic", (), hash_value(seed))
-    if images is None and "validation" in card.data:
-        return _choose_labeled(card, Path(card.data["validation"]))
-    files = find_images(images or find_shipped_folder("calibration") / "samples", SAMPLE_COUNT).paths
-    return Samples("images", files, _hash_files(files))
+    listener = listener or SilentListener()
+    tokenizes = card.tokenization is not None and model is not None and get_package_version("tokenizers") is not None
+    readable = card.transform is not None or tokenizes
+    room = SAMPLE_BYTES // sum(math.prod(each.sample) * _count_bytes(each) for each in card.inputs)
+    if given is not None:
+        found, _ = load_sample_set(model, card, given, GIVEN_COUNT, 0, SilentListener(), truncate=truncate)
+        return _samples_from_set(found, max(SAMPLE_COUNT, min(GIVEN_COUNT, room)), card, listener, found.name)
+    if "validation" in card.data and readable:
+        found, _ = load_sample_set(model, card, Path(card.data["validation"]), None, 0, SilentListener(), truncate=True)
+        most = max(SAMPLE_COUNT, room * LABELED_BYTES // SAMPLE_BYTES) if card.transform else GIVEN_COUNT
+        return _samples_from_set(found, most, card, listener, f"{found.name}, the card's validation set")
+    own = card.data.get("calibration")
+    if (source := calibration or (Path(own) if own else None)) is not None and (readable or holds_tensors(source)):
+        found, _ = load_sample_set(model, card, source, None, 0, SilentListener(), truncate=truncate)
+        return _hold_out(found, max(SAMPLE_COUNT, min(HELD_OUT_COUNT, room)), card, listener)
+    if card.transform is not None:
+        folder = find_shipped_folder("calibration") / "samples"
+        files = tuple(SetFile(path.name, hash_file(path)) for path in find_images(folder, SAMPLE_COUNT).paths)
+        shipped: SampleSet = ImageSet("photographs", folder, 0, files)
+        return Samples("images", "photographs that optpipe ships", shipped, shipped.sha256)
+    if tokenizes:
+        texts = {str(number): text for number, text in enumerate(SENTENCES, 1)}
+        files = tuple(SetFile(number, hash_text(text)) for number, text in texts.items())
+        shipped = TextSet("sentences", Path(), 0, files, texts=texts)
+        return Samples("texts", "sentences that optpipe ships", shipped, shipped.sha256)
+    seed = {"synthetic": 0, "inputs": [each.to_dict() for each in card.inputs]}
+    return Samples("synthetic", NOISE, None, hash_value(seed))
 
 
-def can_verify_on(card: ModelCard, data: Path) -> bool:
-    """Whether `choose_samples` takes `data`: a folder of images for a model that takes images, or tensors."""
-    return holds_tensors(data) or (card.transform is not None and data.is_dir())
+def _count_bytes(spec: InputSpec) -> int:
+    return 2 if spec.dtype == "bfloat16" else np.dtype(spec.dtype).itemsize
 
 
-def _choose_labeled(card: ModelCard, manifest: Path) -> Samples:
-    image = card.inputs[0]
-    count = max(SAMPLE_COUNT, LABELED_BYTES // (4 * math.prod(image.sample)))
-    pairs = pick_evenly(tuple(read_labeled_files(manifest)), count)
-    files = tuple(path for path, _ in pairs)
-    labels = tuple(card.labels.index(label) for _, label in pairs if label in card.labels)
-    return Samples("images", files, _hash_files(files), labels if len(labels) == len(files) else ())
+def _samples_from_set(found: SampleSet, most: int, card: ModelCard, listener: Listener, data: str) -> Samples:
+    """At most `most` of `found`; of tensors those that share a batch, in the shapes that most of them have."""
+    if isinstance(found, TensorSet):
+        found = found.keep_usual_shapes()
+    drawn = draw_subset(found, most)
+    if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
+        drawn = drop_unknown_labels(drawn, card, listener)
+    return Samples(found.kind, data, drawn, drawn.sha256)
 
 
-def _hash_files(files: tuple[Path, ...]) -> str:
-    return hash_value([hash_file(path) for path in files])
+def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) -> Samples:
+    different = len({each.sha256 for each in found.files})
+    count = min(most, different // HELD_OUT_PART)
+    if count < FEWEST_HELD_OUT:
+        return _samples_from_set(found, most, card, listener, f"{found.name}, {CALIBRATED_ON}")
+    chosen = _samples_from_set(found, count, card, listener, f"{found.name}, held out from calibration")
+    assert chosen.drawn is not None
+    return replace(chosen, held_out=tuple(sorted({each.sha256 for each in chosen.drawn.files})))
 
 
-def read_labeled_files(manifest: Path) -> Iterator[tuple[Path, str]]:
-    """The files of an image-set manifest with their labels; raises `BadInputError` where it cannot be read."""
-    try:
-        value = json.loads(manifest.read_text(encoding="utf-8"))
-        for each in value["files"]:
-            yield manifest.parent / value["root"] / each["path"], str(each.get("label") or "")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInputError(f"{manifest} is not a readable image-set manifest ({type(error).__name__})") from error
+def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> dict[str, np.ndarray]:
+    """A row per sample, or SAMPLE_COUNT rows of noise; repeated in turn until they fill the smallest batch."""
+    least = card.batch_range[0]
+    if samples.drawn is None:
+        return {
+            each.name: _make_synthetic(each, max(SAMPLE_COUNT, least), n, card) for n, each in enumerate(card.inputs)
+        }
+    if card.transform is not None:
+        height, width = card.inputs[0].opt[2:4]
+        card = replace(card, transform=_crop_transform(card.transform, height, width))
+    parts = list(iterate_rows(model, card, samples.drawn, len(samples.drawn.files)))
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if least > 1:  # samples that differ in what has no batch axis never fill one
+        longest = max(list_runs(card.inputs, rows), key=lambda run: run.stop - run.start)
+        rows = {name: value[longest] for name, value in rows.items()}
+    order = np.arange(max(count_rows(rows), least)) % count_rows(rows)
+    return {name: np.ascontiguousarray(value[order]) for name, value in rows.items()}
 
 
-def load_sample_inputs(card: ModelCard, samples: Samples) -> dict[str, np.ndarray]:
-    """A row per file, or `COUNT` rows of synthetic tensors; repeated in turn until they fill the smallest batch."""
-    if samples.kind == "texts":
-        tokens = encode_texts(SENTENCES, samples.files[0], compute_max_tokens(card))
-        least = card.batch_range[0]
-        return pad_tokens(card, [tokens[index % len(tokens)] for index in range(max(len(tokens), least))])
-    if samples.kind == "tensors":
-        return read_tensor_set(samples.files[0], card.inputs).first_rows(TENSOR_ROWS, card.batch_range[0])
-    count = max(len(samples.files) or SAMPLE_COUNT, card.batch_range[0])
-    if samples.kind == "synthetic" or card.transform is None:
-        return {each.name: _make_synthetic(each, count, index, card) for index, each in enumerate(card.inputs)}
-    image = card.inputs[0]
-    transform = _crop_transform(card.transform, image.opt[2], image.opt[3])
-    rows = np.concatenate(list(preprocess_batches(samples.files, transform, SAMPLE_COUNT, threads=2)))
-    return {image.name: np.ascontiguousarray(rows[np.arange(count) % len(rows)])}
+def read_sample_labels(card: ModelCard, samples: Samples) -> "NDArray[np.int64] | None":
+    """The class of each sample of a classifier; None where they have no labels."""
+    classes = card.outputs[0].classes if card.outputs else None
+    if samples.drawn is None or classes is None or card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
+        return None
+    return find_label_indices(samples.drawn, card, classes)
 
 
 def _make_synthetic(spec: InputSpec, count: int, seed: int, card: ModelCard) -> np.ndarray:
@@ -166,17 +195,11 @@ def vary_inputs(
     return rows
 
 
-def load_image_pool(card: ModelCard, folder: Path) -> dict[str, NDArray[Any]]:
-    """Up to SIZE images of `folder` as the model's first input, preprocessed as its card says; or rows of tensors."""
-    if holds_tensors(folder):
-        return read_tensor_set(folder, card.inputs).first_rows(POOL_SIZE, card.batch_range[0])
-    if card.transform is None:
-        raise BadInputError(
-            f"--images: {card.name} has no image preprocessing in its card\n"
-            f"omit --images to measure on the inputs that it was verified on, or give tensors ({FORMS})"
-        )
-    found = find_images(folder, POOL_SIZE)
-    return {card.inputs[0].name: np.concatenate(list(preprocess_batches(found.paths, card.transform, 16, threads=2)))}
+def load_image_pool(card: ModelCard, data: Path, model: Entry[Any] | None = None) -> dict[str, NDArray[Any]]:
+    """Up to POOL_SIZE samples of `data` as the model's inputs; only texts need the exported `model`, for its tokenizer."""
+    found = choose_samples(card, data, model=model)
+    assert found.drawn is not None
+    return load_sample_inputs(card, replace(found, drawn=draw_subset(found.drawn, POOL_SIZE)), model)
 
 
 def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:

@@ -19,14 +19,14 @@ def make_synthetic_tensor(
     """Makes a tensor like a model's real input, different in every row of the batch.
 
     Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers:
-    uniform below `below`, or below TOKENS, as token identifiers are. Truth values: either. Everything else: standard normal.
+    uniform below `below` and SMALLEST_VOCABULARY, as token identifiers are. Truth values: either. Everything else: standard normal.
     """
     kind = np.dtype(dtype)
     random = np.random.default_rng(seed)
     if kind.kind in "iu":
-        return random.integers(0, min(below or SMALLEST_VOCABULARY, int(np.iinfo(kind).max) + 1), tuple(shape)).astype(
-            kind
-        )
+        return random.integers(
+            0, min(below or SMALLEST_VOCABULARY, SMALLEST_VOCABULARY, int(np.iinfo(kind).max) + 1), tuple(shape)
+        ).astype(kind)
     if kind.kind == "b":
         return random.integers(0, 2, tuple(shape)).astype(kind)
     if len(shape) == 4 and shape[1] in (1, 3):

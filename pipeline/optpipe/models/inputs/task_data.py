@@ -176,16 +176,17 @@ def iterate_input_batches(
     little of a batch is padding.
     """
     least = card.batch_range[0]
-    for rows in _iterate_batches(model, card, samples, size, by_length=by_length):
+    for rows in iterate_rows(model, card, samples, size, by_length=by_length):
         count = count_rows(rows)
         order = np.minimum(np.arange(max(count, least)), count - 1)
         filled = {name: value[order] for name, value in rows.items()} if count < least else rows
         yield batch_from_rows(card, filled), count
 
 
-def _iterate_batches(
-    model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool
+def iterate_rows(
+    model: Entry | None, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
 ) -> Iterator[Arrays]:
+    """The set's samples as rows `(samples, ...)` by input, at most `size` at a time."""
     if isinstance(samples, TensorSet):
         yield from samples.batches(size)
         return
@@ -198,6 +199,7 @@ def _iterate_batches(
             yield pad_tokens(card, [each.ids for each in part], [each.types for each in part])
         return
     if isinstance(samples, TextSet):
+        assert model is not None
         rows = encode_texts(
             [samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), compute_max_tokens(card)
         )

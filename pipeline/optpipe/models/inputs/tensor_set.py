@@ -5,6 +5,7 @@ beside the inputs.
 """
 
 import os
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import BadInputError, read_as_user_file
-from optpipe.core.files import hash_arrays, hash_text
-from optpipe.models.inputs.rows import Arrays, count_rows, to_rows
+from optpipe.core.files import get_memory_bytes, hash_arrays, hash_text
+from optpipe.core.quantity import format_bytes
+from optpipe.models.inputs.rows import Arrays, count_rows, list_runs, to_rows
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
 
 SUFFIXES = (".npz", ".npy")
@@ -43,11 +45,14 @@ class TensorSet(SampleSet):
             for start in range(0, len(rows), size):
                 yield {name: value[rows[start : start + size]] for name, value in self.parts[part].items()}
 
-    def first_rows(self, most: int, least: int) -> dict[str, NDArray[Any]]:
-        """The first part's first rows, repeated until there are `least`."""
-        rows = next(self.batches(most))
-        order = np.arange(max(count_rows(rows), least)) % count_rows(rows)
-        return {name: value[order] for name, value in rows.items()}
+    def keep_usual_shapes(self) -> "TensorSet":
+        """The samples whose shapes are those of the most samples."""
+        groups: dict[object, list[SetFile]] = {}
+        for each in self.files:
+            rows = self.parts[int(each.path.partition(":")[0])]
+            groups.setdefault(tuple(rows[name].shape[1:] for name in sorted(rows)), []).append(each)
+        most = max(groups.values(), key=len)
+        return replace(self, files=tuple(most))
 
 
 def holds_tensors(source: Path) -> bool:
@@ -58,6 +63,24 @@ def holds_tensors(source: Path) -> bool:
         with source.open("rb") as file:
             return b"polygraphy_class" in file.read(1 << 20)
     return source.suffix.lower() in SUFFIXES
+
+
+def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes in a .npz by name; empty for other forms, and for what is none."""
+    if source.suffix.lower() != ".npz":
+        return {}
+    with read_as_user_file(source, "tensors", f"give {FORMS}"):
+        _require_room(source)
+        with np.load(source, allow_pickle=False) as stored:
+            return {name: stored[name].shape for name in stored.files}
+
+
+def _require_room(source: Path) -> None:
+    """Raises BadInputError, before anything is unpacked, for a .npz that says that it would fill the memory."""
+    with zipfile.ZipFile(source) as packed:
+        size = sum(each.file_size for each in packed.infolist())
+    if size > get_memory_bytes() // 2:
+        raise BadInputError(f"{source} unpacks to {format_bytes(size)}, more than half of this machine's memory")
 
 
 def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None = None, seed: int = 0) -> TensorSet:
@@ -73,7 +96,7 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
                 where, {name: value for name, value in found.items() if name != LABELS or marked is None}, inputs
             )
             labels += _read_labels(where, marked, count_rows(rows))
-            parts.append(rows)
+            parts += [{name: value[run] for name, value in rows.items()} for run in list_runs(inputs, rows)]
     if not any(map(count_rows, parts)):
         raise BadInputError(f"{source} holds no samples; give {FORMS}")
     whole = replace(_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed)
@@ -132,6 +155,7 @@ def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[
     elif source.suffix.lower() == ".npy":
         yield str(source), {_name_only_input(inputs, source): np.load(source, allow_pickle=False)}
     else:
+        _require_room(source)
         with np.load(source, allow_pickle=False) as stored:
             yield str(source), {name: stored[name] for name in stored.files}
 
@@ -176,34 +200,40 @@ def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[I
     for wrong, what in ((set(names) - set(found), "lacks input"), (set(found) - set(names), "has the unknown array")):
         if wrong:
             raise BadInputError(f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}")
-    batched = any(each.batch is not None for each in inputs)
-    counts = {}
+    counts, single = {}, set()
     for each in inputs:
         value = _require_fit(where, found[each.name], each)
-        if each.batch is not None:
-            counts[each.name] = value.shape[each.batch]
+        if each.batch is not None or value.ndim > len(each.min):
+            counts[each.name] = value.shape[each.batch or 0]
+        else:
+            single.add(each.name)
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise BadInputError(f"{where}: its inputs have different numbers of samples: {shown}")
-    count = next(iter(counts.values()), 1) if batched else 1
-    return {each.name: np.ascontiguousarray(to_rows(found[each.name], each.batch, count)) for each in inputs}
+    count = next(iter(counts.values()), 1)
+    axes = {each.name: None if each.name in single else each.batch or 0 for each in inputs}
+    return {name: np.ascontiguousarray(to_rows(found[name], axis, count)) for name, axis in axes.items()}
 
 
 def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
+    """The array, after it was checked; one without a batch axis may have one value for all samples, or first an axis of samples."""
     if str(value.dtype) != spec.dtype:
         way = f"; save it as .astype('{spec.dtype}')" if value.dtype.kind in "iufb" else ""
         raise BadInputError(f"{where}: input '{spec.name}' is {value.dtype}, and the model takes {spec.dtype}{way}")
-    fits = value.ndim == len(spec.min) and all(
+    shape = value.shape[1:] if spec.batch is None and value.ndim == len(spec.min) + 1 else value.shape
+    fits = len(shape) == len(spec.min) and all(
         axis == spec.batch or low <= size <= high
-        for axis, (size, low, high) in enumerate(zip(value.shape, spec.min, spec.max, strict=True))
+        for axis, (size, low, high) in enumerate(zip(shape, spec.min, spec.max, strict=True))
     )
     if not fits or value.size == 0:
+        more = ", or that after an axis of samples" if spec.batch is None else ""
         raise BadInputError(
             f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}, and the model takes "
-            f"{spec.format_profile()}"
+            f"{spec.format_profile()}{more}"
         )
-    if spec.below is not None and value.max() >= spec.below:
+    if spec.below is not None and (value.max() >= spec.below or value.min() < -spec.below):
+        wrong = value.max() if value.max() >= spec.below else value.min()
         raise BadInputError(
-            f"{where}: input '{spec.name}' reaches {value.max()}, and the model takes values below {spec.below}"
+            f"{where}: input '{spec.name}' contains {wrong}, and the model looks it up in a table of {spec.below} rows"
         )
     return value

@@ -1,19 +1,19 @@
 """An ONNX file from anyone: fixed or open shapes, several inputs, opset 9 and up, external data."""
 
 import math
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
-from optpipe.core.files import hash_file, hash_value
+from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.quantity import format_bytes
+from optpipe.models.inputs.tensor_set import read_shapes
 from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel
 
 Dims = Sequence[int | str | None]
@@ -23,8 +23,13 @@ _NO_BATCH = re.compile(r"seq|time|len|height|width|sample|token|frame|channel|po
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
-def read_input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> tuple[InputSpec, ...]:
-    """The inputs that are not constants, with `shapes` from `--shape`.
+def read_input_specs(
+    model: Any,
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
+    path: Path,
+    example: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[InputSpec, ...]:
+    """The inputs that are not constants, with `shapes` from `--shape`; those that it proposes are of the arrays in `example`.
 
     Raises `BadInputError` for a type that is not taken, and for open dimensions, with the options to paste.
     """
@@ -35,7 +40,7 @@ def read_input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]
     opened = [value.name for value, each, axis in zip(values, dims, axes, strict=True) if _is_open(each, axis)]
     if missing := [name for name in opened if name not in shapes]:
         proposed = [
-            f"--shape {shlex.quote(_propose_shape(model, value.name, each, axis))}"
+            f"--shape {shlex.quote(_propose_shape(model, value.name, each, axis, (example or {}).get(value.name)))}"
             for value, each, axis in zip(values, dims, axes, strict=True)
             if value.name in missing
         ]
@@ -97,12 +102,13 @@ def _is_open(dims: Dims, axis: int | None) -> bool:
     return any(not isinstance(size, int) and index != axis for index, size in enumerate(dims))
 
 
-def _propose_shape(model: Any, name: str, dims: Dims, axis: int | None) -> str:
-    """`--shape` for an input: the model's own metadata where it tells, else a size that is usual for such an input."""
-    usual = _guess_size(model, dims)
+def _propose_shape(model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None) -> str:
+    """`--shape` for an input: an array's own, else the model's metadata, else a size that is usual for such an input."""
+    sizes = example if example and len(example) == len(dims) else [_guess_size(model, dims)] * len(dims)
     shapes = [
         "x".join(
-            str(size if isinstance(size, int) else batch if index == axis else usual) for index, size in enumerate(dims)
+            str(size if isinstance(size, int) else batch if index == axis else sizes[index])
+            for index, size in enumerate(dims)
         )
         for batch in DEFAULT_BATCH_PROFILE
     ]
@@ -169,6 +175,8 @@ def name_dimensions(model: Any, specs: Sequence[InputSpec]) -> None:
 OLDEST_OPSET = 9
 LARGEST_ONNX_BYTES = 2**31 - 1
 """Of one file, as protobuf limits it; optpipe keeps a graph and its weights in one."""
+LONGEST_LOOP = 10**6
+"""Iterations that a file may fix for a Loop."""
 LONGEST_NAME = 4096
 """Characters of a name, and bytes of a path on Linux."""
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
@@ -182,6 +190,8 @@ class OnnxFileSource:
     card: ModelCard | None = None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
     """From `--shape`: needed for open dimensions other than the first."""
+    example: Path | None = field(default=None, compare=False)
+    """Tensors for it, whose shapes are proposed for open dimensions."""
     has_module: ClassVar[bool] = False
     runs_code: ClassVar[bool] = False
 
@@ -212,7 +222,8 @@ class OnnxFileSource:
         record = WeightsRecord("embedded", hash_onnx_file(self.path))
         if self.card is not None and self.card.inputs:
             return LoadedModel(self.card, record, onnx=self.path)
-        inputs = read_input_specs(model, self.shapes or {}, self.path)
+        example = read_shapes(self.example) if self.example is not None else None
+        inputs = read_input_specs(model, self.shapes or {}, self.path, example)
         if self.card is not None:
             return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
         card = ModelCard(self.path.stem, self.name, Task.OTHER, inputs)
@@ -267,6 +278,8 @@ def _require_bounded(model: Any, path: Path) -> None:
         )
     if opset > (newest := onnx.defs.onnx_opset_version()):
         raise BadInputError(f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows")
+    if (count := max(_iterate_trip_counts(model.graph, {}), default=0)) > LONGEST_LOOP:
+        raise BadInputError(f"{path}: a Loop in it runs {count} times; {LONGEST_LOOP} is the most")
     known = set(onnx.TensorProto.DataType.values())
     for name, dtype, sizes in _iterate_tensors(model):
         if dtype not in known:
@@ -282,6 +295,21 @@ def _require_bounded(model: Any, path: Path) -> None:
             raise BadInputError(
                 f"{path}: the name '{escape(name[:80])}' is too long or has control characters; rename it"
             )
+
+
+def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
+    """How often each Loop runs, where a constant of its graph or of one around it says so."""
+    from onnx import numpy_helper
+
+    known = {**outer, **{each.name: each for each in graph.initializer}}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            known |= dict.fromkeys(node.output, node.attribute[0].t)
+        if node.op_type == "Loop" and (said := known.get(node.input[0])) is not None and len(said.dims) < 2:
+            yield from map(int, numpy_helper.to_array(said).reshape(-1)[:1])
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _iterate_trip_counts(attribute.g, known)
 
 
 def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
@@ -353,7 +381,7 @@ def _infer_shapes(model: Any) -> Any:
 
 def _require_small_enough(model: Any, path: Path) -> None:
     """Raises `BadInputError` for a graph one of whose tensors alone fills the memory of this machine."""
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    room = get_memory_bytes()
     for name, dtype, sizes in _iterate_tensors(_infer_shapes(model)):
         if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
             raise BadInputError(

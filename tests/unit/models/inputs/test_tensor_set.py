@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from polygraphy.json import save_json
 
-from optpipe.core.card import InputSpec
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
+from optpipe.models.inputs.rows import rows_from_outputs, split_batches
+from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
@@ -77,7 +79,11 @@ def test_every_form_is_the_same_samples(tmp_path, form) -> None:
         ),
         ({"x": VALUES["x"][:, :2].copy()}, "'x' is 6x2, and the model takes 1x3:2x3:8x3"),
         ({"x": VALUES["x"][:5].copy()}, "different numbers of samples: x 5, state 6"),
-        ({"rate": np.array([16000])}, "'rate' is 1, and the model takes a single value"),
+        ({"rate": np.array([16000])}, "different numbers of samples: x 6, state 6, rate 1"),
+        (
+            {"rate": np.zeros((6, 1), np.int64)},
+            "'rate' is 6x1, and the model takes a single value, or that after an axis",
+        ),
         ({"x": VALUES["x"][:0].copy(), "state": VALUES["state"][:, :0].copy()}, "'x' is 0x3"),
         ({"labels": np.zeros(5, np.int64)}, "one integer for each of the 6 samples"),
     ],
@@ -91,11 +97,24 @@ def test_what_does_not_fit_is_said_by_name(tmp_path, changed, said) -> None:
 
 def test_integers_beyond_the_table_that_they_pick_from_are_refused(tmp_path) -> None:
     ids = InputSpec("ids", "int64", (1, 3), (2, 3), (8, 3), below=50)
-    for largest in (49, 50):
-        np.savez(tmp_path / f"{largest}.npz", ids=np.array([[0, 1, largest]]))
-    assert len(read_tensor_set(tmp_path / "49.npz", (ids,)).files) == 1
-    with pytest.raises(BadInputError, match="'ids' reaches 50, and the model takes values below 50"):
-        read_tensor_set(tmp_path / "50.npz", (ids,))
+    for value in (49, 50, -50, -51):
+        np.savez(tmp_path / f"{value}.npz", ids=np.array([[0, 1, value]]))
+    assert all(len(read_tensor_set(tmp_path / f"{value}.npz", (ids,)).files) == 1 for value in (49, -50))
+    for value in (50, -51):
+        with pytest.raises(BadInputError, match=f"'ids' contains {value}, and the model looks it up in a table of 50"):
+            read_tensor_set(tmp_path / f"{value}.npz", (ids,))
+
+
+def test_what_has_no_batch_axis_may_differ_from_sample_to_sample(tmp_path) -> None:
+    rates = np.array([8000, 8000, 16000, 16000, 16000, 8000])
+    np.savez(tmp_path / "data.npz", **{**VALUES, "rate": rates})
+    found = read_tensor_set(tmp_path / "data.npz", (X, STATE, RATE))
+    batches = [{*map(int, each["rate"])} for each in found.batches(4)]
+    assert batches == [{8000}, {16000}, {8000}]  # what shares a batch shares its rate
+    card = ModelCard("net", "net.onnx", Task.OTHER, (X, STATE, RATE))
+    rows = load_sample_inputs(card, choose_samples(card, tmp_path / "data.npz"))
+    taken = [(int(batch["rate"]), count) for batch, count in split_batches(card, rows)]
+    assert taken == [(8000, 2), (16000, 3), (8000, 1)]
 
 
 @pytest.mark.parametrize(
@@ -125,3 +144,17 @@ def test_generated_batches_are_kept_by_their_content(tmp_path) -> None:
     first, again = (save_batches(batches, tmp_path) for _ in range(2))
     assert first == again
     assert len(read_tensor_set(first, (X,)).files) == 6
+
+
+def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((1000, 1000), np.float32))
+    monkeypatch.setattr("optpipe.models.inputs.tensor_set.get_memory_bytes", lambda: 7_000_000)
+    with pytest.raises(BadInputError, match=r"unpacks to 3.81 MiB, more than half of this machine's memory"):
+        read_tensor_set(tmp_path / "bomb.npz", (X,))
+
+
+def test_an_output_without_its_axis_is_one_sample_and_no_more() -> None:
+    spec = TensorSpec("y", "float32", ("batch",))
+    assert rows_from_outputs([spec], {"y": np.array(3.0)}, 1)["y"].shape == (1,)
+    with pytest.raises(BadInputError, match="'y' is a single value for a whole batch: leave it out, or give --batch 1"):
+        rows_from_outputs([spec], {"y": np.array(3.0)}, 2)

@@ -253,6 +253,8 @@ def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(command, o
         ("bench digits --interval 1", "--interval 1: the number has no unit; write 1% or 100%"),
         ("sweep --dry-run digits resnet5 --precision fp32", "unknown model 'resnet5': did you mean resnet50"),
         ("sweep --dry-run nothing.onnx", "nothing.onnx: no such file"),
+        ("profile --diff before.json after.json", "before.json: no such file"),
+        ("profile --diff before.json", "Option '--diff' requires 2 arguments"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(arguments, said, capfd, tmp_path, monkeypatch):

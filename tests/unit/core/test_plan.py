@@ -54,6 +54,12 @@ def test_a_load_is_the_words_that_bench_reads():
     )  # fmt: skip
 
 
+def test_a_tuple_of_fixed_length_is_one_flag_with_all_its_values():
+    _, given = parse_command("optpipe profile --diff before after --stage build --stage preprocess")
+    assert given["diff"] == (Path("before"), Path("after"))
+    assert [str(each) for each in given["stage"]] == ["build", "preprocess"]
+
+
 def test_the_command_of_a_cell_names_every_key_that_is_not_the_default():
     matrix = Matrix(
         models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu",), streams=2, max_cv=0.5,

@@ -206,8 +206,8 @@ class Workspace:
         finish = partial(
             finish_run, run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True
         )
-        judged: Any = tuple(again for _, _, again in recompute_evaluation(finish()))
-        (run.path / "evaluate.json").write_bytes(json_from_record(replace(found, results=judged)))
+        judged: list[Any] = [again for _, stored, again in recompute_evaluation(finish()) if stored in rows]
+        (run.path / "evaluate.json").write_bytes(json_from_record(replace(found, results=tuple(judged))))
         return finish()
 
     def profile(self, entry, trace, sha256=None):

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree as Xml
 
-from optpipe.core.verdict import CriterionResult, Verdict, VerdictRecord
+from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.report.document import clean_text, format_observed
 
 
@@ -18,8 +18,15 @@ def render_junit(record: VerdictRecord) -> str:
         timestamp=record.created_utc,
         time="0",
     )
+    build = f"{record.model}.{record.artifact.backend}.{record.artifact.precision}"
     for one in record.criteria:
-        _add_case(suite, f"{record.model}.{record.artifact.backend}.{record.artifact.precision}", one)
+        case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
+        text = f"observed {format_observed(one)}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
+        if one.waived:
+            Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
+        elif one.verdict is not Verdict.PASS:
+            kind = "failure" if one.verdict is Verdict.FAIL else "error"
+            Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text
     if not counted:
         case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
         Xml.SubElement(case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE")
@@ -27,13 +34,3 @@ def render_junit(record: VerdictRecord) -> str:
     root.append(suite)
     Xml.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + clean_text(Xml.tostring(root, encoding="unicode")) + "\n"
-
-
-def _add_case(suite: Xml.Element, build: str, one: CriterionResult) -> None:
-    case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
-    text = f"observed {format_observed(one)}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
-    if one.waived:
-        Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
-    elif one.verdict is not Verdict.PASS:
-        kind = "failure" if one.verdict is Verdict.FAIL else "error"
-        Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text

@@ -89,6 +89,13 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         ~pl.Series(match_names(trace.os_runtime, "profiling started$"), dtype=pl.Boolean)
     )
     projection = project_ranges(trace, timeline)
+    ranges = projection.group_by(pl.col("family").alias("name")).agg(
+        pl.len().cast(pl.Int64).alias("count"),
+        pl.col("wall_ns", "gpu_ns", "kernel_ns", "kernels", "busy_ns").sum(),
+        (pl.col("gpu_end_ns") - pl.col("gpu_start_ns")).sum().alias("projected_ns"),
+        pl.col("start_ns").min().alias("first_start_ns"),
+        pl.col("depth").min(),
+    )
     return Analysis(
         trace=trace,
         scope=scope,
@@ -101,7 +108,7 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         executions=tabulate_executions(trace, timeline),
         os_runtime=summarize(os_calls, "name"),
         projection=projection,
-        ranges=tabulate_ranges(projection),
+        ranges=ranges.sort("wall_ns", "name", descending=[True, False]),
         iterations=_find_iterations(projection),
         concurrent_ns=compute_concurrent_ns(trace),
     )
@@ -264,22 +271,6 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
         rename_distinct(table["name"], _NUMBERED, "${1}N").alias("family"),
         pl.Series("busy_ns", sum_within(timeline.busy, start, end)),
         (pl.col("end_ns") - pl.col("start_ns")).alias("wall_ns"),
-    )
-
-
-def tabulate_ranges(projection: pl.DataFrame) -> pl.DataFrame:
-    """Ranges by family, called `name` here: how often, wall time on the host, time on the GPU, and the split of the projected time."""
-    sums = ("wall_ns", "gpu_ns", "kernel_ns", "kernels", "busy_ns")
-    return (
-        projection.group_by(pl.col("family").alias("name"))
-        .agg(
-            pl.len().cast(pl.Int64).alias("count"),
-            pl.col(*sums).sum(),
-            (pl.col("gpu_end_ns") - pl.col("gpu_start_ns")).sum().alias("projected_ns"),
-            pl.col("start_ns").min().alias("first_start_ns"),
-            pl.col("depth").min(),
-        )
-        .sort("wall_ns", "name", descending=[True, False])
     )
 
 

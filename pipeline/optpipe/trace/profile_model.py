@@ -1,7 +1,7 @@
 """Profiles a model's stages: each runs in a process of its own under nsys (or torch.profiler), and is judged from its trace."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -13,7 +13,6 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
@@ -22,7 +21,7 @@ from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.rows import Arrays, read_length
+from optpipe.models.inputs.rows import read_length
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
@@ -168,7 +167,7 @@ def profile_model(
 def _list_jobs(
     plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], card: ModelCard, model: Entry, store: Store
 ) -> Iterator[ProfileJob]:
-    built = tuple(stage for stage in BUILD_STAGES if stage in plan.stages)
+    workspace, built = store.workspace.resolve(), tuple(stage for stage in BUILD_STAGES if stage in plan.stages)
     if built and plan.build is not None:
         stages = tuple(
             JudgedStage(StageSubject(stage, "build"), StageFacts(stage, expects_gpu=False), f"optpipe.{stage}")
@@ -176,57 +175,42 @@ def _list_jobs(
         )
         yield ProfileJob("+".join(built), plan.device == "cuda", plan.build, stages)
     if Stage.PREPROCESS in plan.stages and card.transform is not None and plan.images:
-        yield _make_preprocess_job(plan, model, store)
-    if Stage.INFERENCE in plan.stages:
-        for entry in (each.entry for each in artifacts if each.why_not is None):
-            rows = cache(partial(read_profiled_rows, entry, store))
-            for length, batch_size in product(plan.lengths or (None,), plan.batch_sizes):
-                yield _make_inference_job(plan, card, entry, batch_size, length, rows, store)
-
-
-def _make_preprocess_job(plan: ProfilePlan, model: Entry, store: Store) -> ProfileJob:
-    on_gpu, batch_size = plan.device == "cuda", max(plan.batch_sizes)
-    dali = DaliPlan(
-        decode="mixed" if on_gpu else "cpu",
-        device="gpu" if on_gpu else "cpu",
-        batch_size=batch_size,
-        threads=_DALI_THREADS[plan.device],
-    )
-    has_dali = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
-    implementation = "dali" if has_dali else "cpu reference"
-    work = PreprocessJob(store.workspace.resolve(), model.id, plan.images, batch_size, dali if has_dali else None)
-    name = f"preprocess {implementation} batch {batch_size}"
-    subject = StageSubject(name, "preprocess", batch_size=batch_size, implementation=implementation)
-    return ProfileJob(name, on_gpu, work, (JudgedStage(subject, StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)),))
-
-
-def _make_inference_job(
-    plan: ProfilePlan,
-    card: ModelCard,
-    entry: Entry[ArtifactInfo],
-    batch_size: int,
-    length: int | None,
-    read_rows: Callable[[], tuple[ModelCard, Arrays]],
-    store: Store,
-) -> ProfileJob:
-    info = entry.info
-    backend, precision, device = info.backend, info.precision, info.device
-    known = BACKENDS[backend].runtime_options(device)
-    given = plan.options.get(backend, {})  # what is not among `known` was for the build
-    options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
-    work = InferenceJob(store.workspace.resolve(), entry.id, backend, device, options, batch_size, length)
-    if length is None and card.length_range is not None:
-        length = read_length(*read_rows())
-    graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
-    path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
-    name, on_gpu = f"{backend} {precision} batch {batch_size}", device == "cuda"
-    name += f" length {length}" if length else ""
-    subject = StageSubject(
-        name, "inference", entry.id, precision, device, batch_size, length=length, sha256=hash_engine(entry)
-    )
-    facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=on_gpu)
-    inputs = card.inputs if length is None else card.with_usual_length(length).inputs
-    return ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),), path, inputs, read_rows)
+        on_gpu, batch_size = plan.device == "cuda", max(plan.batch_sizes)
+        has_dali = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+        dali = DaliPlan(
+            decode="mixed" if on_gpu else "cpu",
+            device="gpu" if on_gpu else "cpu",
+            batch_size=batch_size,
+            threads=_DALI_THREADS[plan.device],
+        )
+        implementation = "dali" if has_dali else "cpu reference"
+        work = PreprocessJob(workspace, model.id, plan.images, batch_size, dali if has_dali else None)
+        name = f"preprocess {implementation} batch {batch_size}"
+        subject = StageSubject(name, "preprocess", batch_size=batch_size, implementation=implementation)
+        facts = StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)
+        yield ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),))
+    for entry in (each.entry for each in artifacts if each.why_not is None and Stage.INFERENCE in plan.stages):
+        info, read_rows = entry.info, cache(partial(read_profiled_rows, entry, store))
+        backend, precision, device = info.backend, info.precision, info.device
+        known = BACKENDS[backend].runtime_options(device)
+        given = plan.options.get(backend, {})  # what is not among `known` was for the build
+        options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
+        facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=device == "cuda")
+        graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
+        path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
+        for wanted, batch_size in product(plan.lengths or (None,), plan.batch_sizes):
+            inference = InferenceJob(workspace, entry.id, backend, device, options, batch_size, wanted)
+            length = wanted
+            if length is None and card.length_range is not None:
+                length = read_length(*read_rows())
+            name = f"{backend} {precision} batch {batch_size}" + (f" length {length}" if length else "")
+            sha256 = hash_engine(entry)
+            subject = StageSubject(
+                name, "inference", entry.id, precision, device, batch_size, length=length, sha256=sha256
+            )
+            inputs = card.inputs if length is None else card.with_usual_length(length).inputs
+            stages = (JudgedStage(subject, facts),)
+            yield ProfileJob(name, device == "cuda", inference, stages, path, inputs, read_rows)
 
 
 def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:

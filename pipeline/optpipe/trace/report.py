@@ -269,7 +269,7 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
         if found.is_empty():
             schema = {"name": pl.String, "count": pl.Float64, "ns": pl.Float64}
             found = pl.DataFrame(
-                [(name, rounds, rounds * ns) for name, ns in side.layer_ns.items()], schema, orient="row"
+                [(name, float(rounds), rounds * ns) for name, ns in side.layer_ns.items()], schema, orient="row"
             )
         layers.append(found.with_columns(pl.col("ns", "count") / rounds))
     host, span, busy = zip(*times, strict=True)

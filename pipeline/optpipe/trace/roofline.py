@@ -12,7 +12,6 @@ Peaks are measured by a short probe, or are those of the maker's data sheet: NVI
 B200 product pages; dense rates, without sparsity.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from optpipe.backends.base import NodeCost
+from optpipe.measure.trials import time_call
 from optpipe.workspace.environment import count_cores
 
 _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
@@ -121,13 +121,9 @@ def measure_cpu_peaks(threads: int | None = None) -> Peaks:
 
 
 def _time_best_cpu_run(work: Callable[[], Any]) -> float:
+    """Seconds of the fastest call, the first left out."""
     work()
-    best = float("inf")
-    for _ in range(_CPU_REPEATS):
-        started = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - started)
-    return best
+    return min(time_call(work) for _ in range(_CPU_REPEATS)) / 1e9
 
 
 def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:

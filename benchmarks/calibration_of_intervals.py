@@ -49,8 +49,8 @@ from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
-from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.evidence import observe
+from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.agreement import compute_snr_interval

@@ -21,7 +21,7 @@ from optpipe.core.errors import OptpipeError
 from optpipe.core.precision import Precision
 from optpipe.models.inputs.images import find_images, preprocess_batches
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
 
 BATCHES = (1, 64, 256)

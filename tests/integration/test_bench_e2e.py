@@ -8,7 +8,7 @@ import pytest
 from optpipe.core.records import read_record, record_from_json
 from optpipe.preprocess.end_to_end import EndToEndRecord
 from optpipe.workspace.entry import load_run
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from tests.integration.conftest import optpipe
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import Ran, optpipe
 

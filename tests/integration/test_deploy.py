@@ -351,7 +351,7 @@ def test_a_server_that_dies_or_is_not_ready_in_time_is_named_and_gone(tmp_path):
     def serve_and_kill() -> None:
         (tmp_path / "one").mkdir()
         with run_server(program, models, tmp_path / "one") as server:
-            assert "python" in server.record.backends
+            assert "python" in server[2].backends
             for pid in subprocess.run(find, capture_output=True, text=True).stdout.split():
                 os.kill(int(pid), signal.SIGKILL)
             while subprocess.run(find, capture_output=True, text=True).stdout:

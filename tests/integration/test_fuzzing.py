@@ -21,8 +21,8 @@ import onnx
 import pytest
 
 from optpipe.cli.app import app
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.seal import seal_folder
-from optpipe.workspace.shipped import find_shipped_folder
 from tests.fakes import mutations
 from tests.integration.conftest import Ran, optpipe
 

@@ -31,7 +31,7 @@ from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
 from optpipe.quantize.precision_graph import graph_from_table, make_calibrated_graph
 from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
 
 METHODS = ("max", "percentile", "entropy", "mse")

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from PIL import Image
 
 from optpipe.core.errors import ExitStatus
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from optpipe.signoff.verify import check_dossier
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.runs import list_runs
-from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 

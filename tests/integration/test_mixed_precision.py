@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.precision import Precision
 from optpipe.workspace.file_names import ONNX
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
 from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import optpipe

@@ -19,7 +19,7 @@ from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
 from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
 
 

@@ -247,7 +247,7 @@ class Workspace:
         scratch.mkdir()
         request = SignoffRequest("digits", policy_from_toml(policy.encode()), **wanted)
         collect_evidence(request, self.store, scratch)
-        found = judge_dossier(read_dossier(Files(scratch))).record
+        found = judge_dossier(read_dossier(Files(scratch)))[0]
         (scratch / "verdict.json").write_bytes(json_from_record(found))
         return found, finish_dossier(scratch, target)
 

@@ -113,9 +113,8 @@ def _write(
     from dataclasses import replace
 
     from optpipe.core.errors import BadInputError
-    from optpipe.deploy.folder import write_folder
     from optpipe.deploy.kserve import require_service
-    from optpipe.deploy.repository import write_repository
+    from optpipe.deploy.repository import write_folder, write_repository
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
     from optpipe.workspace.places import require_unused_path

@@ -211,10 +211,10 @@ def run(
     Builds, evaluates, preprocesses, benchmarks, profiles and signs off as the policy requires: without --precision and
     --backend the policy's, with FP32 beside.
     """
+    from optpipe.core.records import plain_from_record
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.document import document_from_pipeline_run
-    from optpipe.signoff.release import require_possible
-    from optpipe.signoff.run import PipelinePlan, document_from_pipeline, run_pipeline
+    from optpipe.signoff.release import PipelinePlan, document_from_signed, require_possible, run_pipeline
     from optpipe.signoff.steps import MeasurementBudget
 
     rules = policy_from_file(policy)
@@ -229,12 +229,11 @@ def run(
     )  # fmt: skip
     require_step_summary()
     require_possible(wanted, store, how.output, how.sign, how.junit)
-    done = run_pipeline(model_from_options(model, shapes, store), plan, store, terminal)
-    signed = done.signed
+    signed, steps = run_pipeline(model_from_options(model, shapes, store), plan, store, terminal)
     write_ci_files(signed, how.junit)
     return Outcome(
-        document_from_pipeline(done, terminal.warnings),
-        lambda _: document_from_pipeline_run(done.steps, signed.verdict, signed.folder),
+        {**document_from_signed(signed, terminal.warnings), "steps": plain_from_record(steps)},
+        lambda _: document_from_pipeline_run(steps, signed.verdict, signed.folder),
         signed.verdict.verdict.exit_status,
     )
 

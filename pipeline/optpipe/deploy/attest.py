@@ -39,7 +39,6 @@ class AttestRecord:
     """PASSED, WARNED or FAILED."""
     files: tuple[str, ...]
     key: str
-    """Id of the public key."""
 
 
 def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> AttestRecord:

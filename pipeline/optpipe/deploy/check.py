@@ -1,5 +1,6 @@
 """Whether a deployment is what was written: its seal, its configurations against the signed-off model, its passport."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,6 @@ from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.entry import Entry, entry_from_files
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD
-from optpipe.workspace.files import read_json
 from optpipe.workspace.seal import find_seal_problems
 
 
@@ -63,7 +63,9 @@ def check_deployment(folder: Path) -> CheckedDeployment:
     to_server = record.target != "folder"
     entry = entry_from_files(files.below(f"{MODELS}/{record.engine}/1" if to_server else ENGINE), ArtifactInfo)
     serving = BACKENDS[entry.info.backend].serving(entry.info, record.options, "") if to_server else None
-    problems = list(_check_engine(entry, record))
+    names = [each for each in (record.engine, record.preprocessing, record.ensemble) if each and to_server]
+    problems = [f"{each} has no {CONFIG}" for each in names if not files.has(f"{MODELS}/{each}/{CONFIG}")]
+    problems += _check_engine(entry, record)
     if serving is not None and not problems:
         problems = list(find_configuration_problems(folder, record, card, serving))
     if problems:
@@ -148,7 +150,10 @@ def _check_ensemble(models: Path, record: DeploymentRecord, card: ModelCard, out
     made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
     yield from find_tensor_differences(preprocess, record.preprocessing, [Served(DALI_INPUT, "uint8", (-1,))], [made])
     yield from _check_warm_up(models / record.preprocessing, preprocess, [DALI_INPUT])
-    if Transform.from_dict(read_json(models / record.preprocessing / "1" / "transform.json")) != card.transform:
+    stored = models / record.preprocessing / "1" / "transform.json"
+    with read_as_user_file(stored, "the steps of a preprocessing"):
+        proven = Transform.from_dict(json.loads(stored.read_bytes()))
+    if proven != card.transform:
         yield f"{record.preprocessing}: transform.json is not the preprocessing of the model card"
     ensemble = read_config(models / record.ensemble / CONFIG)
     yield from find_tensor_differences(ensemble, record.ensemble, [Served(ENCODED, "uint8", (-1,))], outputs)

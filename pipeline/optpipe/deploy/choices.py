@@ -21,8 +21,6 @@ NOT_MEASURED = "no VALID single-stream measurement"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the engine is served."""
-
     max_batch_size: int
     """0 for a model without a batch axis, or whose batch is fixed."""
     preferred: tuple[int, ...]
@@ -43,7 +41,6 @@ class _Point:
     latency_ns: float
     rate: float
     sample: str
-    """What the rate counts."""
     source: str
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from optpipe.backends.base import Serving
-    from optpipe.deploy.server import RunningServer
 
 ROUNDS = 4
 WARM_UP_S = 0.1
@@ -66,13 +65,16 @@ def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str
 
 def measure_costs(
     checked: CheckedDeployment,
-    server: "RunningServer",
+    url: str,
     seconds: float,
     inputs: "Mapping[str, np.ndarray]",
     engine: Answer,
     listener: Listener,
 ) -> Iterator[ServerCost]:
-    """The cost at each load that the policy limits beside that of `engine` in-process, with `inputs` as rows to draw from."""
+    """The cost through the gRPC address `url` at each load that the policy limits, beside that of `engine` in-process.
+
+    `inputs` are rows to draw from.
+    """
     record = checked.record
     policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
     for wanted, source in loads_from_policy(policy, checked.card.batch_range[2]):
@@ -82,14 +84,14 @@ def measure_costs(
         load = replace(wanted, length=read_length(checked.card, rows))
         rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
-            served = _make_served_trial(server.grpc, record.engine, name_inputs(checked.serving, rows))
+            served = _make_served_trial(url, record.engine, name_inputs(checked.serving, rows))
             cost = _compare(partial(_time_requests, partial(engine, [rows])), served, load, source, seconds)
         yield cost
 
 
 def measure_throughputs(
     checked: CheckedDeployment,
-    server: "RunningServer",
+    url: str,
     seconds: float,
     inputs: "Mapping[str, np.ndarray]",
     engine: Answer,
@@ -99,7 +101,7 @@ def measure_throughputs(
     """Requests/s of one sample each at every concurrency; `largest` is the deployment's batch, 0 where it has none."""
     record = checked.record
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
-    with open_load_clients(server.grpc, record.engine, name_inputs(checked.serving, rows)) as clients:
+    with open_load_clients(url, record.engine, name_inputs(checked.serving, rows)) as clients:
         for count in CONCURRENCY:
             joined, seed = min(count, largest) or 1, randbits(32)
             subjects = {

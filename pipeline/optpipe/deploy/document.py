@@ -87,7 +87,6 @@ def _tabulate_costs(proof: ProofRecord) -> Table:
 
 
 def _tabulate_throughputs(proof: ProofRecord) -> Table:
-    """Requests per second at each concurrency, with their intervals."""
     rows = [
         (
             str(each.concurrency),
@@ -111,7 +110,6 @@ def _format_percentile(found: LatencySummary, name: str) -> str:
 
 
 def document_from_recheck(found: RecheckRecord) -> Document:
-    """The verdict, why, and what changed: versions, outputs, latency."""
     latency = found.latency
     versions = [(name, *each) for name, each in found.versions.items()]
     outputs = [

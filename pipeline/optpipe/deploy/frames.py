@@ -26,7 +26,6 @@ class SharedMemory:
         self._view: mmap | None = None
 
     def rewind(self) -> None:
-        """Begins at the front again."""
         self._end = 0
 
     def put(self, array: "np.ndarray") -> int:
@@ -54,7 +53,6 @@ class SharedMemory:
 
 
 def write_frame(pipe: IO[bytes], header: Mapping[str, Any], arrays: Arrays, memory: SharedMemory | None = None) -> None:
-    """Writes one frame and flushes."""
     tensors = [
         {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "bytes": array.nbytes}
         | ({} if memory is None else {"offset": memory.put(array)})

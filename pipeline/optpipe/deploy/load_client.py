@@ -29,8 +29,6 @@ START_AFTER_NS = 20_000_000
 
 
 class LoadClients:
-    """Several clients that load one model together."""
-
     def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         self._processes = processes
 

@@ -69,7 +69,6 @@ class Expected:
     source: "Mapping[str, np.ndarray]"
     """The source model's outputs; empty where they are not known."""
     prediction: int | None = None
-    """The signed-off class."""
 
 
 def prove_deployment(
@@ -91,25 +90,28 @@ def prove_deployment(
                 checked.folder / MODELS / checked.record.engine / "1", checked.record.options, largest
             )
             expected = list(_list_expected(checked, engine))
-        with listener.step("tritonserver") as step, run_server(program, scratch / MODELS, scratch) as server:
+        with (
+            listener.step("tritonserver") as step,
+            run_server(program, scratch / MODELS, scratch) as (http, grpc, server),
+        ):
             comparisons = []
             for protocol in PROTOCOLS:
-                client = _open_client(protocol, server.http if protocol == "http" else server.grpc)
+                client = _open_client(protocol, http if protocol == "http" else grpc)
                 comparisons += list(_compare(checked, client, protocol, expected))
                 step.advance()
             rows = expected[0].inputs
-            costs = list(measure_costs(checked, server, seconds, rows, engine, listener)) if seconds else []
+            costs = list(measure_costs(checked, grpc, seconds, rows, engine, listener)) if seconds else []
             rates = (
-                list(measure_throughputs(checked, server, seconds, rows, engine, largest, listener)) if seconds else []
+                list(measure_throughputs(checked, grpc, seconds, rows, engine, largest, listener)) if seconds else []
             )
     return ProofRecord(
         str(checked.folder),
-        server.record,
+        server,
         models,
         tuple(comparisons),
         tuple(costs),
         tuple(rates),
-        _list_notes(server.record, models),
+        _list_notes(server, models),
     )
 
 

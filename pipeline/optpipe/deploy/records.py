@@ -40,8 +40,6 @@ class RequestImage:
 
 @dataclass(frozen=True, slots=True)
 class DossierReference:
-    """The dossier that a deployment was written from."""
-
     name: str
     sha256: str
     """Of its list of hashes, which identifies its content."""
@@ -88,8 +86,6 @@ class DeploymentRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """The server that a proof ran on."""
-
     program: str
     version: str
     python: str | None
@@ -118,13 +114,10 @@ class ServerCost:
 
     load: str
     source: str
-    """Where the load comes from."""
     in_process: LatencySummary
     server: LatencySummary
     added_ns: float
-    """Difference of the means."""
     seed: int = 0
-    """Of the order in each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +131,6 @@ class ServerThroughput:
     latency: LatencySummary
     """Through the server, from sending a request to its answer."""
     seed: int = 0
-    """Of the order in each round."""
 
 
 @dataclass(frozen=True, slots=True)

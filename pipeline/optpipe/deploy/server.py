@@ -33,8 +33,6 @@ INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """A server that can be started."""
-
     command: tuple[str, ...]
     environment: Mapping[str, str]
     python: str | None = None
@@ -42,15 +40,6 @@ class ServerProgram:
     stub: Path | None = None
     """The bundled server's stub for its interpreter, which belongs beside the Python backend."""
     backends: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A server that answers."""
-
-    http: str
-    grpc: str
-    record: ServerRecord
 
 
 def find_server(wanted: str | None) -> ServerProgram:
@@ -86,7 +75,6 @@ print(json.dumps({"root": spec and spec.submodule_search_locations[0], "numpy": 
 
 
 def _describe_bundled(python: Path) -> ServerProgram:
-    """The server in an interpreter's nvidia-pytriton."""
     plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     told = subprocess.run([str(python), "-c", _PROBE], capture_output=True, text=True, env=plain, check=False)
     if told.returncode != 0:
@@ -126,8 +114,8 @@ def list_backends(program: ServerProgram) -> tuple[str, ...]:
 @contextmanager
 def run_server(
     program: ServerProgram, repository: Path, scratch: Path, *, limit_s: float = READY_LIMIT_S
-) -> Iterator[RunningServer]:
-    """A server on `repository` that is ready; it and all that it started are gone after the block.
+) -> Iterator[tuple[str, str, ServerRecord]]:
+    """The HTTP and gRPC addresses of a server on `repository` that is ready, and what it is; all that it started ends with the block.
 
     Raises StageError with the server's own reason where it dies, does not become ready, or refuses a model.
     """
@@ -147,7 +135,7 @@ def run_server(
         http, grpc = (f"127.0.0.1:{port}" for port in ports[:2])
         _await_ready(process, http, log, limit_s)
         try:
-            yield RunningServer(http, grpc, _describe_server(program, http))
+            yield http, grpc, _describe_server(program, http)
         except StageError as error:
             if process.poll() is None:
                 raise

@@ -54,7 +54,6 @@ def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
 
 
 def fill_tensors(config: Any, inputs: Sequence[Served], outputs: Sequence[Served]) -> None:
-    """Writes the tensors into a `ModelConfig`."""
     pb = require_tritonclient()
     for each in inputs:
         config.input.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
@@ -74,7 +73,6 @@ def add_warm_up(config: Any, name: str, rows: int, tensors: Mapping[str, Served]
 
 
 def text_from_config(config: Any) -> str:
-    """The text of `config.pbtxt`."""
     from google.protobuf import text_format
 
     return str(text_format.MessageToString(config))

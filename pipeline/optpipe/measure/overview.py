@@ -19,7 +19,7 @@ from optpipe.measure.search import Slo
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.workspace.baselines import find_approved_baseline
-from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, load_runs
+from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 
@@ -148,11 +148,11 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
         return Baseline(run.name, "run", measurements_from_run(run))
     if model is None:
         raise BadInputError("--baseline approved is of one model: add --model MODEL")
-    if (folder := find_approved_baseline(store.workspace, model)) is None:
+    if (files := find_approved_baseline(store.workspace, model)) is None:
         raise BadInputError(
             f"no approved baseline for {model}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
         )
-    measured = tuple(list_artifact_measurements(load_runs(folder / "runs"), 0.95, None))
+    measured = tuple(list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None))
     return Baseline(f"approved {model}", "approved", measured)
 
 

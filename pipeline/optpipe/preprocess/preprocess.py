@@ -38,8 +38,8 @@ from optpipe.preprocess.throughput import (
 from optpipe.workspace.environment import count_cores, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.files import write_bytes, write_parquet
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.runs import finish_run, open_run
-from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ Beside the judged build's own runs go the raw files of the other builds of its m
 from the folder too; those that would make it large stay behind, the oldest first, and the report says how many.
 """
 
+import hashlib
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
-from optpipe.core.records import json_from_record, read_record
+from optpipe.core.records import json_from_record, read_versioned, record_from_files
 from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.engine import hash_engine
@@ -39,13 +38,13 @@ from optpipe.workspace.entry import (
     Run,
     drop_folders,
     get_utc_time,
-    load_runs,
     read_manifest,
     require_unchanged,
+    runs_from_files,
     strip_folders,
 )
 from optpipe.workspace.file_names import BUILDS, CARD, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
-from optpipe.workspace.files import find_changed_files, write_bytes
+from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import list_removed_runs, list_runs
 from optpipe.workspace.store import Store
 
@@ -57,8 +56,6 @@ LARGEST_OTHERS_BYTES = 1536 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SignoffRequest:
-    """What is to be signed off."""
-
     model: str
     policy: Policy
     artifact: str | None = None
@@ -74,31 +71,31 @@ def collect_evidence(
     entry = find_judged_artifact(wanted, store)
     store.verify_entry(entry, loads=False)
     baseline = find_approved_baseline(store.workspace, entry.info.model)
-    approved = None if baseline is None else read_record(baseline / VERDICT, VerdictRecord)
-    approved_request = None if baseline is None else read_record(baseline / REQUEST, DossierRequest)
-    other_file = _copy_runs(entry, approved.artifact.id if approved else None, store, folder)
+    approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
+    other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)
     checked = _find_verification(store, entry)
     _copy_builds({entry.id, *([checked.id] if checked else [])}, store, folder)
-    if baseline is not None:
-        _copy_baseline(baseline, folder / "baseline")
+    if baseline is not None and approved is not None:
+        for run in split_runs(runs_from_files(baseline, "runs"), approved.since)[0]:
+            if run.kind == "bench" and approved.artifact in run.manifest.parents:
+                _copy_run(run, folder / "baseline" / "runs" / run.name, {approved.artifact}, 0, whole=False)
     (folder / POLICY).write_bytes(wanted.policy.source)
-    runs = (run for run in load_runs(folder / "runs") if run.kind == "bench" and entry.id in run.manifest.parents)
-    measurements = {run.name: run.info.measurements or 0 for run in runs}
+    mine = (run for run in runs_from_files(Files(folder), "runs") if entry.id in run.manifest.parents)
     exported = next((each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]), None)
     request = DossierRequest(
         model=entry.info.model,
         artifact=entry.id,
         waivers=dict(wanted.waivers),
-        baseline=approved.dossier_name if approved else None,
-        baseline_artifact=approved.artifact.id if approved else None,
+        baseline=record_from_files(baseline, VERDICT, VerdictRecord).dossier_name if baseline else None,
+        baseline_artifact=approved.artifact if approved else None,
         optpipe=__version__,
         created_utc=get_utc_time(),
         drawn_with=drawn_with or {},
-        measurements=measurements,
+        measurements={run.name: run.info.measurements or 0 for run in mine if run.kind == "bench"},
         removed=list_removed_runs(store.workspace, entry.id),
         other_file=other_file,
         network=describe_network(exported) if exported else None,
-        baseline_network=approved_request.network if approved_request else None,
+        baseline_network=approved.network if approved else None,
         since=wanted.since,
     )
     write_bytes(folder / REQUEST, json_from_record(request))
@@ -206,19 +203,11 @@ def is_run_about(run: Run, entry: Entry[ArtifactInfo], store: Store) -> bool:
         return entry.id in run.manifest.parents
     if run.info.model != entry.info.model:
         return False
-    record = read_record(run.path / PREPROCESSING, PreprocessRecord)
+    record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
     if record.model_sha256 is not None:
         return is_proof_for(record, judged_build_from_entry(entry))
     model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo), CARD)
     return record.pipeline.transform == card_from_file(model.file(CARD)).transform
-
-
-def _copy_baseline(baseline: Path, target: Path) -> None:
-    """What was measured of the approved build and judged."""
-    request = read_record(baseline / REQUEST, DossierRequest)
-    for run in split_runs(load_runs(baseline / "runs"), request.since)[0]:
-        if run.kind == "bench" and request.artifact in run.manifest.parents:
-            _copy_run(run, target / "runs" / run.name, {request.artifact}, 0, whole=False)
 
 
 def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, whole: bool = True) -> int:
@@ -233,13 +222,13 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
                 room -= needed
             else:
                 left_out |= set(files)
-    kept = {path for path in sizes if path not in left_out and (whole or (run.path / path).is_file())}
+    kept = {path for path in sizes if path not in left_out and (whole or run.files.has(path))}
     for path in kept:
+        content = run.files.read(path)
+        if hashlib.sha256(content).hexdigest() != run.manifest.files[path].sha256:
+            raise BadInputError(f"run {run.name} changed while it was copied ({path}); sign off again")
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            shutil.copyfile(run.path / path, target / path)
-    if problems := find_changed_files(Files(target), {path: run.manifest.files[path].sha256 for path in sorted(kept)}):
-        raise BadInputError(f"run {run.name} changed while it was copied ({problems[0]}); sign off again")
+        (target / path).write_bytes(content)
     command = drop_folders(run.manifest.command)
     write_bytes(target / MANIFEST, json_from_record(replace(run.manifest, command=command)))
     return room

@@ -88,7 +88,6 @@ def _name_criterion(name: str) -> str:
 
 
 def document_from_verdict(record: VerdictRecord, dossier: Path | None) -> Document:
-    """The verdict, why, and what to do."""
     return make_document(_list_verdict_parts(record, dossier))
 
 
@@ -148,7 +147,6 @@ def _make_gauge(one: CriterionResult) -> Gauge | None:
 
 
 def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:
-    """What became of each step, then the verdict."""
     lines = [
         Sentence(f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s" + (f"  {one.reason}" if one.reason else ""))
         for one in steps
@@ -157,7 +155,6 @@ def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecor
 
 
 def document_from_verification(found: VerificationRecord) -> Document:
-    """Whether a dossier is intact, and the verdict that its raw files give."""
     if found.recomputed is None:
         more = len(found.problems) - 20
         rest = (f"and {more} more",) if more > 0 else ()
@@ -231,7 +228,6 @@ def page_from_verdict(
 
 
 def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], files: tuple[RawFile, ...]) -> Page:
-    """The report of `optpipe compare`."""
     names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
     sections = [
         _make_builds_section(comparison),

@@ -24,7 +24,7 @@ from optpipe.core.records import read_versioned
 from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
-from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, entry_from_files, run_from_files
+from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, entry_from_files, runs_from_files
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.places import move_folder
 from optpipe.workspace.seal import seal_folder, sign_folder
@@ -71,15 +71,12 @@ class DossierRequest:
 
 @dataclass(frozen=True)
 class Dossier:
-    """What lies in a dossier."""
-
     files: Files
     request: DossierRequest
     policy: Policy
     every_run: tuple[Run, ...]
     baseline_runs: tuple[Run, ...]
     builds: tuple[Entry[Any], ...]
-    """The store's records."""
 
     @property
     def folder(self) -> Path:
@@ -100,12 +97,10 @@ class Dossier:
 
     @cached_property
     def manifests(self) -> Mapping[str, Manifest]:
-        """The manifests of the builds, by id."""
         return {each.id: each.manifest for each in self.builds}
 
     @cached_property
     def artifacts(self) -> tuple[Entry[ArtifactInfo], ...]:
-        """The artifacts among the builds."""
         return tuple(each for each in self.builds if isinstance(each.info, ArtifactInfo))
 
     @cached_property
@@ -116,7 +111,6 @@ class Dossier:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The runs that are judged."""
         return split_runs(self.every_run, self.request.since)[0]
 
     @cached_property
@@ -132,17 +126,13 @@ def read_dossier(files: Files) -> Dossier:
         files=files,
         request=request,
         policy=policy_from_toml(files.read(POLICY), str(files.folder / POLICY)),
-        every_run=tuple(run_from_files(each) for each in _list_folders(files, "runs")),
-        baseline_runs=tuple(run_from_files(each) for each in _list_folders(files, "baseline/runs")),
+        every_run=runs_from_files(files, "runs"),
+        baseline_runs=runs_from_files(files, "baseline/runs"),
         builds=tuple(
-            entry_from_files(each, BUILD_KINDS.get(each.folder.name.rsplit("-", 1)[0]))
-            for each in _list_folders(files, BUILDS)
+            entry_from_files(files.below(f"{BUILDS}/{path.name}"), BUILD_KINDS.get(path.name.rsplit("-", 1)[0]))
+            for path in sorted((files.folder / BUILDS).glob("*/"))
         ),
     )
-
-
-def _list_folders(files: Files, name: str) -> list[Files]:
-    return [files.below(f"{name}/{path.name}") for path in sorted((files.folder / name).glob("*/"))]
 
 
 def since_from_text(text: str) -> str:

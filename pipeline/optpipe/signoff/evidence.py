@@ -3,27 +3,270 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import exp, expm1, log, log1p
 
-from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, MeasurementsRecord
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.measurement import (
+    COMPARISON_FILE,
+    MEASUREMENTS_FILE,
+    Measurement,
+    MeasurementsRecord,
+    find_differing_settings,
+    format_settings,
+)
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import Recomputed
-from optpipe.core.verdict import Missing, Observation, ScaledTail
+from optpipe.core.verdict import Blocker, Missing, Observation, ScaledTail
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Evaluation
-from optpipe.measure.pair import recompute_pair
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    compare_groups,
+    describe_tries,
+    explain_clock_difference,
+    explain_no_interval,
+    find_environment_differences,
+    find_run_scatter,
+    group_processes,
+    is_requested,
+    read_value,
+)
+from optpipe.measure.pair import RecordedPair, recompute_pair
 from optpipe.measure.recompute import recompute_bench
 from optpipe.measure.records import PairedComparison
 from optpipe.preprocess.proof import recompute_preprocessing
 from optpipe.preprocess.records import PreprocessRecord
-from optpipe.signoff.build_evidence import BuildEvidence, observe_groups, select_groups
+from optpipe.signoff.build_evidence import (
+    CAVEATS,
+    UNKNOWN,
+    BuildEvidence,
+    describe_group,
+    explain_withheld,
+    find_blockers,
+    list_withheld,
+    observe_groups,
+    select_groups,
+)
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter
-from optpipe.signoff.regression import observe_regression
-from optpipe.signoff.suggest import suggest_bench, suggest_build_again, suggest_fix, suggest_narrowing
+from optpipe.signoff.suggest import (
+    suggest_bench,
+    suggest_build_again,
+    suggest_fix,
+    suggest_more_processes,
+    suggest_narrowing,
+    suggest_pair,
+    suggest_runs,
+)
+from optpipe.stats.means import (
+    MIN_VALUES,
+    Mean,
+    mean_from_runs,
+    widen_for_unseen_speed,
+)
+from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.records import ProfileRecord
 from optpipe.trace.report import recompute_profile, suggest_profile
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE
+
+
+def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+    """The loss of every load that the criterion is about, as a fraction."""
+    if not evidence.baseline:
+        return Missing("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
+    found = select_groups(criterion.where, evidence.measured)
+    if not found:
+        return Missing(
+            "not measured", suggest_bench(evidence.build, criterion.where, evidence.options, criterion.metric)
+        )
+    return [_observe_loss(criterion, group, evidence) for group in found]
+
+
+_NEWER = "approve a newer baseline: optpipe signoff approve DOSSIER"
+
+
+def _list_caveats(baseline: ProcessGroup) -> Iterator[Blocker]:
+    caveats = (caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats)
+    for caveat in dict.fromkeys(caveats):
+        yield Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER)
+
+
+def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
+    metric = criterion.metric
+    about = f"{describe_group(group, evidence.measured, metric)}, compared with {evidence.baseline_name}"
+    approved = select_groups(LoadFilter(), evidence.baseline)
+    same = [each for each in approved if each.load.key == group.load.key]
+    baseline = (same or approved)[-1]
+    blockers = (*find_blockers(group.keep_requested(metric), evidence), *_list_caveats(baseline))
+    seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
+    paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
+    if paired is not None:
+        return paired
+    if same:
+        return _observe_unpaired_loss(metric, group, baseline, evidence, seen)
+    remedy = _suggest_pair(metric, group, baseline, evidence) or _NEWER
+    none = Blocker(f"the baseline has no measurement of {group.load}", remedy)
+    return replace(seen, blockers=(*blockers, none))
+
+
+def _observe_paired_loss(
+    criterion: Criterion, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
+) -> Observation | None:
+    """The mean of the rounds' log ratios, rounds nested in runs; None where too few VALID ones were compared."""
+    if not _can_pair(group, baseline):
+        return None
+    metric = criterion.metric
+    pairs = [each for each in evidence.pairs if _is_about(each, group, baseline) and not _lacks_unasked(metric, each)]
+    losses, first = [], []
+    for pair in pairs:
+        given = [turn for turn, pair_round in enumerate(pair.rounds) if _compute_loss(metric, *pair_round) is not None]
+        losses.append([loss for one in pair.rounds if (loss := _compute_loss(metric, *one)) is not None])
+        first.append(sum(turn < pair.first_rounds for turn in given))
+    count, tried = sum(len(each) for each in losses), sum(len(pair.rounds) for pair in pairs)
+    withheld = sum(_count_withheld(metric, pair) for pair in pairs)
+    runs = [each for each in losses if each]
+    mean = mean_from_runs(runs, [each for each, run in zip(first, losses, strict=True) if run])
+    if mean is None or count < SMALLEST_ROUNDS:
+        return None
+    low, high = mean.interval(evidence.confidence)
+    (low, high), widened = widen_for_unseen_speed(
+        exp(mean.value), (exp(low), exp(high)), count, evidence.policy_confidence
+    )
+    about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
+    invalid = tried - count - withheld
+    about += f" with {evidence.baseline_name}" + (f"; left out: {invalid} not VALID" if invalid else "")
+    command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
+    narrow = suggest_runs(criterion, runs, evidence.policy_confidence, command)
+    reason = f"the processes of {withheld} of {count + withheld} VALID rounds do not show {metric}"
+    return replace(
+        seen, blockers=(*seen.blockers, *([Blocker(reason, explain_withheld(command, runs=len(pairs)))] if withheld else [])),
+        value=expm1(mean.value), low=low - 1, high=high - 1, about="; ".join(filter(None, (about, widened))), source=pairs[-1].run,
+        processes=count, tail=LossTail(mean), to_narrow=narrow,
+    )  # fmt: skip
+
+
+def _lacks_unasked(metric: str, pair: RecordedPair) -> bool:
+    """Whether a comparison was to give a lower percentile, and does not give this one throughout: it shows nothing of it."""
+    return not is_requested(pair.rounds[0][0], metric) and _count_withheld(metric, pair) > 0
+
+
+def _count_withheld(metric: str, pair: RecordedPair) -> int:
+    """The rounds whose processes are VALID and do not both give the figure: the others may be those that nothing disturbed."""
+    valid = (one for one in pair.rounds if all(each.measurement.is_valid for each in one))
+    return sum(_compute_loss(metric, *one) is None for one in valid)
+
+
+def _suggest_pair(metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence) -> str:
+    """How to compare both builds now; empty where that would not answer the question."""
+    if not _can_pair(group, baseline):
+        return ""
+    command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
+    return f"compare both in interleaved processes: {command}"
+
+
+def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
+    """Whether two builds side by side on one machine tell what was lost since: not where the settings or the runtime changed."""
+    ours, theirs = (each.newest.measurement.subject for each in (group, baseline))
+    if ours.backend == theirs.backend and ours.settings != theirs.settings:
+        return False
+    package = f"packages.{BACKENDS[theirs.backend].package}" if theirs.backend in BACKENDS else "gpu"
+    return group.newest.environment.get_fact(package) == baseline.newest.environment.get_fact(package)
+
+
+def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -> bool:
+    """Whether a comparison is of the two groups' loads and settings, on the machine where the build was measured."""
+    if not pair.rounds or find_environment_differences(pair.environment, group.newest.environment):
+        return False
+    return all(
+        one.measurement.load.key == group.load.key
+        and one.measurement.subject.artifact == side.newest.measurement.subject.artifact
+        and one.measurement.subject.settings == side.newest.measurement.subject.settings
+        for one, side in zip(pair.rounds[0], (baseline, group), strict=True)
+    )
+
+
+def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement) -> float | None:
+    """The logarithm of what one round lost; None where a process is not VALID or does not give the figure."""
+    valid = [each.measurement for each in (baseline, contender) if each.measurement.is_valid]
+    found = [read_value(each, metric, medians=metric == "p50") for each in valid]
+    if len(found) < 2 or found[0] is None or found[1] is None:
+        return None
+    loss = log(found[1]) - log(found[0])
+    return -loss if metric == "throughput" else loss
+
+
+def _observe_unpaired_loss(
+    metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
+) -> Observation:
+    """By the ratio of the two figures (Welch's t), with an allowance for runs of other hours."""
+    pair = _suggest_pair(metric, group, baseline, evidence)
+    again = suggest_more_processes(group, evidence.build, metric, more=True)
+    more = pair or f"measure more processes to narrow the interval: {again}"
+    about = seen.about + _describe_other_settings(group.newest.measurement, baseline.newest.measurement)
+    blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
+    group, baseline = (each.keep_requested(metric) for each in (group, baseline))
+    about += f" ({describe_tries(baseline)})"
+    blockers += list_withheld(group, metric, evidence)
+    blockers += [
+        Blocker(f"baseline: {each.reason}", pair or _NEWER) for each in list_withheld(baseline, metric, evidence)
+    ]
+    seen = replace(seen, about=about, to_narrow=more)
+    counts = [each.count_showing(metric) for each in (group, baseline)]
+    scatter = find_run_scatter(group_processes([*evidence.measured, *evidence.baseline]), metric)
+    sides = (baseline, group) if metric == "throughput" else (group, baseline)
+    found = compare_groups(*sides, metric, scatter)
+    if isinstance(found, str):
+        why = f"{explain_no_interval(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
+        if min(counts) >= MIN_VALUES:
+            why = "the two were measured in different runs, and how much runs differ is not known: no build was measured in two"
+        return replace(seen, blockers=(*blockers, Blocker(why, more)))
+    change = found.change
+    if scatter is not None:
+        seen = replace(seen, about=f"{seen.about}; runs of a build differ by {scatter.sd:.1%}")
+    (low, high), widened = found.interval(evidence.confidence, evidence.policy_confidence)
+    return replace(
+        seen, about="; ".join(filter(None, (seen.about, widened))),
+        value=expm1(change.value), low=low - 1, high=high - 1, blockers=tuple(blockers), tail=LossTail(change),
+        processes=min(counts),
+    )  # fmt: skip
+
+
+def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) -> list[Blocker]:
+    """What forbids comparing what was measured at different times; `pair` compares both here."""
+    subject = baseline.newest.measurement.subject
+    blockers = []
+    if not baseline.valid:
+        blockers.append(Blocker(f"baseline: no VALID process of {subject.artifact}", pair or _NEWER))
+    if find_environment_differences(group.newest.environment, baseline.newest.environment):
+        remedy = pair or "measure both on the deployment machine"
+        blockers.append(Blocker("the baseline was measured in another environment", remedy))
+    if text := explain_clock_difference(group.newest, baseline.newest):
+        blockers.append(Blocker(text, pair or "lock the clocks and repeat both measurements"))
+    return blockers
+
+
+@dataclass(frozen=True, slots=True)
+class LossTail:
+    """How improbable a loss is: that of the logarithm of the ratio."""
+
+    change: Mean
+
+    def compute_p_value_above(self, limit: float) -> float:
+        """Were `limit` the loss."""
+        return self.change.compute_p_value_above(log1p(limit))
+
+    def compute_p_value_below(self, limit: float) -> float:
+        """Were `limit` the loss."""
+        return self.change.compute_p_value_below(log1p(limit))
+
+
+def _describe_other_settings(contender: Measurement, baseline: Measurement) -> str:
+    theirs = baseline.subject.settings
+    names = find_differing_settings((contender.subject.settings, theirs))
+    return f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else ""
+
 
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]
 

@@ -1,35 +1,52 @@
 """From evidence to a finished dossier with its reports."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
 from itertools import chain, count
 from pathlib import Path
+from time import monotonic
 
-from optpipe.core.errors import BadInputError
+from optpipe import __version__
+from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.build.records import ModelBuild
+from optpipe.core.card import card_from_file
+from optpipe.core.errors import BadInputError, GateError, MissingError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.files import Files
-from optpipe.core.records import json_from_record, plain_from_record
-from optpipe.core.verdict import VerdictRecord
-from optpipe.signoff.collect import SignoffRequest, collect_evidence, require_valid_request
+from optpipe.core.files import Files, hash_value
+from optpipe.core.records import json_from_record, plain_from_record, record_from_json
+from optpipe.core.verdict import StepRecord, VerdictRecord
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.task_data import hash_data
+from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, require_valid_request
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import Policy
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
+from optpipe.signoff.steps import (
+    MeasurementBudget,
+    require_evaluable,
+    run_bench_step,
+    run_evaluate_step,
+    run_preprocess_step,
+    run_profile_step,
+)
 from optpipe.signoff.verify import describe_looser_rules
-from optpipe.workspace.file_names import VERDICT
-from optpipe.workspace.files import write_bytes
+from optpipe.workspace.entry import MANIFEST, Entry
+from optpipe.workspace.environment import describe_environment
+from optpipe.workspace.file_names import CARD, VERDICT
+from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.places import require_unused_path, require_writable_file
+from optpipe.workspace.runs import RUNS
 from optpipe.workspace.seal import require_key
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import NOTES, Store
 
 
 @dataclass(frozen=True, slots=True)
 class SignedDossier:
-    """A finished dossier."""
-
     folder: Path
     verdict: VerdictRecord
     reports: Mapping[str, str]
-    """The text of each report, by file name."""
 
 
 def document_from_signed(signed: SignedDossier, warnings: list[str]) -> Mapping[str, object]:
@@ -67,7 +84,7 @@ def sign_off(
             collect_evidence(wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {})
         with listener.step("judge"):
             dossier = read_dossier(Files(scratch, kept={}))
-            verdict = judge_dossier(dossier).record
+            verdict, _ = judge_dossier(dossier)
             write_bytes(scratch / VERDICT, json_from_record(verdict))
         if looser := describe_looser_rules(dossier):
             listener.warn(looser)
@@ -83,3 +100,124 @@ def _choose_unused_path(preferred: Path) -> Path:
     """`preferred`, or with -2, -3, ... behind it: a name ends in its second, and one build may be judged twice in it."""
     numbered = (preferred.with_name(f"{preferred.name}-{n}") for n in count(2))
     return next(path for path in chain([preferred], numbered) if not path.exists())
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    wanted: SignoffRequest
+    build: BuildPlan
+    data: Path | None = None
+    images: Path | None = None
+    pace: MeasurementBudget = field(default_factory=MeasurementBudget)
+    preprocess: bool = True
+    profile: bool = True
+    output: Path | None = None
+    key: Path | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """What the build must prove."""
+        return self.wanted.policy
+
+
+def run_pipeline(
+    model: Model, plan: PipelinePlan, store: Store, listener: Listener
+) -> tuple[SignedDossier, tuple[StepRecord, ...]]:
+    """Takes `model` to a verdict. A step that cannot be done here is named and leaves its criteria INCONCLUSIVE.
+
+    Raises what build raises, and BadInputError where the policy does not say which of several builds is judged.
+    """
+    started = monotonic()
+    if plan.data is not None:
+        require_evaluable(model, plan.data, store, listener, truncate=plan.build.truncate)
+    built = build_model(model, plan.build, store, listener)
+    require_artifacts(built)
+    judged = find_judged_artifact(plan.wanted, store)
+    steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
+    notes = _place_notes(plan, built, store)
+    artifacts = [each.entry for each in built.artifacts if each.why_not is None]
+    for name, work in _list_steps(model, plan, built, judged, artifacts, store, listener):
+        steps.append(_run_step(name, work, notes, listener))
+    signed = sign_off(plan.wanted, store, plan.output, plan.key, listener)
+    notes.unlink(missing_ok=True)
+    return signed, tuple(steps)
+
+
+PipelineStep = Callable[[], list[Path]]
+
+
+def _list_steps(
+    model: Model,
+    plan: PipelinePlan,
+    built: ModelBuild,
+    judged: Entry,
+    artifacts: list[Entry],
+    store: Store,
+    listener: Listener,
+) -> Iterator[tuple[str, PipelineStep]]:
+    yield "evaluate", lambda: run_evaluate_step(model, plan.data, store, listener, truncate=plan.build.truncate)
+    if plan.preprocess:
+        yield "preprocess", lambda: run_preprocess_step(model, plan.images, store, listener)
+    yield "bench", lambda: _run_bench(plan, judged, artifacts, store, listener)
+    if plan.profile:
+        yield "profile", lambda: _run_profile(plan, built, judged, store, listener)
+
+
+def _run_step(name: str, work: PipelineStep, notes: Path, listener: Listener) -> StepRecord:
+    """Runs a step, or takes its runs from the notes of an interrupted pipeline; what cannot be done here does not stop it."""
+    done: dict[str, list[str]] = {}
+    with suppress(OSError, BadInputError):
+        done = record_from_json(notes.read_bytes(), dict[str, list[str]], notes)
+    known = done.get(name, [])
+    if known and all((notes.parent.parent / RUNS / run / MANIFEST).is_file() for run in known):
+        with listener.step(name) as step:
+            step.cached()
+        return StepRecord(name, "resumed", runs=tuple(known))
+    started = monotonic()
+    try:
+        runs = work()
+    except (MissingError, BadInputError) as error:
+        listener.warn(f"{name} was skipped: {error}")
+        return StepRecord(name, "skipped", round(monotonic() - started, 3), reason=str(error))
+    except (StageError, GateError) as error:
+        listener.warn(f"{name} failed: {error}")
+        return StepRecord(name, "failed", round(monotonic() - started, 3), reason=str(error))
+    names = [path.name for path in runs]
+    write_json(notes, done | {name: names})
+    return StepRecord(name, "done", round(monotonic() - started, 3), tuple(names))
+
+
+def _run_bench(
+    plan: PipelinePlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener
+) -> list[Path]:
+    if judged.id not in {each.id for each in artifacts}:
+        raise MissingError(
+            f"the judged build ({judged.info.backend} {judged.info.precision}) cannot run on this machine"
+        )
+    options = {judged.info.backend: plan.policy.options}
+    return run_bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener, options=options)
+
+
+def _run_profile(plan: PipelinePlan, built: ModelBuild, judged: Entry, store: Store, listener: Listener) -> list[Path]:
+    artifact = next(each for each in built.artifacts if each.entry.id == judged.id)
+    criteria, options = plan.policy.criteria, plan.build.options
+    return run_profile_step(artifact, built.model, criteria, store, listener, options=options)
+
+
+def _place_notes(plan: PipelinePlan, built: ModelBuild, store: Store) -> Path:
+    """Where the finished steps of exactly this pipeline are noted, with the runs they wrote.
+
+    Raises BadInputError for data that cannot be read.
+    """
+    own = card_from_file(built.model.file(CARD)).data.get("validation")
+    validation = Path(own) if own and Path(own).exists() else None
+    decisive = {
+        "optpipe": __version__,
+        "artifacts": sorted(each.entry.id for each in built.artifacts),
+        "policy": plan.policy.sha256,
+        "options": {name: dict(given) for name, given in plan.build.options.items()},
+        "settings": [*astuple(plan.pace), plan.build.truncate],
+        "data": [each and hash_data(each) for each in (plan.data or validation, plan.images or validation)],
+        "environment": plain_from_record(describe_environment()),
+    }
+    return store.workspace / NOTES / f"steps-{hash_value(decisive)[:12]}.json"

@@ -57,7 +57,6 @@ class VerifiedDossier:
     as_sealed: bool
     """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
     signature: str
-    """By whom it is signed."""
     content: Dossier | None = None
     verdict: VerdictRecord | None = None
     """The verdict as recomputed; None where the folder is not intact enough to compute it."""
@@ -90,7 +89,6 @@ class VerifiedDossier:
         return ExitStatus.INCONCLUSIVE if differs and passed else self.verdict.verdict.exit_status
 
     def list_sizes(self) -> list[int]:
-        """The sizes of its files in bytes."""
         return [path.stat().st_size for path in self.folder.rglob("*") if path.is_file()]
 
     def require_intact(self) -> tuple[Dossier, VerdictRecord, BuildEvidence]:
@@ -137,9 +135,9 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
     try:
         problems += _find_foreign_files(files)
         dossier = read_dossier(files)
-        judged = judge_dossier(dossier)
-        found = replace(found, content=dossier, verdict=judged.record, evidence=judged.evidence)
-        stored, computed = document_from_json(files.read(VERDICT), VERDICT), plain_from_record(judged.record)
+        verdict, evidence = judge_dossier(dossier)
+        found = replace(found, content=dossier, verdict=verdict, evidence=evidence)
+        stored, computed = document_from_json(files.read(VERDICT), VERDICT), plain_from_record(verdict)
         serious, other = _split_by_version(
             find_disagreements(stored, computed, VERDICT),
             [*find_disagreements(stored, computed, VERDICT, ()), *_find_unknown_keys(dossier)],
@@ -148,7 +146,7 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
         problems += [*serious, *find_contradictions(dossier)]
         for run in (*dossier.baseline_runs, *dossier.every_run):
             problems += compare_recomputed(recompute_run(run))
-        unbacked = () if problems else tuple(list_unbacked(dossier, judged.record))
+        unbacked = () if problems else tuple(list_unbacked(dossier, verdict))
     except list_read_errors() as error:
         return replace(found, problems=(*problems, f"cannot be recomputed: {first_line(error)}"))
     return replace(found, problems=tuple(problems), unbacked=unbacked, not_compared=tuple(other))

@@ -15,16 +15,17 @@ from optpipe.workspace.store import Store
 BASELINES = "baselines"
 
 
-def find_approved_baseline(workspace: Path, model: str) -> Path | None:
+def find_approved_baseline(workspace: Path, model: str) -> Files | None:
     """The dossier that is the baseline of `model`, or None. Raises BadInputError where it is not as it was approved."""
     folder = workspace / BASELINES / Path(model).name
     if not folder.is_dir():
         return None
-    problems = find_seal_problems(Files(folder)) if (folder / SUMS).is_file() else [f"{SUMS}: missing"]
+    files = Files(folder, kept={})
+    problems = find_seal_problems(files) if files.has(SUMS) else [f"{SUMS}: missing"]
     if problems:
         command = for_workspace("optpipe signoff approve DOSSIER")
         raise BadInputError(f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `{command}`")
-    return folder
+    return files
 
 
 def store_baseline(files: Files, workspace: Path, because: str | None = None) -> Path:

@@ -57,7 +57,6 @@ class Manifest:
     """What its maker found out: the record of its kind, as plain values."""
     environment: Environment
     command: str
-    """Makes it again."""
     started_utc: str
     finished_utc: str
     """Both ISO 8601."""
@@ -72,7 +71,6 @@ class Manifest:
 
     @property
     def seconds(self) -> float:
-        """How long it took to make."""
         times = (datetime.fromisoformat(each) for each in (self.finished_utc, self.started_utc))
         return (next(times) - next(times)).total_seconds()
 
@@ -111,7 +109,6 @@ class Entry(Generic[Info]):
 
     @property
     def path(self) -> Path:
-        """Its folder."""
         return self.files.folder
 
     @property
@@ -126,7 +123,6 @@ class Entry(Generic[Info]):
 
     @property
     def name(self) -> str:
-        """`KIND-ID`."""
         return self.manifest.name
 
     @property
@@ -144,16 +140,13 @@ class Entry(Generic[Info]):
         return self.id.startswith(prefix) or self.path.name.startswith(prefix)
 
     def file(self, name: str) -> Path:
-        """The path of one of its files."""
         return self.path / name
 
     def sha256(self, name: str) -> str:
-        """The stored hash of one of its files."""
         return self.manifest.files[name].sha256
 
     @property
     def size_bytes(self) -> int:
-        """The size of all its files."""
         return sum(record.size_bytes for record in self.manifest.files.values())
 
     def find_damage(self, only: str | None = None) -> str | None:
@@ -219,9 +212,11 @@ def run_from_files(files: Files) -> Run:
     return entry_from_files(files, RunInfo)
 
 
-def load_runs(folder: Path) -> tuple[Run, ...]:
-    """The runs that lie in `folder`, all of which are finished, by name. Raises BadInputError where one is not."""
-    return tuple(load_run(path) for path in sorted(folder.glob("*/")))
+def runs_from_files(files: Files, name: str) -> tuple[Run, ...]:
+    """The runs that lie in the folder `name`, all of which are finished, by name. Raises BadInputError where one is not."""
+    return tuple(
+        run_from_files(files.below(f"{name}/{path.name}")) for path in sorted((files.folder / name).glob("*/"))
+    )
 
 
 def require_unchanged(run: Entry[Any], *, whole: bool = True) -> None:
@@ -270,7 +265,6 @@ def finish_entry(
 
 
 def compute_entry_id(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:
-    """The id that the entry made by `recipe` has or would have."""
     return hash_value({"kind": kind.KIND, "recipe": recipe})[:ID_LENGTH]
 
 

@@ -86,7 +86,6 @@ def _describe_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def count_cores() -> int:
-    """The processors this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -104,7 +103,6 @@ def describe_environment() -> Environment:
 
 @cache
 def read_cpu_model() -> str:
-    """The processor as the kernel names it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
             for line in lines:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import StageError
 from optpipe.core.files import Files, hash_file
 
 if TYPE_CHECKING:
@@ -47,25 +47,6 @@ def write_parquet(path: Path, frame: "pl.DataFrame") -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; BadInputError where there is none."""
-    try:
-        found = json.loads(read_dossier_file(path))
-    except ValueError as error:
-        raise BadInputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise BadInputError(f"{path} is not a JSON object")
-    return found
-
-
-def read_dossier_file(path: Path) -> bytes:
-    """The bytes of a file that a dossier must have. Raises BadInputError where it has not."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror}; the dossier is incomplete") from error
-
-
 @dataclass(frozen=True, slots=True)
 class FileHash:
     """A file as it was when it was stored."""
@@ -81,7 +62,6 @@ def list_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, Path]
 
 
 def hash_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, FileHash]:
-    """The hash and size of every file that `list_files` lists."""
     return {
         name: FileHash(hash_file(path), path.stat().st_size) for name, path in list_files(folder, leave_out).items()
     }
@@ -105,5 +85,4 @@ def find_problems(files: Files, hashes: Mapping[str, str], list_name: str, leave
 
 
 def measure_folder_bytes(folder: Path) -> int:
-    """The size of all files in `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

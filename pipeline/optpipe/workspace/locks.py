@@ -22,7 +22,6 @@ def open_lock(path: Path) -> IO[str]:
 
 
 def lock(file: IO[str], *, shared: bool = False) -> None:
-    """Locks `file`; waits for another holder."""
     fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
@@ -36,5 +35,4 @@ def try_lock(file: IO[str] | int, *, shared: bool = False) -> bool:
 
 
 def unlock(file: IO[str]) -> None:
-    """Gives a lock back before its file is closed."""
     fcntl.flock(file, fcntl.LOCK_UN)

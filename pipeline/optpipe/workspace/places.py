@@ -7,8 +7,9 @@ from contextlib import contextmanager, suppress
 from errno import EACCES, EDQUOT, EEXIST, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Literal
 
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import for_workspace
 
 
@@ -91,3 +92,18 @@ def _is_refusal(error: OSError, workspace: Path) -> bool:
 
 
 _REFUSED = (EROFS, EACCES, EPERM, ENOTDIR, EEXIST, ENAMETOOLONG, ELOOP)
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def find_shipped_folder(name: Literal["models", "calibration"]) -> Path:
+    """The folder `name`. Raises MissingError where the installation lacks it."""
+    in_wheel = _PACKAGE / "_data" / name
+    in_checkout = _PACKAGE.parent.parent / name
+    for folder in (in_wheel, in_checkout):
+        if folder.is_dir():
+            return folder
+    raise MissingError(
+        f"folder {name}/ is missing from this installation (searched {in_wheel} and {in_checkout}); reinstall optpipe"
+    )

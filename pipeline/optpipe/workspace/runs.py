@@ -31,7 +31,7 @@ from optpipe.workspace.entry import (
     entry_from_files,
     finish_entry,
     load_run,
-    load_runs,
+    runs_from_files,
 )
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import explain_os_errors
@@ -50,7 +50,6 @@ class OpenRun:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.path.name
 
 
@@ -147,7 +146,9 @@ def note_removal(workspace: Path, run: Run) -> None:
 def list_removed_runs(workspace: Path, parent: str) -> tuple[str, ...]:
     """The names of the bench runs of the artifact `parent` that were removed."""
     return tuple(
-        run.name for run in load_runs(workspace / REMOVED) if run.kind == "bench" and parent in run.manifest.parents
+        run.name
+        for run in runs_from_files(Files(workspace), REMOVED)
+        if run.kind == "bench" and parent in run.manifest.parents
     )
 
 

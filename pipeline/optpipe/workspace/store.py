@@ -51,7 +51,6 @@ class Store:
 
     @property
     def root(self) -> Path:
-        """Where complete entries lie."""
         return self.workspace / "store"
 
     def require_writable(self) -> None:

@@ -14,7 +14,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
 
 

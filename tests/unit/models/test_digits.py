@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 
 SPLITS = ("train", "calibration", "validation")
 DATA = find_shipped_folder("calibration") / "digits"

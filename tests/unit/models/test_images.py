@@ -21,7 +21,7 @@ from optpipe.models.inputs.images import (
 )
 from optpipe.models.inputs.sample_set import refuse_other_model, refuse_overlap
 from optpipe.models.inputs.synthetic import make_synthetic_image
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 
 SMALL = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 

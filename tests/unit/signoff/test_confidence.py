@@ -63,7 +63,7 @@ def judged(workspace, tmp_path, request):
         folder.mkdir()
         policy = policy_from_toml((POLICY % confidence).encode())
         collect_evidence(SignoffRequest("digits", policy), workspace.store, folder)
-        return judge_dossier(read_dossier(Files(folder))).record, folder
+        return judge_dossier(read_dossier(Files(folder)))[0], folder
 
     found, folder = judge(95.0)
     (folder / "verdict.json").write_bytes(json_from_record(found))

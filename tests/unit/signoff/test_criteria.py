@@ -15,8 +15,8 @@ from optpipe.core.verdict import Blocker, Missing, Observation, Verdict
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
-from optpipe.signoff.criteria import decide_overall_verdict, judge_criteria
 from optpipe.signoff.evidence import observe
+from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.means import Mean

@@ -116,15 +116,15 @@ def test_a_partial_dossier_is_refused_even_when_resealed(passed, file):
 
 def test_a_raw_file_that_vanishes_while_it_is_copied_is_refused(workspace, sign_off, tmp_path, monkeypatch):
     workspace.bench(workspace.artifact("fp16"))
-    copy = shutil.copyfile
+    read = Files.read
 
-    def remove_first(source, target):
-        if source.suffix == ".parquet":
-            source.unlink(missing_ok=True)
-        return copy(source, target)
+    def remove_first(files, name):
+        if name.endswith(".parquet"):
+            (files.folder / name).unlink(missing_ok=True)
+        return read(files, name)
 
-    monkeypatch.setattr(shutil, "copyfile", remove_first)
-    with pytest.raises(BadInputError, match=r"changed while it was copied \(.*\.parquet: missing\)"):
+    monkeypatch.setattr(Files, "read", remove_first)
+    with pytest.raises(BadInputError, match=r"cannot read .*\.parquet: No such file"):
         sign_off(LATENCY % "50")
     assert not (tmp_path / "one").exists()
 
@@ -252,7 +252,7 @@ def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_fo
         assert check_dossier(target).intact
         assert (target / "policy.toml").read_bytes() == (folder / "policy.toml").read_bytes()
     assert sorted(path.name for path in target.parent.iterdir()) == ["digits", "digits.json"]
-    assert find_approved_baseline(tmp_path / "w", "digits") == target
+    assert find_approved_baseline(tmp_path / "w", "digits").folder == target
     (target / "policy.toml").write_text("changed")
     with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe signoff approve DOSSIER`"):
         find_approved_baseline(tmp_path / "w", "digits")

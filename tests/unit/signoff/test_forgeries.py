@@ -107,7 +107,7 @@ def put_right(folder):
         path.write_text(json.dumps(manifest))
     try:
         found = read_dossier(Files(folder, kept={}))
-        verdict = judge_dossier(found).record
+        verdict = judge_dossier(found)[0]
         (folder / "verdict.json").write_bytes(json_from_record(verdict))
         write_reports(render_dossier(found, verdict, figures=False), folder)
     except (BadInputError, ValueError, TypeError):

@@ -51,7 +51,7 @@ def sealed(make_workspace, tmp_path_factory, small_trace):
     folder = tmp_path / ".one"
     folder.mkdir()
     collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
-    signoff = judge_dossier(read_dossier(Files(folder))).record
+    signoff = judge_dossier(read_dossier(Files(folder)))[0]
     assert signoff.verdict is Verdict.PASS, [(one.name, one.reason) for one in signoff.criteria]
     (folder / "verdict.json").write_bytes(json_from_record(signoff))
     found = finish_dossier(folder, tmp_path / "one")

@@ -26,7 +26,7 @@ from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judge
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.run import PipelinePlan, _Checkpoint, _run_step
+from optpipe.signoff.release import PipelinePlan, _place_notes, _run_step
 from optpipe.signoff.steps import (
     MeasurementBudget,
     _group_by_kind,
@@ -178,9 +178,7 @@ OTHER = "f" * 64
 def judge(workspace, tmp_path):
     def signed():
         collect_evidence(WANTED, workspace.store, tmp_path)
-        return {
-            one.name: (one.verdict, one.reason) for one in judge_dossier(read_dossier(Files(tmp_path))).record.criteria
-        }
+        return {one.name: (one.verdict, one.reason) for one in judge_dossier(read_dossier(Files(tmp_path)))[0].criteria}
 
     return signed
 
@@ -236,7 +234,7 @@ def test_a_bench_run_of_another_file_is_named_and_not_taken(workspace, tmp_path)
     assert [run.name for run in _list_present(entry, workspace.store)] == []
     new = workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "dossier")
-    found = judge_dossier(read_dossier(Files(folder))).record
+    found = judge_dossier(read_dossier(Files(folder)))[0]
     assert {path.name for path in (folder / "runs").iterdir()} == {of_other.name, new.name}
     assert list(find_contradictions(read_dossier(Files(folder)))) == []
     assert [each.message for each in found.notes if each.code == "other-file"] == [
@@ -248,7 +246,7 @@ def test_the_approved_file_may_lie_under_the_id_of_the_judged_one(workspace, tmp
     entry = workspace.artifact("fp16")
     workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "approved")
-    (folder / "verdict.json").write_bytes(json_from_record(judge_dossier(read_dossier(Files(folder))).record))
+    (folder / "verdict.json").write_bytes(json_from_record(judge_dossier(read_dossier(Files(folder)))[0]))
     store_baseline(Files(finish_dossier(folder, tmp_path / "sealed")), workspace.path)
     workspace.bench(rebuild(workspace, entry))
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "next")
@@ -270,17 +268,17 @@ def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path)
 
 @pytest.fixture
 def notes(tmp_path):
-    return _Checkpoint(tmp_path / "walks" / "one.json")
+    return tmp_path / "notes" / "one.json"
 
 
 def finished_run(notes, name):
-    path = notes.path.parent.parent / "runs" / name
+    path = notes.parent.parent / "runs" / name
     path.mkdir(parents=True)
     (path / MANIFEST).write_text("{}")
     return path
 
 
-def test_a_finished_step_is_not_done_again_until_the_walk_is_finished(notes):
+def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(notes):
     done = []
 
     def work():
@@ -290,20 +288,23 @@ def test_a_finished_step_is_not_done_again_until_the_walk_is_finished(notes):
     assert _run_step("bench", work, notes, SilentListener()).status == "done"
     again = _run_step("bench", work, notes, SilentListener())
     assert (again.status, again.runs, len(done)) == ("resumed", ("bench-1",), 1)
-    notes.clear()
+    notes.unlink()
     assert _run_step("bench", work, notes, SilentListener()).status == "done"
     assert len(done) == 2
 
 
+def run_step(notes, name, *runs):
+    """The status of a step that makes `runs`."""
+    return _run_step(name, lambda: list(runs), notes, SilentListener()).status
+
+
 def test_only_what_is_whole_counts_as_finished(notes):
-    notes.path.parent.mkdir()
-    notes.path.write_text("{")
-    assert notes.finished("bench") is None, "damaged notes are as none"
+    notes.parent.mkdir()
+    notes.write_text("{")
     run = finished_run(notes, "bench-1")
-    notes.finish("bench", [run])
-    assert notes.finished("bench") == [run]
+    assert [run_step(notes, "bench", run) for _ in range(2)] == ["done", "resumed"], "damaged notes are as none"
     (run / MANIFEST).unlink()
-    assert notes.finished("bench") is None
+    assert run_step(notes, "bench", run) == "done"
 
 
 @pytest.mark.parametrize(("error", "status"), [(MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")])
@@ -315,19 +316,20 @@ def test_what_cannot_be_done_is_said_and_stops_nothing(notes, error, status):
     found = _run_step("preprocess", work, notes, listener)
     assert (found.status, found.reason) == (status, str(error))
     assert str(error) in listener.warnings[0]
-    assert notes.finished("preprocess") is None
+    assert not notes.exists()
 
 
 def test_an_interruption_leaves_the_notes(notes):
-    notes.finish("evaluate", [finished_run(notes, "evaluate-1")])
+    run = finished_run(notes, "evaluate-1")
+    assert run_step(notes, "evaluate", run) == "done"
 
     def work():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         _run_step("bench", work, notes, SilentListener())
-    assert notes.finished("evaluate")
-    assert notes.finished("bench") is None
+    assert run_step(notes, "evaluate", run) == "resumed"
+    assert run_step(notes, "bench") == "done"
 
 
 def test_notes_are_those_of_data_with_the_same_content(tmp_path):
@@ -345,7 +347,7 @@ def test_notes_are_those_of_data_with_the_same_content(tmp_path):
     paths = []
     for content in ("1", "2", "1"):
         data.write_text(content)
-        paths.append(_Checkpoint.of(plan, ModelBuild(model, None), store).path)
+        paths.append(_place_notes(plan, ModelBuild(model, None), store))
     assert paths[0] == paths[2] != paths[1]
 
 

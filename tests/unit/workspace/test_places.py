@@ -10,11 +10,16 @@ from tests.fakes.small_disk import fill_disk, mount_small_disk
 
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import SilentListener
-from optpipe.workspace import shipped as module
+from optpipe.workspace import places as module
 from optpipe.workspace.environment import select_visible_gpus
-from optpipe.workspace.places import move_folder, require_unused_path, require_writable_file, require_writable_folder
+from optpipe.workspace.places import (
+    find_shipped_folder,
+    move_folder,
+    require_unused_path,
+    require_writable_file,
+    require_writable_folder,
+)
 from optpipe.workspace.runs import begin_run
-from optpipe.workspace.shipped import find_shipped_folder
 from optpipe.workspace.store import Store
 
 CHECKS = [require_writable_folder, require_writable_file, require_unused_path]

@@ -31,7 +31,7 @@ from optpipe.models.inputs.tensor_set import TensorSet, holds_tensors
 from optpipe.models.inputs.text_set import SENTENCES, TextSet
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 
 NOISE = "seeded noise"
 CALIBRATED_ON = "which INT8 and FP8 are calibrated on"

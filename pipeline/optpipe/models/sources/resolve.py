@@ -19,7 +19,7 @@ from optpipe.models.sources.hub import HuggingFaceSource, TimmSource
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.sources.python_file import PythonFileSource
 from optpipe.models.sources.torchvision import TorchvisionSource
-from optpipe.workspace.shipped import find_shipped_folder
+from optpipe.workspace.places import find_shipped_folder
 
 CARD_FIELDS: Mapping[str, type] = {
     "name": str, "task": str, "description": str, "source": str, "weights": str, "weights_sha256": str, "labels": list,

@@ -265,4 +265,4 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
         target = folder / BUILDS / entry.path.name
         write_bytes(target / MANIFEST, json_from_record(strip_folders(read_manifest(Files(entry.path)))))
         if OUTPUT_ERRORS in entry.manifest.files:
-            shutil.copyfile(entry.path / OUTPUT_ERRORS, target / OUTPUT_ERRORS)
+            write_bytes(target / OUTPUT_ERRORS, entry.files.read(OUTPUT_ERRORS))

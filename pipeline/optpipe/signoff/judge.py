@@ -371,7 +371,7 @@ def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> I
     artifact, checked = dossier.artifact, dossier.verification
     info, record = artifact.info, _describe_record(artifact)
     if info.weights.trained:
-        weights = CriterionResult("trust.weights", Verdict.PASS, f"trained weights ({info.weights.source})")
+        weights = CriterionResult("trust.weights", Verdict.PASS, f"weights as given ({info.weights.source}), not drawn")
     else:
         remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
         weights = _doubt_trust("trust.weights", "the weights are random", remedy)
@@ -400,8 +400,9 @@ def _describe_record(entry: Entry[Any]) -> str:
 
 def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement]) -> CriterionResult:
     name = "trust.environment"
-    if not measured:
-        return _doubt_trust(name, "nothing was measured", f"optpipe bench {artifact}")
+    if not any(one.measurement.is_valid for one in measured):
+        why = "no process was VALID" if measured else "nothing was measured"
+        return _doubt_trust(name, why, f"optpipe bench {artifact}")
     first = measured[0].environment
     if found := sorted({text for one in measured for text in find_environment_differences(first, one.environment)}):
         return _doubt_trust(name, f"measured on different machines: {'; '.join(found)}", "measure on one machine")

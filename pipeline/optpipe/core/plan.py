@@ -254,7 +254,6 @@ WEIGHTS_SEED = Param("Seed of random weights.", flag="seed", minimum=0, setting=
 WEIGHTS = Param("default, random (random:SEED), or a .safetensors/.pt file.")
 CALIBRATION = Param("INT8 calibration data.", metavar="PATH")
 TRUNCATE = Param("Cut texts that exceed the model's maximum input length; else they are refused.")
-RUNTIME_OPTION = Param("Runtime option; recorded with the result.", flag="option", metavar="BACKEND.KEY=VALUE")
 BUILD_OPTION = Param("Build option.", flag="build-option", metavar="BACKEND.KEY=VALUE")
 
 

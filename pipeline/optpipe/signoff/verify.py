@@ -184,7 +184,10 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
     """Where a document is not the whole of what it was read as: keys that nobody reads, and keys that it lacks."""
     documents: list[tuple[Files, str, object]] = [(dossier.files, REQUEST, dossier.request)]
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
-        documents.append((entry.files, MANIFEST, replace(entry.manifest, info=plain_from_record(entry.info))))
+        # an empty value that is not there is of a version before it; to empty a value and to remove it is the same forgery
+        plain = plain_from_record(entry.info)
+        info = {key: value for key, value in plain.items() if key in entry.manifest.info or value not in ("", [])}
+        documents.append((entry.files, MANIFEST, replace(entry.manifest, info=info)))
         kinds = KINDS[entry.kind].documents if entry.kind in JUDGED_RUNS else {}
         documents += [
             (entry.files, name, record_from_files(entry.files, name, kind))

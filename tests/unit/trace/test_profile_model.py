@@ -4,11 +4,13 @@ import json
 from functools import partial
 
 import numpy as np
+import pytest
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import ReferenceInfo, VerificationInfo
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.trace.record import read_profiled_rows
+from optpipe.trace.record import InferenceJob, ProfileJob, ProfilePlan, make_worker_job, read_profiled_rows
 from optpipe.workspace.file_names import CARD, REFERENCE
 
 
@@ -35,3 +37,17 @@ def test_an_artifact_is_profiled_on_what_it_was_verified_on(workspace):
             listener=SilentListener(),
         )
     assert [len(read_profiled_rows(each, store)[1]["x"]) for each in (own, other)] == [5, 3]
+
+
+@pytest.mark.parametrize(("length", "batch_size"), [(None, 4), (4, 1), (32, 4)])
+def test_a_profile_runs_at_its_batch_size_and_length(tmp_path, length, batch_size):
+    card = ModelCard("t", "hf:t", Task.EMBEDDING, (InputSpec("input_ids", "int64", (1, 4), (8, 16), (64, 32)),))
+
+    def read_written(size):
+        work = InferenceJob(tmp_path, "a" * 12, "onnxruntime", "cpu", {}, size, length)
+        job = ProfileJob("a", False, work, (), read_rows=lambda: (card, {"input_ids": np.arange(24).reshape(3, 8)}))
+        return np.load(make_worker_job(job, ProfilePlan("cpu"), tmp_path).inputs)["input_ids"]
+
+    assert read_written(batch_size).shape == (batch_size, length or 8)
+    with pytest.raises(BadInputError, match="--batch-size 65"):
+        read_written(65)

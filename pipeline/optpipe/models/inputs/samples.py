@@ -42,7 +42,7 @@ GIVEN_COUNT = 256
 HELD_OUT_COUNT = 128
 HELD_OUT_PART = 4
 """At most one of so many calibration samples is held out of calibration."""
-FEWEST_HELD_OUT = 4
+FEWEST_HELD_OUT = 8
 """Fewer calibration samples than this times HELD_OUT_PART are all calibrated and verified on."""
 LABELED_BYTES = 16 << 20
 """A labelled validation set is used up to this size of input tensors, so that a build can say how accurate it is."""

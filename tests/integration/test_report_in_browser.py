@@ -144,7 +144,7 @@ def test_the_answer_comes_first_and_the_page_fits(page):
 
 def test_figures_are_drawn_in_the_colours_of_the_scheme(page):
     figures = page.locator("figure")
-    assert figures.count() >= 6
+    assert figures.count() >= 5  # the frontier is drawn in the plane of latency and throughput
     for at in range(figures.count()):
         box = figures.nth(at).locator("svg").bounding_box()
         assert box["width"] > 150

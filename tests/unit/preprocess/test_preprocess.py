@@ -15,8 +15,11 @@ from tests.fakes.mutations import mutate_bytes
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
+from optpipe.core.files import hash_file
 from optpipe.core.transform import Decode
+from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image
+from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.preprocess import choose_images, open_model_function
 
@@ -35,8 +38,8 @@ def chosen(folder, listed):
         (folder / name).parent.mkdir(exist_ok=True)
         Image.fromarray(make_synthetic_image(20, 20, 1)).save(folder / name)
     manifest = folder / "manifest.json"
-    files = [{"path": name, "label": label} for name, label in listed.items()]
-    manifest.write_text(json.dumps({"root": ".", "files": files}))
+    files = tuple(SetFile(name, hash_file(folder / name), label) for name, label in listed.items())
+    manifest.write_text(json.dumps(ImageSet("pictures", folder, 0, files).to_dict(folder)))
     card = ModelCard("m", "s", Task.CLASSIFICATION, (), labels=("cat", "dog"), data={"validation": str(manifest)})
     listener = Warned()
     _, labels = choose_images(card, None, 1000, None, listener)

@@ -39,7 +39,7 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
 from optpipe.signoff.dossier import Dossier, DossierRequest
-from optpipe.signoff.evidence import observe
+from optpipe.signoff.evidence import find_kind, observe
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter, Sense
 from optpipe.signoff.suggest import suggest_build, suggest_build_again
@@ -390,7 +390,8 @@ def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> I
     yield replace(weights, source=record)
     yield replace(precision, source=record)
     yield replace(_judge_outputs(dossier), source=_describe_record(checked) if checked else "")
-    yield _judge_environment(artifact.id, measured)
+    timed = any(find_kind(each.section) == "bench" for each in dossier.policy.criteria)
+    yield _judge_environment(artifact.id, measured, timed)
 
 
 def _describe_record(entry: Entry[Any]) -> str:
@@ -398,9 +399,10 @@ def _describe_record(entry: Entry[Any]) -> str:
     return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
 
 
-def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement]) -> CriterionResult:
+def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement], timed: bool) -> CriterionResult:
+    """A policy that limits no figure of a process (not `timed`) needs measurements of one machine, but no VALID one."""
     name = "trust.environment"
-    if not any(one.measurement.is_valid for one in measured):
+    if not measured or (timed and not any(one.measurement.is_valid for one in measured)):
         why = "no process was VALID" if measured else "nothing was measured"
         return _doubt_trust(name, why, f"optpipe bench {artifact}")
     first = measured[0].environment

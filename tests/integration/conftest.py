@@ -135,9 +135,10 @@ def require_three_verdicts(inside: Callable[..., Ran], model: str, folder: Path,
     row = next(row for row in found.results if row.precision == "int8")
     assert row.scores or row.accuracy
     score = row.scores.scores[0].value if row.scores else row.accuracy.top1
+    open_ended = row.scores is not None and row.scores.scores[0].ci[1] >= 0.999  # Spearman's interval from few pairs
     for limit, status in (
         ('maximum_drop = "20 points"', 0),
-        ('minimum_score = "99.9 points"', 1),
+        ('minimum_score = "99.9 points"', 5 if open_ended else 1),
         (f'minimum_score = "{100 * score:.2f} points"', 5),
     ):
         assert sign_off(inside, model, folder, limit) == status, limit

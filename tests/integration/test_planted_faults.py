@@ -29,7 +29,7 @@ precision = "fp32"
 [accuracy]
 minimum_score = "{minimum}"
 """
-MINIMUM = {"shapes-detector": "55 AP", "shapes-segmenter": "68 mIoU"}
+MINIMUM = {"shapes-detector": "45 AP", "shapes-segmenter": "60 mIoU"}
 Plant = Callable[[onnx.ModelProto], None]
 
 

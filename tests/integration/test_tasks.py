@@ -3,12 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from optpipe.cli.options import ModelOptions, model_from_options
 from optpipe.core.events import SilentListener
@@ -165,7 +166,7 @@ def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     model, _, folder = built
 
     def make_wrong(transform: Transform, plan: DaliPlan) -> Any:
-        steps = tuple(replace(step, **fault.get(type(step), {})) for step in transform.steps)
+        steps = tuple(structs.replace(step, **fault.get(type(step), {})) for step in transform.steps)
         return make_steps_pipeline(replace(transform, steps=steps), plan)
 
     monkeypatch.setattr(parity, "make_steps_pipeline", make_wrong)

@@ -98,7 +98,7 @@ def test_three_policies_three_verdicts_that_verify_recomputes(built, inside, lim
     copy = folder / f"tampered-{status}"
     shutil.copytree(dossier, copy)
     refusal = TAMPERINGS[status](copy, score)
-    found = inside("verify", copy, cwd=folder)
+    found = inside("verify", copy, "--json", cwd=folder)
     assert found.status == (2 if status == 0 else 1)
     assert refusal in found.stdout
 
@@ -116,7 +116,7 @@ def _replace_and_seal(dossier: Path, score: str) -> str:
     """The same, with every hash made anew."""
     _replace_predictions(dossier, score)
     _seal_anew(next(dossier.glob("runs/evaluate-*/predictions.parquet")))
-    return "the seal is intact, but not every figure follows"
+    return "agreement: share says"
 
 
 def _raise_score_and_seal(dossier: Path, score: str) -> str:

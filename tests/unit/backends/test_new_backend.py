@@ -156,6 +156,9 @@ def test_the_command_line_and_doctor_know_it(toy) -> None:
 
 
 def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
+    pytest.importorskip(
+        "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed: the extra `triton`"
+    )
     result, store = build(tmp_path, toy, scale=2)
     (built,), (samples,) = result.artifacts, store.list_entries(ReferenceInfo)
     signed: Any = SimpleNamespace(

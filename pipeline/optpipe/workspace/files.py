@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.errors import StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import Files, hash_file
 
 if TYPE_CHECKING:
@@ -68,13 +68,16 @@ def hash_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, FileH
 
 
 def find_changed_files(files: Files, hashes: Mapping[str, str]) -> list[str]:
-    """`NAME: missing` or `NAME: changed` for every file whose SHA-256 is not as `hashes` has it."""
+    """`NAME: missing` or `NAME: changed` for every file whose SHA-256 is not as `hashes` has it; names that lead out too."""
     found = []
     for name, sha256 in hashes.items():
-        if not files.has(name):
-            found.append(f"{name}: missing")
-        elif files.hash(name) != sha256:
-            found.append(f"{name}: changed")
+        try:
+            if not files.has(name):
+                found.append(f"{name}: missing")
+            elif files.hash(name) != sha256:
+                found.append(f"{name}: changed")
+        except BadInputError as error:
+            found.append(str(error))
     return found
 
 

@@ -19,7 +19,8 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError
 from optpipe.core.precision import Precision
-from optpipe.models.inputs.images import find_images, preprocess_batches
+from optpipe.models.inputs.image_set import find_images
+from optpipe.models.inputs.images import preprocess_batches
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store

@@ -23,8 +23,8 @@ from optpipe.quantize.calibrate import (
     quantize_graph,
     tables_from_entry,
 )
-from optpipe.quantize.fp32_reference import run_fp32_reference
 from optpipe.quantize.ranges import METHODS
+from optpipe.quantize.sensitivity import run_fp32_reference
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 

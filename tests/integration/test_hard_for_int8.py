@@ -27,8 +27,8 @@ from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.quantize.calibrate import load_calibration_data, quantize_graph
+from optpipe.quantize.calibrated_graph import graph_from_table, make_calibrated_graph
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
-from optpipe.quantize.precision_graph import graph_from_table, make_calibrated_graph
 from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.places import find_shipped_folder

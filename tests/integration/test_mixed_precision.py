@@ -99,8 +99,8 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
     from optpipe.core.entries import GraphInfo
     from optpipe.core.events import SilentListener
     from optpipe.quantize.calibrate import load_calibration_data
-    from optpipe.quantize.fp32_reference import run_fp32_reference
     from optpipe.quantize.half import lower_to_half
+    from optpipe.quantize.sensitivity import run_fp32_reference
 
     folder, _ = planted
     assert build(folder, "--precision", "fp16").status == 0

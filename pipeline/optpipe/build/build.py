@@ -9,25 +9,30 @@ from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
-from optpipe.build.verify import verify_artifact
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ArtifactInfo, GraphInfo, LintSummary, ModelInfo, ReferenceInfo
+from optpipe.core.entries import ArtifactInfo, GraphInfo, LintSummary, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_file
-from optpipe.core.precision import CALIBRATED, Budget, Precision, prove_precision
+from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
-from optpipe.evaluate.tasks.registry import TASKS, require_fitting_task
-from optpipe.models.export.exported import compute_reference, export_model, prepare_model, read_card, read_tokenizer
+from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.export.exported import (
+    compute_reference,
+    export_model,
+    prepare_model,
+    read_card,
+    read_tokenizer,
+    reference_from_file,
+)
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.samples import choose_samples
-from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.onnx_file import OnnxFileSource
-from optpipe.quantize.calibrate import require_calibration, resolve_data
-from optpipe.quantize.precision_graph import BUDGETED, convert_to_precision, find_tables
-from optpipe.quantize.ranges import is_table
+from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.environment import get_gpu_name
+from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE
+from optpipe.workspace.files import write_parquet
 from optpipe.workspace.store import Store
 
 Made = TypeVar("Made")
@@ -72,8 +77,10 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     if isinstance(model.source, OnnxFileSource):
         model = replace(model, source=replace(model.source, example=plan.images or plan.calibration))
     model, stored = prepare_model(model, store, listener)
-    require_fitting_task(model, stored)  # what cannot be evaluated is not built
+    _require_evaluable(model, stored, store)
     if plan.images is not None:  # what cannot be read is refused before the export
+        from optpipe.quantize.calibrate import resolve_data
+
         card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
         plan = replace(plan, images=resolve_data(plan.images, card, tokenizer, store, "--data", truncate=plan.truncate))
         if card.tokenization is None:
@@ -90,8 +97,8 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         omitted = [Omission(names, kind, str(error), ExitStatus.BAD_INPUT) for kind in kinds]
         plan = replace(plan, precisions=others)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
-    require_fitting_task(model, exported)
-    data = None if plan.calibration is None or is_table(plan.calibration) else plan.calibration
+    _require_evaluable(model, exported, store)
+    data = None if plan.calibration is None or _is_table(plan.calibration) else plan.calibration
     expected = _run_step(
         "reference",
         times,
@@ -102,6 +109,20 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     for backend, precision, device in _list_combinations(plan, listener):
         _build_one(result, model, plan, backend, precision, device, expected, store, listener)
     return result
+
+
+def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Store) -> None:
+    """Raises BadInputError where the model does not fit its task; a model with a reference was found to fit."""
+    if stored is None or not any(stored.id in each.manifest.parents for each in store.list_entries(ReferenceInfo)):
+        from optpipe.evaluate.tasks.registry import require_fitting_task
+
+        require_fitting_task(model, stored)
+
+
+def _is_table(path: Path) -> bool:
+    from optpipe.quantize.ranges import is_table
+
+    return is_table(path)
 
 
 def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener) -> BuildPlan:
@@ -116,11 +137,15 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
     if plan.calibration is None and not wanted:
         return plan
+    from optpipe.models.inputs.tensor_set import save_batches
+    from optpipe.quantize.calibrate import require_calibration, resolve_data
+    from optpipe.quantize.calibrated_graph import find_tables
+
     card = read_card(model, stored)
     if plan.calibration is not None:
         if not wanted and plan.budget is None:
             effect = (
-                "has no effect" if is_table(plan.calibration) else "gives only the inputs that outputs are verified on"
+                "has no effect" if _is_table(plan.calibration) else "gives only the inputs that outputs are verified on"
             )
             listener.warn(f"--calibration {effect}: {' and '.join(CALIBRATED)} need it, and neither is built")
         tokenizer = read_tokenizer(model, stored)
@@ -141,6 +166,9 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
 
 
 def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> None:
+    from optpipe.evaluate.tasks.registry import TASKS
+    from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set
+
     given = read_tensor_set(data, card.inputs).files if data is not None and holds_tensors(data) else ()
     labeled = any(each.label is not None for each in given)
     if budget.unit == "points" and card.task not in TASKS and not labeled:
@@ -245,6 +273,8 @@ def _build_one(
     options = plan.options.get(backend.name, {})
     try:
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
+        from optpipe.quantize.precision_graph import convert_to_precision
+
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
             graph = _run_step(
                 f"graph {precision} for {device}",
@@ -378,3 +408,48 @@ def _lint_graph(graph: Entry[ModelInfo] | Entry[GraphInfo], device: Device, prec
     findings = lint_graph(onnx.load(graph.file(ONNX))) if known is None else known
     counts = Counter(each.rule for each in findings)
     return LintSummary(dict(counts.most_common()), findings[:LISTED_FINDINGS])
+
+
+VERIFICATION_REVISION = 2
+
+
+def verify_artifact(
+    artifact: Entry[ArtifactInfo],
+    reference: Entry[ReferenceInfo],
+    model: Entry[ModelInfo],
+    backend: Backend,
+    store: Store,
+    listener: Listener,
+    minimum_snr_db: float | None = None,
+) -> tuple[Entry[VerificationInfo], bool]:
+    """The store entry `verification`: errors per output and sample, and whether each output has the SNR that it must have.
+
+    Code for single batch sizes is run at those too, and the worst counts. Reruns where the artifact's bytes, the reference or the
+    GPU differ.
+    """
+    card = card_from_file(model.file(CARD))
+    recipe = {
+        "revision": VERIFICATION_REVISION,
+        "artifact": {"id": artifact.id, "sha256": hash_engine(artifact)},
+        "reference": reference.id,
+        "gpu": get_gpu_name() if artifact.info.device == "cuda" else None,
+        "minimum_snr_db": minimum_snr_db,
+    }
+
+    def make(directory: Path) -> VerificationInfo:
+        import polars as pl
+
+        from optpipe.build.verify import verify_session
+
+        sizes = backend.list_static_batches(artifact.info)
+        tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]
+        if minimum_snr_db is not None:
+            tolerated = 10 ** (-minimum_snr_db / 20)
+        with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
+            tensors = reference_from_file(reference.file(REFERENCE))
+            info, rows = verify_session(session, card, tolerated, tensors, reference.info, sizes)
+        frames = [pl.DataFrame({"output": [name] * len(each["values"]), **each}) for name, each in rows.items()]
+        write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))
+        return info
+
+    return store.produce(VerificationInfo, recipe, make, parents=(artifact.id, reference.id), listener=listener)

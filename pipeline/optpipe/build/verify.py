@@ -4,24 +4,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd, inf, nan
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optpipe.backends.base import Backend, Session
-from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, ModelInfo, OutputError, ReferenceInfo, VerificationInfo
+from optpipe.backends.base import Session
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import read_as_user_file
-from optpipe.core.events import Listener
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.verdict import Blocker, Observation
-from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.models.export.exported import Reference, reference_from_file
-from optpipe.models.inputs.rows import count_rows, join_batches, list_batches, rows_from_outputs, split_batches
+from optpipe.models.export.exported import Reference
+from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
 from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE
 from optpipe.stats.agreement import (
     FEWEST_FOR_SNR,
-    TOLERATED_RELATIVE_ERROR,
     RowErrors,
     compare_rows,
     compute_snr_interval,
@@ -32,55 +28,10 @@ from optpipe.stats.agreement import (
 from optpipe.stats.means import mean_from_values, predict_next_upper_bound
 from optpipe.stats.paired import FEWEST_SAMPLES, Share, compute_share_interval
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.environment import get_gpu_name
-from optpipe.workspace.file_names import BUILDS, CARD, OUTPUT_ERRORS, REFERENCE
-from optpipe.workspace.files import write_parquet
-from optpipe.workspace.store import Store
+from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS
 
 if TYPE_CHECKING:
     import numpy as np
-
-REVISION = 2
-
-
-def verify_artifact(
-    artifact: Entry[ArtifactInfo],
-    reference: Entry[ReferenceInfo],
-    model: Entry[ModelInfo],
-    backend: Backend,
-    store: Store,
-    listener: Listener,
-    minimum_snr_db: float | None = None,
-) -> tuple[Entry[VerificationInfo], bool]:
-    """The store entry `verification`: errors per output and sample, and whether each output has the SNR that it must have.
-
-    Code for single batch sizes is run at those too, and the worst counts. Reruns where the artifact's bytes, the reference or the
-    GPU differ.
-    """
-    card = card_from_file(model.file(CARD))
-    recipe = {
-        "revision": REVISION,
-        "artifact": {"id": artifact.id, "sha256": hash_engine(artifact)},
-        "reference": reference.id,
-        "gpu": get_gpu_name() if artifact.info.device == "cuda" else None,
-        "minimum_snr_db": minimum_snr_db,
-    }
-
-    def make(directory: Path) -> VerificationInfo:
-        import polars as pl
-
-        sizes = backend.list_static_batches(artifact.info)
-        tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]
-        if minimum_snr_db is not None:
-            tolerated = 10 ** (-minimum_snr_db / 20)
-        with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
-            tensors = reference_from_file(reference.file(REFERENCE))
-            info, rows = verify_session(session, card, tolerated, tensors, reference.info, sizes)
-        frames = [pl.DataFrame({"output": [name] * len(each["values"]), **each}) for name, each in rows.items()]
-        write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))
-        return info
-
-    return store.produce(VerificationInfo, recipe, make, parents=(artifact.id, reference.id), listener=listener)
 
 
 def verify_session(
@@ -95,7 +46,7 @@ def verify_session(
     found = []
     for size in (None, *sizes):
         tensors = reference if size is None else fill_batches(reference, size)
-        outputs = run_in_batches(session, card, tensors.inputs, size)
+        outputs = run_rows(card, tensors.inputs, session.run, size)
         found.append(compare_to_reference(card, tolerated, tensors, outputs, about, size))
     info, rows = min(
         found, key=lambda one: (one[0].passed is not False, inf if one[0].snr_db is None else one[0].snr_db)
@@ -123,15 +74,6 @@ def fill_batches(reference: Reference, size: int) -> Reference:
         outputs={name: repeat(rows) for name, rows in reference.outputs.items()},
         labels=None if reference.labels is None else repeat(reference.labels),
     )
-
-
-def run_in_batches(
-    session: Session, card: ModelCard, inputs: Mapping[str, "np.ndarray"], size: int | None = None
-) -> dict[str, "np.ndarray"]:
-    """All samples through the session, in batches of `size`, or as large as the profile allows."""
-    batches = split_batches(card, inputs, size)
-    runs = [rows_from_outputs(card.outputs, session.run(batch), count) for batch, count in batches]
-    return {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}
 
 
 def compare_to_reference(

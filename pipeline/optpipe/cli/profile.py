@@ -123,7 +123,7 @@ def _profile_model(
     from optpipe.core.errors import ExitStatus
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
-    from optpipe.models.inputs.images import find_images
+    from optpipe.models.inputs.image_set import find_images
     from optpipe.trace.document import document_from_stages
     from optpipe.trace.profile_model import (
         build_or_find,

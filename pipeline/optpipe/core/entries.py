@@ -134,6 +134,8 @@ class ReferenceInfo:
     """Whose the samples are: `voices.npz, held out from calibration`; empty in records of earlier versions."""
     held_out: tuple[str, ...] = ()
     """The hashes of the samples that are kept out of calibration."""
+    constant: bool = False
+    """Whether the outputs are the same for every sample."""
 
 
 @dataclass(frozen=True, slots=True)

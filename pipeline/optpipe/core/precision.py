@@ -32,6 +32,8 @@ class Precision(StrEnum):
 
 CALIBRATED = (Precision.INT8, Precision.FP8)
 """What needs ranges of activations, from data."""
+BUDGETED = (Precision.FP16, *CALIBRATED)
+"""What a budget can keep layers out of."""
 
 
 def precisions_from_text(text: str) -> tuple[Precision, ...]:

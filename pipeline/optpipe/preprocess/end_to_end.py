@@ -11,7 +11,8 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.models.artifacts.lookup import StoredArtifact, format_model_argument
-from optpipe.models.inputs.images import find_readable_images, format_unreadable
+from optpipe.models.inputs.image_set import find_readable_images
+from optpipe.models.inputs.sample_set import format_unreadable
 from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali, run_dali_jobs
 from optpipe.preprocess.preprocess import MAX_SECONDS, choose_dali_plan, require_image_transform
 from optpipe.preprocess.records import PreprocessRecord

@@ -18,8 +18,8 @@ from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.models.artifacts.facts import hash_model
 from optpipe.models.export.exported import export_model, prepare_model
 from optpipe.models.export.model import Model
-from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.images import ImageFolder, find_readable_images, format_unreadable
+from optpipe.models.inputs.image_set import ImageFolder, ImageSet, find_readable_images
+from optpipe.models.inputs.sample_set import format_unreadable
 from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali

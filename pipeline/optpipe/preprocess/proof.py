@@ -18,8 +18,7 @@ from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.evaluate.tasks.registry import TASKS
-from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.images import ImageFolder, is_annotated
+from optpipe.models.inputs.image_set import ImageFolder, ImageSet, is_annotated
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.preprocess.records import Accuracy, PredictionAgreement, Proof, TaskScore
 from optpipe.stats.agreement import compute_row_errors, find_best_classes, pool_errors

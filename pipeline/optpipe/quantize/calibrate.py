@@ -15,8 +15,7 @@ from optpipe.core.events import Listener, SilentListener
 from optpipe.core.plan import for_workspace
 from optpipe.core.precision import Precision
 from optpipe.models.inputs.image_set import image_set_from_path
-from optpipe.models.inputs.images import UnreadableFile
-from optpipe.models.inputs.sample_set import FEW_SAMPLES, SampleSet, refuse_other_model, refuse_overlap
+from optpipe.models.inputs.sample_set import FEW_SAMPLES, SampleSet, UnreadableFile, refuse_other_model, refuse_overlap
 from optpipe.models.inputs.task_data import (
     drop_unknown_labels,
     fit_batch_size,

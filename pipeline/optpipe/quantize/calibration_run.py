@@ -22,8 +22,8 @@ from optpipe.quantize.calibrate import (
     resolve_data,
     tables_from_entry,
 )
+from optpipe.quantize.calibrated_graph import choose_calibration_device
 from optpipe.quantize.placement import Target
-from optpipe.quantize.precision_graph import choose_calibration_device
 from optpipe.quantize.ranges import METHODS, write_table
 from optpipe.quantize.sensitivity import (
     MethodsInfo,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.onnx_graph import (
     GraphTypes,
@@ -21,22 +21,14 @@ from optpipe.core.events import Listener
 from optpipe.core.precision import Budget, Precision
 from optpipe.core.process import redirect_output
 from optpipe.models.export.exported import reference_from_file
-from optpipe.models.inputs.rows import split_batches
-from optpipe.models.inputs.sample_set import SampleSet
-from optpipe.models.inputs.tensor_set import tensor_set_from_rows
-from optpipe.quantize.calibrate import load_calibration_data
-from optpipe.quantize.sensitivity import (
-    LoweredLayers,
-    Lowering,
-    describe_mixed,
-    rank_layers,
-    require_lowered,
-    select_kept_layers,
-)
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    from optpipe.models.inputs.sample_set import SampleSet
+    from optpipe.quantize.sensitivity import Lowering
 
 REVISION = 2
 FP16_HEADROOM = 65504 / 8
@@ -74,6 +66,8 @@ def convert_within_budget(
     The cost is measured on `data`, the card's calibration set, or the reference inputs. Raises GateError where the converted graph exceeds
     the budget although the search found layers that keep it.
     """
+    from optpipe.quantize.sensitivity import describe_mixed, rank_layers, require_lowered, select_kept_layers
+
     base, _ = convert_to_half(Precision.FP16, model, reference, store, listener)
     samples = _choose_samples(model, reference, data, budget, listener)
     lowering = lower_to_half(model, base)
@@ -105,8 +99,9 @@ def convert_within_budget(
     return store.produce(GraphInfo, recipe, make, parents=parents, listener=listener)
 
 
-def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> Lowering:
+def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> "Lowering":
     """FP16 by rounding, in the nodes that are FP16 in the converted graph `base`."""
+    from optpipe.quantize.sensitivity import LoweredLayers, Lowering
 
     def load() -> LoweredLayers:
         import onnx
@@ -122,7 +117,10 @@ def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> Lowering:
 
 def _choose_samples(
     model: Entry[ModelInfo], reference: Entry[ReferenceInfo], data: Path | None, budget: Budget, listener: Listener
-) -> SampleSet:
+) -> "SampleSet":
+    from optpipe.models.inputs.tensor_set import tensor_set_from_rows
+    from optpipe.quantize.calibrate import load_calibration_data
+
     card = card_from_file(model.file(CARD))
     if data is not None or "calibration" in card.data:
         return load_calibration_data(model, data, None, 0, listener, reference.info.held_out).samples
@@ -157,6 +155,8 @@ def _convert(
     import onnx
     from modelopt.onnx.autocast import convert_to_mixed_precision
     from polygraphy.json import save_json
+
+    from optpipe.models.inputs.rows import split_batches
 
     directory = directory.resolve()
     samples, card = directory / "samples.json", card_from_file(model.file(CARD))

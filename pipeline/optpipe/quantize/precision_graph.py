@@ -1,52 +1,22 @@
-"""Puts a precision into the ONNX graph: casts by ModelOpt's AutoCast, Q/DQ nodes from a calibration table.
+"""Puts a precision into the ONNX graph: casts by ModelOpt's AutoCast, Q/DQ nodes from a calibration table, or what the model comes in.
 
 TensorRT 11 takes the types as they stand in the graph; no builder flag changes them.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import HALF_TYPES, drop_unknown_sizes, iterate_graphs, list_read_names
-from optpipe.core.card import card_from_file
-from optpipe.core.entries import CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo
+from optpipe.backends.onnx_graph import HALF_TYPES, iterate_graphs, list_read_names
+from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
-from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE, Budget, MixedPrecision, Precision
-from optpipe.core.process import redirect_output
-from optpipe.models.inputs.sample_set import draw_subset
-from optpipe.quantize.calibrate import (
-    calibrate_model,
-    load_calibration_data,
-    name_table_file,
-    quantize_graph,
-    tables_from_entry,
-)
+from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
 from optpipe.quantize.half import convert_to_half, convert_within_budget
-from optpipe.quantize.ranges import METHODS, CalibrationTable, is_table, read_table, write_table
-from optpipe.quantize.sensitivity import (
-    LayerCost,
-    SelectionInfo,
-    compare_methods,
-    count_layer_macs,
-    describe_mixed,
-    lower_by_table,
-    rank_layers,
-    require_lowered,
-    select_kept_layers,
-)
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.environment import get_package_version, list_gpus
-from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    from optpipe.quantize.placement import Placement, Target
-
-BUDGETED = (Precision.FP16, Precision.INT8, Precision.FP8)
-"""What a budget can keep layers out of."""
 
 
 def convert_to_precision(
@@ -69,10 +39,12 @@ def convert_to_precision(
     if (own := model.info.own_precision) is not None:
         if budget is not None and precision in BUDGETED:
             raise BadInputError(f"{model.info.name} comes in {own}, so --budget has no layers to choose; leave it out")
-        return make_graph_as_given(Precision(own), precision, choose_target(precision, device), model, store, listener)
+        return make_graph_as_given(Precision(own), precision, device, model, store, listener)
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
     if precision in CALIBRATED:
+        from optpipe.quantize.calibrated_graph import make_calibrated_graph
+
         return make_calibrated_graph(
             precision, model, device, calibration, store, listener, budget, reference.info.held_out
         )
@@ -90,7 +62,7 @@ AS_GIVEN_REVISION = 1
 
 
 def make_graph_as_given(
-    own: Precision, precision: Precision, target: "Target", model: Entry[ModelInfo], store: Store, listener: Listener
+    own: Precision, precision: Precision, device: Device, model: Entry[ModelInfo], store: Store, listener: Listener
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry for `precision` of a model that comes in `own`. Raises BadInputError where there is no way from one to the other."""
     name = model.info.name
@@ -99,7 +71,7 @@ def make_graph_as_given(
             f"{name} is quantized already and cannot be turned into {precision}\n"
             "--precision int8 builds it as it is; give the model it was quantized from for other precisions"
         )
-    if own is Precision.INT8 and precision is Precision.INT8 and target == "tensorrt":
+    if own is Precision.INT8 and precision is Precision.INT8 and device == "cuda":
         return _make_changed_graph(Precision.INT8, "folded-biases", _fold_biases, model, store, listener)
     if own is Precision.INT8 or own is precision:
         return model, True
@@ -204,175 +176,3 @@ def _rename(graph: Any, before: str, after: str) -> None:
                 for index, name in enumerate(names):
                     if name == before:
                         names[index] = after
-
-
-REVISION = 4
-TABLE = "calibration-table.json"
-METHOD_CHOICE_IMAGES = 32
-"""Images on which a build chooses the method: the one whose graph keeps the outputs nearest to FP32's."""
-
-
-def choose_target(precision: Precision, device: str) -> "Target":
-    """Which placement a device's runtimes fuse."""
-    if precision is Precision.FP8:
-        return "fp8"
-    return "tensorrt" if device == "cuda" else "cpu"
-
-
-def choose_calibration_device() -> str:
-    """Where the passes over calibration data run: on a GPU if there is one."""
-    return "cuda" if list_gpus() else "cpu"
-
-
-def make_calibrated_graph(
-    precision: Precision,
-    model: Entry[ModelInfo],
-    device: str,
-    calibration: Path | None,
-    store: Store,
-    listener: Listener,
-    budget: Budget | None = None,
-    held_out: Collection[str] = (),
-) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` with INT8 or FP8 in it, for `device`; around INT8 the rest is FP16 on a GPU and FP32 on the CPU.
-
-    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set,
-    without the samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point; raises
-    BadInputError for one with a table, and where FP8 has too few linear layers.
-    """
-    target = choose_target(precision, device)
-    if target == "fp8":
-        _require_linear_layers(model)
-    if calibration is not None and is_table(calibration):
-        if budget is not None:
-            raise BadInputError(
-                f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
-            )
-        return graph_from_table(model, read_table(calibration), target, (), store, listener)
-    data = load_calibration_data(model, calibration, None, 0, listener, held_out)
-    entry, _ = calibrate_model(model, data, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
-    tables = tables_from_entry(entry)
-    compared, _ = compare_methods(
-        model, tables, draw_subset(data.samples, METHOD_CHOICE_IMAGES), target, store, listener
-    )
-    best = tables[compared.info.best]
-    if budget is None:
-        return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
-    lowering = lower_by_table(model, best, target)
-
-    def rank() -> tuple[LayerCost, ...]:
-        return rank_layers(model, lowering, data.samples, store, listener)[0].info.layers
-
-    chosen, _ = select_kept_layers(model, lowering, rank, data.samples, budget, store, listener)
-    require_lowered(chosen.info, precision)
-    ranking = rank() if chosen.info.keep else ()
-    best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
-    return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking))
-
-
-def _require_linear_layers(model: Entry[ModelInfo]) -> None:
-    """Before anything is calibrated: with fewer the precision could not be proven."""
-    import onnx
-
-    from optpipe.quantize.placement import place_qdq
-
-    graph = onnx.load(model.file(ONNX))
-    macs, placed = count_layer_macs(graph, card_from_file(model.file(CARD))), place_qdq(graph, "fp8")
-    share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
-    if share < REQUIRED_SHARE:
-        largest = max(placed.skipped, key=lambda each: macs.get(each.layer, 0), default=None)
-        why = f" ({largest.layer}: {largest.reason})" if largest else ""
-        raise BadInputError(
-            f"FP8 fits {share:.1%} of the MACs of {model.info.name}, {REQUIRED_SHARE:.0%} required{why}\n"
-            "build it in fp16 or int8"
-        )
-
-
-def graph_from_table(
-    model: Entry[ModelInfo],
-    table: CalibrationTable,
-    target: "Target",
-    parents: tuple[str, ...],
-    store: Store,
-    listener: Listener,
-    chosen: tuple[Entry[SelectionInfo], Sequence[LayerCost]] | None = None,
-) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` that `table` makes of `model`; `chosen` is what a budget made it keep, and the ranking.
-
-    Raises BadInputError where the table is another model's, or was made with other preprocessing.
-    """
-    if table.model != model.info.name:
-        raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
-    own = card_from_file(model.file(CARD)).preprocessing_sha256
-    if own is not None and table.transform_sha256 is not None and table.transform_sha256 != own:
-        raise BadInputError(
-            f"the calibration table was made for different preprocessing than {model.info.name}'s; "
-            "pass the calibration data themselves"
-        )
-    if table.graph_sha256 != model.sha256(ONNX):
-        listener.warn("the calibration table is from a different export of this model; matching tensors by name")
-    precision = Precision.FP8 if target == "fp8" else Precision.INT8
-    recipe = {
-        "revision": REVISION,
-        "model": model.id,
-        "precision": str(precision),
-        "target": target,
-        "table": table.sha256,
-        "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx")},
-        **({"selection": chosen[0].id} if chosen else {}),
-    }
-
-    def make(directory: Path) -> GraphInfo:
-        import onnx
-
-        from optpipe.backends.onnx_lint import lint_graph
-
-        graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
-        findings = lint_graph(graph) if target == "tensorrt" else ()
-        onnx.save(_convert_to_half(graph, directory) if target == "tensorrt" else graph, directory / ONNX)
-        write_table(directory / TABLE, table)
-        return GraphInfo(
-            precision,
-            target=target,
-            method=table.method,
-            set=table.set,
-            int8_layers=placed.layers,
-            kept=placed.skipped,
-            lint=findings,
-            mixed=_describe_kept(model, placed, *chosen) if chosen else None,
-        )
-
-    return store.produce(GraphInfo, recipe, make, parents=(model.id, *parents), listener=listener)
-
-
-def _describe_kept(
-    model: Entry[ModelInfo], placed: "Placement", selection: Entry[SelectionInfo], ranking: Sequence[LayerCost]
-) -> MixedPrecision:
-    others = {each.layer: each.reason for each in placed.skipped}
-    return describe_mixed(model, selection.info, ranking, placed.layers, others)
-
-
-def find_tables(precision: Precision, model: Entry[ModelInfo], store: Store) -> list[Path]:
-    """The calibration tables that graphs in `precision` of `model` in the store were made from, the newest last.
-
-    Of a graph within a budget it is its calibration's, where no layer is kept yet.
-    """
-    calibrations = {each.id: each for each in store.list_entries(CalibrationInfo)}
-    found: list[Path] = []
-    for each in store.list_entries(GraphInfo):
-        if model.id not in each.manifest.parents or each.info.precision is not precision or each.info.method is None:
-            continue
-        if each.info.mixed is None:
-            found.append(store.verify_entry(each, TABLE).file(TABLE))
-        elif (calibration := calibrations.get(each.manifest.parents[1])) is not None:
-            name = name_table_file(each.info.method)
-            found.append(store.verify_entry(calibration, name).file(name))
-    return found
-
-
-def _convert_to_half(graph: Any, directory: Path) -> Any:
-    """FP16 around the Q/DQ pairs, inputs and outputs in FP32, by ModelOpt, which knows which operators must not follow."""
-    with redirect_output(directory / MODELOPT_LOG):
-        from modelopt.onnx.autocast import convert_to_f16
-
-        return drop_unknown_sizes(convert_to_f16(graph, keep_io_types=True))

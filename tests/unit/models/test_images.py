@@ -10,16 +10,9 @@ from PIL import Image
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
-from optpipe.models.inputs.image_set import ImageSet, image_set_from_path
-from optpipe.models.inputs.images import (
-    decode_image,
-    find_images,
-    find_readable_images,
-    format_unreadable,
-    preprocess_batches,
-    preprocess_file,
-)
-from optpipe.models.inputs.sample_set import refuse_other_model, refuse_overlap
+from optpipe.models.inputs.image_set import ImageSet, find_images, find_readable_images, image_set_from_path
+from optpipe.models.inputs.images import decode_image, preprocess_batches, preprocess_file
+from optpipe.models.inputs.sample_set import format_unreadable, refuse_other_model, refuse_overlap
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.workspace.places import find_shipped_folder
 

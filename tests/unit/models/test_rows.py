@@ -12,7 +12,6 @@ from hypothesis.extra import numpy as hnp
 
 from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.errors import BadInputError
-from optpipe.models.inputs.images import format_unreadable
 from optpipe.models.inputs.rows import (
     batch_from_rows,
     compute_padding,
@@ -22,6 +21,7 @@ from optpipe.models.inputs.rows import (
     split_batches,
     to_rows,
 )
+from optpipe.models.inputs.sample_set import format_unreadable
 from optpipe.models.inputs.synthetic import SMALLEST_VOCABULARY, make_synthetic_image, make_synthetic_tensor
 from optpipe.models.inputs.task_data import fit_texts, resolve_texts
 from optpipe.models.inputs.text_set import text_set_from_path

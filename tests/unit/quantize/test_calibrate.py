@@ -14,7 +14,7 @@ from optpipe.core.precision import Budget, Precision
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.quantize.calibrate import resolve_data
-from optpipe.quantize.precision_graph import find_tables, graph_from_table, make_calibrated_graph
+from optpipe.quantize.calibrated_graph import find_tables, graph_from_table, make_calibrated_graph
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store

@@ -1,18 +1,16 @@
 """From a source model to a checked ONNX file, with proof that the two compute the same."""
 
-from collections.abc import Mapping, Sequence
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically
 from optpipe.core.card import ModelCard, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo
 from optpipe.core.errors import BadInputError, GateError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.models.export.model import Model, choose_available_weights
-from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
-from optpipe.models.inputs.rows import count_rows, join_batches, rows_from_outputs, split_batches
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
 from optpipe.models.sources.resolve import CardSource
 from optpipe.models.sources.user_code import describe_user_error
@@ -23,20 +21,19 @@ from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
-    import numpy as np
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+    from collections.abc import Mapping, Sequence
 
-if TYPE_CHECKING:
     import numpy as np
+
+    Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Inputs, the source model's outputs on them, and the true classes where they are known."""
 
-    inputs: Mapping[str, "np.ndarray"]
-    outputs: Mapping[str, "np.ndarray"]
+    inputs: "Arrays"
+    outputs: "Arrays"
     labels: "np.ndarray | None" = None
 
 
@@ -100,16 +97,22 @@ def export_model(
     def make(directory: Path) -> ModelInfo:
         import onnx
 
+        from optpipe.backends.onnx_graph import find_own_precision
+        from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
+        from optpipe.models.sources.onnx_file import name_dimensions
+
         loaded = model.load()
         require_matching_input(loaded.card)
         target = directory / ONNX
         if loaded.onnx is not None:
-            _copy_onnx(loaded.onnx, loaded.card, target)
+            graph = onnx.load(loaded.onnx)  # with its external data drawn in, so that the entry is whole
+            name_dimensions(graph, loaded.card.inputs)
+            onnx.save(graph, target)
             simplified = simplify_onnx(target)
         else:
             simplified = onnx_from_torch(loaded.module, loaded.card, target)
         card = complete_card(loaded.card, target)
-        _write_card(directory / CARD, card)
+        (directory / CARD).write_text(json.dumps(card.to_dict(), indent=2) + "\n", encoding="utf-8")
         if loaded.tokenizer is not None:
             (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
         own_precision = find_own_precision(onnx.load(target, load_external_data=False))
@@ -125,23 +128,6 @@ def _recipe(model: Model) -> dict[str, Any]:
         "model": model.recipe(),
         "tools": {name: get_package_version(name) for name in ("onnx", "onnxscript", "onnxslim", "torch")},
     }
-
-
-def _copy_onnx(source: Path, card: ModelCard, target: Path) -> None:
-    """A user's file, with its external data drawn in so that the entry is whole, and a name for every open dimension."""
-    import onnx
-
-    from optpipe.models.sources.onnx_file import name_dimensions
-
-    model = onnx.load(source)
-    name_dimensions(model, card.inputs)
-    onnx.save(model, target)
-
-
-def _write_card(path: Path, card: ModelCard) -> None:
-    import json
-
-    path.write_text(json.dumps(card.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
 TORCH_WAY_OUT = (
@@ -183,18 +169,19 @@ def compute_reference(
         import numpy as np
 
         inputs = load_sample_inputs(card, samples, entry)
-        loaded = model.load()
+        module = model.load().module
         try:
             onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
-            outputs = onnx_outputs if loaded.module is None else run_torch_model(loaded.module, card, inputs)
-            errors = () if loaded.module is None else _check_parity(card, outputs, onnx_outputs)
-            if loaded.module is not None:
-                _require_independence(loaded.module, card, inputs, outputs)
+            outputs = onnx_outputs if module is None else run_torch_model(module, card, inputs)
+            errors = () if module is None else _check_parity(card, outputs, onnx_outputs)
+            if module is not None:
+                _require_independence(module, card, inputs, outputs)
         except GateError:
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
                     raise BadInputError(f"{samples.data}: input '{name}' contains NaN, and so do the outputs") from None
-            size, module = card.batch_range[1], loaded.module
+            _require_fixed_shapes(entry.file(ONNX), card, inputs)
+            size = card.batch_range[1]
             if module is None:
                 _require_repeatable(run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
             else:
@@ -206,28 +193,25 @@ def compute_reference(
             tensors["labels"] = labels
         np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
         own = (entry.info.own_precision or Precision.FP32).upper()
+        apart = any(bool((value != value[:1]).any()) for value in outputs.values())
         return ReferenceInfo(
             samples_kind=samples.kind,
             samples=len(samples.drawn.files) if samples.drawn else 0,
             samples_sha256=samples.sha256,
             data=samples.data,
             held_out=samples.held_out,
-            origin="source model" if loaded.module is not None else f"ONNX Runtime CPU on the {own} graph",
+            origin="source model" if module is not None else f"ONNX Runtime CPU on the {own} graph",
             export_parity=errors,
+            constant=not apart and len(next(iter(inputs.values()))) > 1,
         )
 
     found, stored = store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
-    reference = reference_from_file(found.file(REFERENCE))
-    if count_rows(reference.inputs) > 1 and not any(map(_tells_samples_apart, reference.outputs.values())):
+    if found.info.constant:
         listener.warn(f"{card.name} gives the same outputs for every input: nothing compared with them shows anything")
     return found, stored
 
 
-def _tells_samples_apart(output: "np.ndarray") -> bool:
-    return bool((output != output[:1]).any())
-
-
-def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: ModelCard, way_out: str) -> None:
+def _require_repeatable(answers: "Sequence[Arrays]", card: ModelCard, way_out: str) -> None:
     """Raises `GateError` for a source model that nothing can be compared with: its outputs are not numbers, or differ each time."""
     import numpy as np
 
@@ -242,30 +226,46 @@ def _require_repeatable(answers: Sequence[Mapping[str, "np.ndarray"]], card: Mod
             raise GateError(f"{card.name} is not deterministic (output '{name}'): {way_out}")
 
 
-def run_torch_model(module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
+def _require_fixed_shapes(path: Path, card: ModelCard, inputs: "Arrays") -> None:
+    """Raises `BadInputError` for an output of the graph whose shape differs from sample to sample of a batched model."""
+    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+    from optpipe.models.inputs.rows import split_batches
+
+    smallest, _, largest = card.batch_range
+    seen: dict[str, tuple[int, ...]] = {}
+    with OnnxRuntimeSession(path, "cpu", {}) as session:
+        for batch, _ in split_batches(card, inputs, smallest) if largest > 1 else ():
+            for name, value in session.run(batch).items():
+                if (first := seen.setdefault(name, value.shape)) != value.shape:
+                    raise BadInputError(
+                        f"{card.name}: the shape of output '{name}' depends on the data: {first} for one input, {value.shape} for"
+                        " another\npad it to a fixed shape in the model, or leave it out"
+                    )
+
+
+def run_torch_model(module: Any, card: ModelCard, inputs: "Arrays") -> "dict[str, np.ndarray]":
     """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows.
 
     Raises `BadInputError` with what the module raises on them.
     """
     import torch
 
-    parts = []
+    from optpipe.models.inputs.rows import run_rows
+
+    def run(batch: "Arrays") -> "Arrays":
+        try:
+            found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
+        except Exception as error:  # a user's code
+            raise BadInputError(f"{card.name} fails on its inputs: {describe_user_error(error)}") from error
+        flat = found if isinstance(found, tuple | list) else (found,)
+        values = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat]
+        return dict(zip((each.name for each in card.outputs), values, strict=True))
+
     with torch.inference_mode():
-        for batch, count in split_batches(card, inputs):
-            try:
-                found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
-            except Exception as error:  # a user's code
-                raise BadInputError(f"{card.name} fails on its inputs: {describe_user_error(error)}") from error
-            flat = found if isinstance(found, tuple | list) else (found,)
-            values = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat]
-            named = dict(zip((each.name for each in card.outputs), values, strict=True))
-            parts.append(rows_from_outputs(card.outputs, named, count))
-    return {each.name: join_batches(each.name, [part[each.name] for part in parts]) for each in card.outputs}
+        return run_rows(card, inputs, run)
 
 
-def _require_independence(
-    module: Any, card: ModelCard, inputs: Mapping[str, "np.ndarray"], outputs: Mapping[str, "np.ndarray"]
-) -> None:
+def _require_independence(module: Any, card: ModelCard, inputs: "Arrays", outputs: "Arrays") -> None:
     """Raises `GateError` where the source model gives other `outputs` in smaller batches: an exported graph holds one way of computing."""
     way_out = "its forward pass depends on the batch size; build it for one: --batch N"
     for size in _choose_sizes(card, inputs)[:-1]:
@@ -287,16 +287,16 @@ def _require_independence(
                 )
 
 
-def _choose_sizes(card: ModelCard, inputs: Mapping[str, "np.ndarray"]) -> list[int]:
+def _choose_sizes(card: ModelCard, inputs: "Arrays") -> list[int]:
     """The batch sizes at which outputs are compared, in ascending order."""
     smallest, usual, largest = card.batch_range
-    sizes = {size for size in (1, 3, count_rows(inputs)) if smallest <= size <= largest}
+    sizes = {size for size in (1, 3, len(next(iter(inputs.values())))) if smallest <= size <= largest}
     return sorted(sizes) or [usual]
 
 
-def _run_onnx_model(
-    path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], listener: Listener
-) -> dict[str, "np.ndarray"]:
+def _run_onnx_model(path: Path, card: ModelCard, inputs: "Arrays", listener: Listener) -> dict[str, "np.ndarray"]:
+    from optpipe.backends.onnx_graph import is_quantized_dynamically
+
     wanted = _choose_sizes(card, inputs)
     found = run_onnx_graph(path, card, inputs, *wanted)
     dynamic = is_quantized_dynamically(path)
@@ -310,33 +310,23 @@ def _run_onnx_model(
     return found[-1]
 
 
-def run_onnx_graph(
-    path: Path, card: ModelCard, inputs: Mapping[str, "np.ndarray"], *sizes: int
-) -> list[dict[str, "np.ndarray"]]:
+def run_onnx_graph(path: Path, card: ModelCard, inputs: "Arrays", *sizes: int) -> list[dict[str, "np.ndarray"]]:
     """The graph's outputs in batches of each size, one after the other in one session."""
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+    from optpipe.models.inputs.rows import run_rows
 
-    found = []
     with OnnxRuntimeSession(path, "cpu", {}) as session:
-        for size in sizes:
-            rows = (
-                {name: value[: max(size, SAMPLE_COUNT)] for name, value in inputs.items()}
-                if size < sizes[-1]
-                else inputs
+        return [
+            run_rows(
+                card, {name: value[: max(size, SAMPLE_COUNT)] for name, value in inputs.items()}, session.run, size
             )
-            runs = [
-                rows_from_outputs(card.outputs, session.run(batch), count)
-                for batch, count in split_batches(card, rows, size)
-            ]
-            found.append(
-                {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}
-            )
-    return found
+            if size < sizes[-1]
+            else run_rows(card, inputs, session.run, size)
+            for size in sizes
+        ]
 
 
-def _require_alike(
-    size: int, outputs: Mapping[str, "np.ndarray"], largest: Mapping[str, "np.ndarray"], tolerated: Precision
-) -> float:
+def _require_alike(size: int, outputs: "Arrays", largest: "Arrays", tolerated: Precision) -> float:
     """The largest relative error of an output at batch size `size`. Raises `GateError` where it is not tolerated."""
     errors = [compute_output_error(name, *cut_to_same_rows(largest[name], value)) for name, value in outputs.items()]
     worst = max(errors, key=lambda error: error.relative)
@@ -347,9 +337,7 @@ def _require_alike(
     return worst.relative
 
 
-def _check_parity(
-    card: ModelCard, expected: Mapping[str, "np.ndarray"], found: Mapping[str, "np.ndarray"]
-) -> tuple[OutputError, ...]:
+def _check_parity(card: ModelCard, expected: "Arrays", found: "Arrays") -> tuple[OutputError, ...]:
     errors = tuple(
         compute_output_error(name, *cut_to_same_rows(value, found[name])) for name, value in expected.items()
     )

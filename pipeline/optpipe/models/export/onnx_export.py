@@ -7,7 +7,6 @@ from typing import Any
 from optpipe.backends.onnx_graph import find_index_bounds, name_nodes
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
-from optpipe.models.inputs.synthetic import make_synthetic_tensor
 from optpipe.models.sources.base import LoadedModel
 from optpipe.models.sources.modules import flatten_tensors
 from optpipe.models.sources.onnx_file import require_one_file
@@ -285,6 +284,7 @@ def _find_changing_axes(
 def _run_for_shapes(path: Path, card: ModelCard, size: int) -> dict[str, tuple[int, ...]]:
     """The outputs' shapes for a batch of `size`, by running the graph on noise; empty where it refuses that."""
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+    from optpipe.models.inputs.synthetic import make_synthetic_tensor
 
     specs = [each.with_batch(size, size, size) for each in card.inputs]
     try:

@@ -15,8 +15,8 @@ from PIL import Image
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.transform import Transform
-from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.images import COCO, IMAGES, LABELS, MASKS, find_read_error
+from optpipe.models.inputs.image_set import COCO, IMAGES, LABELS, MASKS, ImageSet
+from optpipe.models.inputs.images import find_read_error
 from optpipe.models.inputs.sample_set import SetFile, draw_subset
 
 IGNORED = 255

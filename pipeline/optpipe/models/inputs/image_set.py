@@ -1,7 +1,11 @@
-"""Image sets with provenance: which files, their hashes, how they were drawn. The format is in `calibration/README.md`."""
+"""Image files below a folder, and image sets with provenance: which files, their hashes, how they were drawn.
+
+The format is in `calibration/README.md`.
+"""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +14,109 @@ from typing import ClassVar
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import UNWATCHED, ProgressStep
 from optpipe.core.files import hash_file
-from optpipe.models.inputs.images import (
-    SUFFIXES,
-    UnreadableFile,
-    find_images,
-    find_read_error,
-    format_unreadable,
-    is_annotated,
-    walk_files,
-)
 from optpipe.models.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
+    UnreadableFile,
     draw_subset,
+    format_unreadable,
     stratify_indices,
 )
 
+SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
+IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
+ANNOTATIONS = (MASKS, LABELS, COCO)
+"""What makes of a folder with `images/` an annotated set."""
 CHECKED_AT_ONCE = 64
 DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolder:
+    """The images of a folder in natural order (`2.jpg` before `10.jpg`), and what was left out."""
+
+    folder: Path
+    paths: tuple[Path, ...]
+    unreadable: tuple[UnreadableFile, ...] = ()
+    left_out: int = 0
+    """Images beyond the limit."""
+
+
+def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
+    """Lists the image files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
+
+    Of an annotated folder those in `images/`: masks are no images.
+    Raises BadInputError when there is no such folder, or no image in it.
+    """
+    if not folder.is_dir():
+        raise BadInputError(
+            f"{folder}: no such file or folder" if not folder.exists() else f"{folder}: is a file; give its folder"
+        )
+    if limit is not None and limit < 1:
+        raise BadInputError(f"the image limit must be at least 1, got {limit}")
+    paths = sorted(
+        (
+            path
+            for path in walk_files(folder / IMAGES if is_annotated(folder) else folder)
+            if path.suffix.lower() in SUFFIXES and path.is_file()
+        ),
+        key=_make_natural_key,
+    )
+    if not paths:
+        kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
+        raise BadInputError(f"{folder}: no images in this folder or below it (looked for {kinds})")
+    count = min(limit or len(paths), len(paths))
+    kept = tuple(
+        paths[index * len(paths) // count] for index in range(count)
+    )  # keeps the mixture of a set sorted by class
+    return ImageFolder(folder, kept, left_out=len(paths) - count)
+
+
+def is_annotated(folder: Path) -> bool:
+    """Whether `images/` in a folder has masks, YOLO labels or COCO annotations beside it."""
+    return (folder / IMAGES).is_dir() and any((folder / name).exists() for name in ANNOTATIONS)
+
+
+def walk_files(folder: Path) -> Iterator[Path]:
+    """All but folders below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
+    seen: set[Path] = set()
+    for name, below, files in os.walk(folder, followlinks=True):
+        here = Path(name)
+        if (real := here.resolve()) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        below.sort()
+        yield from map(here.joinpath, files)
+
+
+def _make_natural_key(path: Path) -> list[tuple[int, int, str]]:
+    """Digits compare as numbers, everything else as lower-case text."""
+    parts = re.split(r"(\d+)", str(path).lower())
+    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
+
+
+def find_readable_images(
+    folder: Path, limit: int | None = None, max_unreadable: int | None = None, threads: int = 2
+) -> ImageFolder:
+    """Finds the images under `folder` and decodes each once to tell the unreadable ones apart.
+
+    Raises BadInputError when more than `max_unreadable` cannot be read, or none can.
+    """
+    from optpipe.models.inputs.images import find_read_error
+
+    found = find_images(folder, limit)
+    with ThreadPoolExecutor(threads) as pool:
+        reasons = list(pool.map(find_read_error, found.paths))
+    bad = tuple(UnreadableFile(path, why) for path, why in zip(found.paths, reasons, strict=True) if why)
+    good = tuple(path for path, why in zip(found.paths, reasons, strict=True) if not why)
+    if not good or (max_unreadable is not None and len(bad) > max_unreadable):
+        allowed = f"; at most {max_unreadable} allowed (--max-unreadable)" if good else ""
+        raise BadInputError(
+            f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{format_unreadable(bad, 3)}"
+        )
+    return ImageFolder(folder, good, bad, found.left_out)
 
 
 @dataclass(frozen=True)
@@ -133,6 +221,8 @@ def _select_readable(
 
 
 def _find_defect(path: Path) -> str | None:
+    from optpipe.models.inputs.images import find_read_error
+
     try:
         str(path).encode()  # manifests and tables hold names as UTF-8
     except UnicodeEncodeError:

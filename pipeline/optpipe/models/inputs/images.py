@@ -1,14 +1,10 @@
-"""Image files: found, checked, and decoded by Pillow as the models' own loaders do."""
+"""Image files, decoded by Pillow and transformed as the models' own loaders do."""
 
 import io
-import os
-import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,111 +117,9 @@ def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.gen
     return result
 
 
-Item = TypeVar("Item")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # from twice that size on it is an error
-SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
-IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
-ANNOTATIONS = (MASKS, LABELS, COCO)
-"""What makes of a folder with `images/` an annotated set."""
 _REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError)
 """What Pillow raises for a file that is damaged, empty, too large, or not a picture."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadableFile:
-    """A file that should be an image and cannot be decoded, and why."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFolder:
-    """The images of a folder in natural order (`2.jpg` before `10.jpg`), and what was left out."""
-
-    folder: Path
-    paths: tuple[Path, ...]
-    unreadable: tuple[UnreadableFile, ...] = ()
-    left_out: int = 0
-    """Images beyond the limit."""
-
-
-def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
-    """Lists the image files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
-
-    Of an annotated folder those in `images/`: masks are no images.
-    Raises BadInputError when there is no such folder, or no image in it.
-    """
-    if not folder.is_dir():
-        raise BadInputError(
-            f"{folder}: no such file or folder" if not folder.exists() else f"{folder}: is a file; give its folder"
-        )
-    if limit is not None and limit < 1:
-        raise BadInputError(f"the image limit must be at least 1, got {limit}")
-    paths = sorted(
-        (
-            path
-            for path in walk_files(folder / IMAGES if is_annotated(folder) else folder)
-            if path.suffix.lower() in SUFFIXES and path.is_file()
-        ),
-        key=_make_natural_key,
-    )
-    if not paths:
-        kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
-        raise BadInputError(f"{folder}: no images in this folder or below it (looked for {kinds})")
-    kept = pick_evenly(paths, limit or len(paths))
-    return ImageFolder(folder, kept, left_out=len(paths) - len(kept))
-
-
-def is_annotated(folder: Path) -> bool:
-    """Whether `images/` in a folder has masks, YOLO labels or COCO annotations beside it."""
-    return (folder / IMAGES).is_dir() and any((folder / name).exists() for name in ANNOTATIONS)
-
-
-def walk_files(folder: Path) -> Iterator[Path]:
-    """All but folders below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
-    seen: set[Path] = set()
-    for name, below, files in os.walk(folder, followlinks=True):
-        here = Path(name)
-        if (real := here.resolve()) in seen:
-            below.clear()
-            continue
-        seen.add(real)
-        below.sort()
-        yield from map(here.joinpath, files)
-
-
-def pick_evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
-    """`count` items evenly out of all; a set that is sorted by class keeps its mixture."""
-    count = min(count, len(items))
-    return tuple(items[index * len(items) // count] for index in range(count))
-
-
-def find_readable_images(
-    folder: Path, limit: int | None = None, max_unreadable: int | None = None, threads: int = 2
-) -> ImageFolder:
-    """Finds the images under `folder` and decodes each once to tell the unreadable ones apart.
-
-    Raises BadInputError when more than `max_unreadable` cannot be read, or none can.
-    """
-    found = find_images(folder, limit)
-    with ThreadPoolExecutor(threads) as pool:
-        reasons = list(pool.map(find_read_error, found.paths))
-    bad = tuple(UnreadableFile(path, why) for path, why in zip(found.paths, reasons, strict=True) if why)
-    good = tuple(path for path, why in zip(found.paths, reasons, strict=True) if not why)
-    if not good or (max_unreadable is not None and len(bad) > max_unreadable):
-        allowed = f"; at most {max_unreadable} allowed (--max-unreadable)" if good else ""
-        raise BadInputError(
-            f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{format_unreadable(bad, 3)}"
-        )
-    return ImageFolder(folder, good, bad, found.left_out)
-
-
-def format_unreadable(unreadable: Iterable[UnreadableFile], shown: int = 5) -> str:
-    """Names the first few unreadable files with their reasons, and counts the others."""
-    every = tuple(unreadable)
-    named = ", ".join(f"{bad.path.name} ({bad.reason})" for bad in every[:shown])
-    return named + (f" and {len(every) - shown} more" if len(every) > shown else "")
 
 
 def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
@@ -288,9 +182,3 @@ def _format_reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image format that Pillow supports"
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _make_natural_key(path: Path) -> list[tuple[int, int, str]]:
-    """Digits compare as numbers, everything else as lower-case text."""
-    parts = re.split(r"(\d+)", str(path).lower())
-    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]

@@ -3,7 +3,7 @@
 Everything that is stored or compared is rows; what every call has in common (a sampling rate) is repeated for each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -96,6 +96,14 @@ def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
             f"output '{name}' is {seen}, and answers are compared input by input: pad it in the model, or leave it out"
         )
     return np.concatenate(parts)
+
+
+def run_rows(
+    card: ModelCard, rows: Arrays, run: Callable[[Arrays], Arrays], size: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """The outputs of `run`, from a batch of inputs to outputs by name, as rows: all of `rows` in the batches of `split_batches`."""
+    runs = [rows_from_outputs(card.outputs, run(batch), count) for batch, count in split_batches(card, rows, size)]
+    return {each.name: join_batches(each.name, [one[each.name] for one in runs]) for each in card.outputs}
 
 
 TOKENS_OF_A_POOL = 4096

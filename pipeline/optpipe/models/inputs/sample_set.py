@@ -4,12 +4,10 @@ The format is in `calibration/README.md`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
-
-import numpy as np
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_text
@@ -19,12 +17,27 @@ FEW_SAMPLES = 500
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableFile:
+    """An image that cannot be decoded or a line that holds no text, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetFile:
     """One sample; `path` is an image's path relative to the set's root, or a text's line number in it."""
 
     path: str
     sha256: str
     label: str | None = None
+
+
+def format_unreadable(unreadable: Iterable[UnreadableFile], shown: int = 5) -> str:
+    """Names the first few unreadable files with their reasons, and counts the others."""
+    every = tuple(unreadable)
+    named = ", ".join(f"{bad.path.name} ({bad.reason})" for bad in every[:shown])
+    return named + (f" and {len(every) - shown} more" if len(every) > shown else "")
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,8 @@ def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], coun
 
 def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
     """All indices in an order whose first `count`, and every other prefix, hold the labels in nearly their own shares."""
+    import numpy as np
+
     rng = np.random.default_rng(seed)
     groups: dict[str | None, list[int]] = {}
     for index, label in enumerate(labels):

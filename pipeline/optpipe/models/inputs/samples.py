@@ -2,36 +2,29 @@
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from errno import ENOSPC
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_arrays, hash_file, hash_text, hash_value
-from optpipe.core.measurement import InputPool
 from optpipe.core.transform import CenterCrop, Transform
-from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.images import find_images
-from optpipe.models.inputs.rows import compute_padding, count_rows, list_runs
+from optpipe.models.inputs.image_set import ImageSet, find_images
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
-from optpipe.models.inputs.synthetic import make_synthetic_tensor
-from optpipe.models.inputs.task_data import (
-    drop_unknown_labels,
-    find_label_indices,
-    iterate_rows,
-    load_sample_set,
-)
-from optpipe.models.inputs.tensor_set import TensorSet, holds_tensors
-from optpipe.models.inputs.text_set import SENTENCES, TextSet
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.places import find_shipped_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from optpipe.core.measurement import InputPool
 
 NOISE = "seeded noise"
 CALIBRATED_ON = "which INT8 and FP8 are calibrated on"
@@ -80,24 +73,38 @@ def choose_samples(
     listener = listener or SilentListener()
     tokenizes = card.tokenization is not None and model is not None and get_package_version("tokenizers") is not None
     readable = card.transform is not None or tokenizes
-    room = SAMPLE_BYTES // sum(math.prod(each.sample) * _count_bytes(each) for each in card.inputs)
+    bits = (
+        int(each.dtype.strip(ascii_lowercase) or 8) * math.prod(each.sample) for each in card.inputs
+    )  # a bool has 8
+    room = SAMPLE_BYTES // (sum(bits) // 8)
+
+    def load(source: Path, count: int | None, *, cut: bool) -> SampleSet:
+        from optpipe.models.inputs.task_data import load_sample_set
+
+        return load_sample_set(model, card, source, count, 0, SilentListener(), truncate=cut)[0]
+
     if given is not None:
-        found, _ = load_sample_set(model, card, given, GIVEN_COUNT, 0, SilentListener(), truncate=truncate)
+        found = load(given, GIVEN_COUNT, cut=truncate)
         return _samples_from_set(found, max(SAMPLE_COUNT, min(GIVEN_COUNT, room)), card, listener, found.name)
     if "validation" in card.data and readable:
-        found, _ = load_sample_set(model, card, Path(card.data["validation"]), None, 0, SilentListener(), truncate=True)
+        found = load(Path(card.data["validation"]), None, cut=True)
         most = max(SAMPLE_COUNT, room * LABELED_BYTES // SAMPLE_BYTES) if card.transform else GIVEN_COUNT
         return _samples_from_set(found, most, card, listener, f"{found.name}, the card's validation set")
     own = card.data.get("calibration")
-    if (source := calibration or (Path(own) if own else None)) is not None and (readable or holds_tensors(source)):
-        found, _ = load_sample_set(model, card, source, None, 0, SilentListener(), truncate=truncate)
-        return _hold_out(found, max(SAMPLE_COUNT, min(HELD_OUT_COUNT, room)), card, listener)
+    if (source := calibration or (Path(own) if own else None)) is not None:
+        from optpipe.models.inputs.tensor_set import holds_tensors
+
+        if readable or holds_tensors(source):
+            found, most = load(source, None, cut=truncate), max(SAMPLE_COUNT, min(HELD_OUT_COUNT, room))
+            return _hold_out(found, most, card, listener)
     if card.transform is not None:
         folder = find_shipped_folder("calibration") / "samples"
         files = tuple(SetFile(path.name, hash_file(path)) for path in find_images(folder, SAMPLE_COUNT).paths)
         shipped: SampleSet = ImageSet("photographs", folder, 0, files)
         return Samples("images", "photographs that optpipe ships", shipped, shipped.sha256)
     if tokenizes:
+        from optpipe.models.inputs.text_set import SENTENCES, TextSet
+
         texts = {str(number): text for number, text in enumerate(SENTENCES, 1)}
         files = tuple(SetFile(number, hash_text(text)) for number, text in texts.items())
         shipped = TextSet("sentences", Path(), 0, files, texts=texts)
@@ -106,12 +113,11 @@ def choose_samples(
     return Samples("synthetic", NOISE, None, hash_value(seed))
 
 
-def _count_bytes(spec: InputSpec) -> int:
-    return 2 if spec.dtype == "bfloat16" else np.dtype(spec.dtype).itemsize
-
-
 def _samples_from_set(found: SampleSet, most: int, card: ModelCard, listener: Listener, data: str) -> Samples:
     """At most `most` of `found`; of tensors those that share a batch, in the shapes that most of them have."""
+    from optpipe.models.inputs.task_data import drop_unknown_labels
+    from optpipe.models.inputs.tensor_set import TensorSet
+
     if isinstance(found, TensorSet):
         found = found.keep_usual_shapes()
     drawn = draw_subset(found, most)
@@ -130,8 +136,13 @@ def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) 
     return replace(chosen, held_out=tuple(sorted({each.sha256 for each in chosen.drawn.files})))
 
 
-def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> dict[str, np.ndarray]:
+def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> "dict[str, NDArray[Any]]":
     """A row per sample, or SAMPLE_COUNT rows of noise; repeated in turn until they fill the smallest batch."""
+    import numpy as np
+
+    from optpipe.models.inputs.rows import count_rows, list_runs
+    from optpipe.models.inputs.task_data import iterate_rows
+
     least = card.batch_range[0]
     if samples.drawn is None:
         return {
@@ -154,13 +165,19 @@ def read_sample_labels(card: ModelCard, samples: Samples) -> "NDArray[np.int64] 
     classes = card.outputs[0].classes if card.outputs else None
     if samples.drawn is None or classes is None or card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         return None
+    if any(each.label is None for each in samples.drawn.files):
+        return None
+    from optpipe.models.inputs.task_data import find_label_indices
+
     return find_label_indices(samples.drawn, card, classes)
 
 
-def _make_synthetic(spec: InputSpec, count: int, seed: int, card: ModelCard) -> np.ndarray:
+def _make_synthetic(spec: InputSpec, count: int, seed: int, card: ModelCard) -> "NDArray[Any]":
+    from optpipe.models.inputs.synthetic import make_synthetic_tensor
+
     shared = spec.batch is None and card.batched
     rows = make_synthetic_tensor((1 if shared else count, *spec.sample), spec.dtype, seed=seed, below=spec.below)
-    return np.repeat(rows, count, axis=0) if shared else rows
+    return rows.repeat(count, axis=0) if shared else rows
 
 
 def _crop_transform(transform: Transform, height: int, width: int) -> Transform:
@@ -175,13 +192,15 @@ POOL_SIZE = 64
 
 
 def vary_inputs(
-    real: Mapping[str, NDArray[Any]], size: int, seed: int, shared: frozenset[str] = frozenset()
-) -> dict[str, NDArray[Any]]:
+    real: "Mapping[str, NDArray[Any]]", size: int, seed: int, shared: frozenset[str] = frozenset()
+) -> "dict[str, NDArray[Any]]":
     """`size` rows per input: the real ones, then copies of them rolled along their last axis by a seeded step.
 
     Inputs in `shared` have one value for a whole batch, and keep it.
     A rolled image has the same values, hence the same power draw and rounding, and no cache has seen it.
     """
+    import numpy as np
+
     count = min(len(array) for array in real.values())
     steps = np.random.default_rng(seed).integers(1, 1 << 16, size)
     rows: dict[str, NDArray[Any]] = {}
@@ -195,15 +214,17 @@ def vary_inputs(
     return rows
 
 
-def load_image_pool(card: ModelCard, data: Path, model: Entry[Any] | None = None) -> dict[str, NDArray[Any]]:
+def load_image_pool(card: ModelCard, data: Path, model: Entry[Any] | None = None) -> "dict[str, NDArray[Any]]":
     """Up to POOL_SIZE samples of `data` as the model's inputs; only texts need the exported `model`, for its tokenizer."""
     found = choose_samples(card, data, model=model)
     assert found.drawn is not None
     return load_sample_inputs(card, replace(found, drawn=draw_subset(found.drawn, POOL_SIZE)), model)
 
 
-def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]") -> dict[str, str]:
     """Writes each array to `directory`; returns name → file. Raises OSError with ENOSPC where the disk is full."""
+    import numpy as np
+
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     for index, (name, array) in enumerate(arrays.items()):
@@ -219,9 +240,12 @@ def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) 
 
 
 def describe_pool(
-    kind: str, real: int, arrays: Mapping[str, NDArray[Any]], seed: int, lengths: tuple[int, int] | None = None
-) -> InputPool:
+    kind: str, real: int, arrays: "Mapping[str, NDArray[Any]]", seed: int, lengths: tuple[int, int] | None = None
+) -> "InputPool":
     """How the pool is described in a measurement; `lengths` are those that the build takes, where its inputs are sequences."""
+    from optpipe.core.measurement import InputPool
+    from optpipe.models.inputs.rows import compute_padding
+
     size = min(len(array) for array in arrays.values())
     padding = 0.0 if lengths is None else compute_padding(arrays)
     known = 0 if kind == "synthetic" else real

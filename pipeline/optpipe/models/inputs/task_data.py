@@ -1,20 +1,23 @@
 """A task's samples (images, texts or tensors) as the model's inputs."""
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 from optpipe.core.events import Listener
-from optpipe.models.inputs.annotations import image_set_from_coco, is_coco
-from optpipe.models.inputs.image_set import ImageSet, image_set_from_path
-from optpipe.models.inputs.images import UnreadableFile, format_unreadable, preprocess_batches
+from optpipe.core.files import hash_file, hash_value
+from optpipe.models.inputs.annotations import image_set_from_coco, is_coco, list_coco_images
+from optpipe.models.inputs.image_set import ANNOTATIONS, ImageSet, image_set_from_path, walk_files
+from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, count_rows
-from optpipe.models.inputs.sample_set import AnySet, SampleSet
+from optpipe.models.inputs.sample_set import AnySet, SampleSet, UnreadableFile, format_unreadable
 from optpipe.models.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
 from optpipe.models.inputs.text_set import (
     TextSet,
@@ -31,16 +34,6 @@ from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.files import write_json
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-import json
-import os
-from collections.abc import Iterable
-
-from optpipe.core.files import hash_file, hash_value
-from optpipe.models.inputs.annotations import list_coco_images
-from optpipe.models.inputs.images import ANNOTATIONS, walk_files
 
 
 def load_sample_set(
@@ -169,7 +162,7 @@ def fit_batch_size(card: ModelCard, wanted: int) -> int:
 
 def iterate_input_batches(
     model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
-) -> Iterator[tuple[dict[str, "np.ndarray"], int]]:
+) -> Iterator[tuple[dict[str, np.ndarray], int]]:
     """The set's samples as batches of the model's inputs, `size` at a time, each with its number of samples.
 
     A fixed batch is filled up with the last sample. `by_length` puts texts of about the same length together, so that
@@ -213,7 +206,7 @@ def iterate_rows(
         yield {card.inputs[0].name: pixels}
 
 
-def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> "NDArray[np.int64] | None":
+def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> NDArray[np.int64] | None:
     """The class of every sample; None where the set has no labels.
 
     A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there

@@ -15,13 +15,14 @@ import numpy as np
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_text
-from optpipe.models.inputs.images import UnreadableFile, format_unreadable
 from optpipe.models.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
+    UnreadableFile,
     draw_indices,
     draw_subset,
+    format_unreadable,
 )
 
 STRIDE = 128

@@ -1,0 +1,195 @@
+"""INT8 and FP8 graphs: calibration, the best method's table, and the layers that a budget keeps in floating point."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from optpipe.backends.onnx_graph import drop_unknown_sizes
+from optpipe.core.card import card_from_file
+from optpipe.core.entries import CalibrationInfo, GraphInfo, LintFinding, ModelInfo
+from optpipe.core.errors import BadInputError
+from optpipe.core.events import Listener
+from optpipe.core.precision import REQUIRED_SHARE, Budget, Precision
+from optpipe.core.process import redirect_output
+from optpipe.models.inputs.sample_set import draw_subset
+from optpipe.quantize.calibrate import (
+    calibrate_model,
+    load_calibration_data,
+    name_table_file,
+    quantize_graph,
+    tables_from_entry,
+)
+from optpipe.quantize.placement import Target, place_qdq
+from optpipe.quantize.ranges import METHODS, CalibrationTable, is_table, read_table, write_table
+from optpipe.quantize.sensitivity import (
+    LayerCost,
+    SelectionInfo,
+    compare_methods,
+    count_layer_macs,
+    describe_mixed,
+    lower_by_table,
+    rank_layers,
+    require_lowered,
+    select_kept_layers,
+)
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.environment import get_package_version, list_gpus
+from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX
+from optpipe.workspace.store import Store
+
+REVISION = 4
+TABLE = "calibration-table.json"
+METHOD_CHOICE_IMAGES = 32
+"""Images on which a build chooses the method: the one whose graph keeps the outputs nearest to FP32's."""
+
+
+def choose_calibration_device() -> str:
+    """Where the passes over calibration data run: on a GPU if there is one."""
+    return "cuda" if list_gpus() else "cpu"
+
+
+def make_calibrated_graph(
+    precision: Precision,
+    model: Entry[ModelInfo],
+    device: str,
+    calibration: Path | None,
+    store: Store,
+    listener: Listener,
+    budget: Budget | None = None,
+    held_out: Collection[str] = (),
+) -> tuple[Entry[GraphInfo], bool]:
+    """The store entry `graph` with INT8 or FP8 in it, for `device`; around INT8 the rest is FP16 on a GPU and FP32 on the CPU.
+
+    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set,
+    without the samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point; raises
+    BadInputError for one with a table, and where FP8 has too few linear layers.
+    """
+    target: Target = "fp8" if precision is Precision.FP8 else "tensorrt" if device == "cuda" else "cpu"
+    if target == "fp8":
+        _require_linear_layers(model)
+    if calibration is not None and is_table(calibration):
+        if budget is not None:
+            raise BadInputError(
+                f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
+            )
+        return graph_from_table(model, read_table(calibration), target, (), store, listener)
+    data = load_calibration_data(model, calibration, None, 0, listener, held_out)
+    entry, _ = calibrate_model(model, data, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
+    tables = tables_from_entry(entry)
+    compared, _ = compare_methods(
+        model, tables, draw_subset(data.samples, METHOD_CHOICE_IMAGES), target, store, listener
+    )
+    best = tables[compared.info.best]
+    if budget is None:
+        return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
+    lowering = lower_by_table(model, best, target)
+
+    def rank() -> tuple[LayerCost, ...]:
+        return rank_layers(model, lowering, data.samples, store, listener)[0].info.layers
+
+    chosen, _ = select_kept_layers(model, lowering, rank, data.samples, budget, store, listener)
+    require_lowered(chosen.info, precision)
+    ranking = rank() if chosen.info.keep else ()
+    best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
+    return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking))
+
+
+def _require_linear_layers(model: Entry[ModelInfo]) -> None:
+    """Before anything is calibrated: with fewer the precision could not be proven."""
+    import onnx
+
+    graph = onnx.load(model.file(ONNX))
+    macs, placed = count_layer_macs(graph, card_from_file(model.file(CARD))), place_qdq(graph, "fp8")
+    share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
+    if share < REQUIRED_SHARE:
+        largest = max(placed.skipped, key=lambda each: macs.get(each.layer, 0), default=None)
+        why = f" ({largest.layer}: {largest.reason})" if largest else ""
+        raise BadInputError(
+            f"FP8 fits {share:.1%} of the MACs of {model.info.name}, {REQUIRED_SHARE:.0%} required{why}\n"
+            "build it in fp16 or int8"
+        )
+
+
+def graph_from_table(
+    model: Entry[ModelInfo],
+    table: CalibrationTable,
+    target: Target,
+    parents: tuple[str, ...],
+    store: Store,
+    listener: Listener,
+    chosen: tuple[Entry[SelectionInfo], Sequence[LayerCost]] | None = None,
+) -> tuple[Entry[GraphInfo], bool]:
+    """The store entry `graph` that `table` makes of `model`; `chosen` is what a budget made it keep, and the ranking.
+
+    Raises BadInputError where the table is another model's, or was made with other preprocessing.
+    """
+    if table.model != model.info.name:
+        raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
+    own = card_from_file(model.file(CARD)).preprocessing_sha256
+    if own is not None and table.transform_sha256 is not None and table.transform_sha256 != own:
+        raise BadInputError(
+            f"the calibration table was made for different preprocessing than {model.info.name}'s; "
+            "pass the calibration data themselves"
+        )
+    if table.graph_sha256 != model.sha256(ONNX):
+        listener.warn("the calibration table is from a different export of this model; matching tensors by name")
+    precision = Precision.FP8 if target == "fp8" else Precision.INT8
+    recipe = {
+        "revision": REVISION,
+        "model": model.id,
+        "precision": str(precision),
+        "target": target,
+        "table": table.sha256,
+        "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx")},
+        **({"selection": chosen[0].id} if chosen else {}),
+    }
+
+    def make(directory: Path) -> GraphInfo:
+        import onnx
+
+        from optpipe.backends.onnx_lint import lint_graph
+
+        graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
+        findings: tuple[LintFinding, ...] = ()
+        if target == "tensorrt":  # FP16 around the Q/DQ pairs; ModelOpt knows which operators must not follow
+            findings = lint_graph(graph)
+            with redirect_output(directory / MODELOPT_LOG):
+                from modelopt.onnx.autocast import convert_to_f16
+
+                graph = drop_unknown_sizes(convert_to_f16(graph, keep_io_types=True))
+        onnx.save(graph, directory / ONNX)
+        write_table(directory / TABLE, table)
+        mixed = None
+        if chosen:
+            reasons = {each.layer: each.reason for each in placed.skipped}
+            mixed = describe_mixed(model, chosen[0].info, chosen[1], placed.layers, reasons)
+        return GraphInfo(
+            precision,
+            target=target,
+            method=table.method,
+            set=table.set,
+            int8_layers=placed.layers,
+            kept=placed.skipped,
+            lint=findings,
+            mixed=mixed,
+        )
+
+    return store.produce(GraphInfo, recipe, make, parents=(model.id, *parents), listener=listener)
+
+
+def find_tables(precision: Precision, model: Entry[ModelInfo], store: Store) -> list[Path]:
+    """The calibration tables that graphs in `precision` of `model` in the store were made from, the newest last.
+
+    Of a graph within a budget it is its calibration's, where no layer is kept yet.
+    """
+    calibrations = {each.id: each for each in store.list_entries(CalibrationInfo)}
+    found: list[Path] = []
+    for each in store.list_entries(GraphInfo):
+        if model.id not in each.manifest.parents or each.info.precision is not precision or each.info.method is None:
+            continue
+        if each.info.mixed is None:
+            found.append(store.verify_entry(each, TABLE).file(TABLE))
+        elif (calibration := calibrations.get(each.manifest.parents[1])) is not None:
+            name = name_table_file(each.info.method)
+            found.append(store.verify_entry(calibration, name).file(name))
+    return found

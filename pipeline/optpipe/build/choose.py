@@ -8,7 +8,15 @@ from secrets import randbits
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
-from optpipe.build.decide import Judge, Judged, choose_judge, find_flaw, judge_accuracy, list_candidates
+from optpipe.build.decide import (
+    Judge,
+    Judged,
+    choose_judge,
+    find_flaw,
+    judge_accuracy,
+    list_candidates,
+    require_judgeable,
+)
 from optpipe.build.records import BuildResult, BuiltArtifact, ModelBuild, Omission, result_from_build
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ModelInfo
@@ -184,7 +192,9 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)
-    sizes = _choose_sizes(read_card(model, stored), plan.batch_sizes)
+    card, trained = read_card(model, stored), (stored.info.weights if stored else model.load().weights).trained
+    require_judgeable(plan.budget, plan.build.images, card, trained=trained)
+    sizes = _choose_sizes(card, plan.batch_sizes)
     wanted, omitted = plan_candidates(model, plan.build, stored, store, listener)
     with listener.step("export"):
         exported, _ = export_model(model, store, listener, stored)

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 
 from optpipe.build.records import BuiltArtifact
-from optpipe.core.card import card_from_file
+from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
@@ -185,6 +185,33 @@ class Judge:
     """What a drop is of; empty where the budget is an SNR."""
 
 
+def require_judgeable(
+    budget: Budget | None, images: Path | None, card: ModelCard, *, trained: bool
+) -> tuple[Path | None, str | None]:
+    """The labeled data for a drop of accuracy, or why there are none before they are read.
+
+    Raises BadInputError for a budget in points where no drop can be measured.
+    """
+    given = images or (Path(card.data["validation"]) if "validation" in card.data else None)
+    obstacle = None
+    if card.task not in TASKS:
+        obstacle = f"{card.name} has no task that can be evaluated (task: {card.task})"
+    elif not trained:
+        obstacle = "the weights are random"
+    elif given is None:
+        obstacle = "no labeled data was given (--data PATH)"
+    if obstacle is not None:
+        _require_snr(budget, obstacle)
+    return given, obstacle
+
+
+def _require_snr(budget: Budget | None, obstacle: str) -> None:
+    if budget is not None and budget.unit != "dB":
+        raise BadInputError(
+            f"--budget {budget} cannot be judged: {obstacle}; use a floor of the outputs' SNR: --budget 30dB"
+        )
+
+
 def choose_judge(
     budget: Budget | None,
     images: Path | None,
@@ -199,35 +226,18 @@ def choose_judge(
     """
     if budget is not None and budget.unit == "dB":
         return Judge(budget, None)
-    data, obstacle = _find_labeled_data(images, exported, listener, truncate=truncate)
-    if obstacle is None:
-        score = TASKS[card_from_file(exported.file(CARD)).task].score
-        return Judge(budget or Budget(100 * BUDGET, "points"), data, truncate, score)
-    if budget is not None:
-        raise BadInputError(
-            f"--budget {budget} cannot be judged: {obstacle}; use a floor of the outputs' SNR: --budget 30dB"
-        )
+    card = card_from_file(exported.file(CARD))
+    data, obstacle = require_judgeable(budget, images, card, trained=exported.info.weights.trained)
+    if data is not None and obstacle is None:
+        samples, _ = load_sample_set(exported, card, data, None, 0, listener, truncate=truncate)
+        task = TASKS[card.task]
+        truths = task.read_truths(samples, card, task.count_classes(card))
+        if truths is not None or any(each.label is not None for each in samples.files):
+            return Judge(budget or Budget(100 * BUDGET, "points"), data, truncate, task.score)
+        obstacle = f"{data} has no labels"
+        _require_snr(budget, obstacle)
     listener.inform(f"budget: SNR of {SNR_FLOOR} or more, because {obstacle}")
     return Judge(SNR_FLOOR, None)
-
-
-def _find_labeled_data(
-    images: Path | None, exported: Entry[ModelInfo], listener: Listener, *, truncate: bool
-) -> tuple[Path | None, str | None]:
-    card = card_from_file(exported.file(CARD))
-    if card.task not in TASKS:
-        return None, f"{card.name} has no task that can be evaluated (task: {card.task})"
-    if not exported.info.weights.trained:
-        return None, "the weights are random"
-    given = images or (Path(card.data["validation"]) if "validation" in card.data else None)
-    if given is None:
-        return None, "no labeled data was given (--data PATH)"
-    samples, _ = load_sample_set(exported, card, given, None, 0, listener, truncate=truncate)
-    task = TASKS[card.task]
-    truths = task.read_truths(samples, card, task.count_classes(card))
-    if truths is None and not any(each.label is not None for each in samples.files):
-        return None, f"{given} has no labels"
-    return given, None
 
 
 def judge_accuracy(

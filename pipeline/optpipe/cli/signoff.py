@@ -124,7 +124,7 @@ def signoff(
     processes. Both hold for this machine, not for others.
     """
     if what.init:
-        return _write_policy_template(what.policy or Path("policy.toml"), how.output)
+        return _write_policy_template(what.policy or Path("policy.toml"), how.output, model, store)
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.document import document_from_verdict
     from optpipe.signoff.dossier import since_from_text
@@ -161,10 +161,12 @@ def signoff(
     )
 
 
-def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
+def _write_policy_template(policy: Path, output: Path | None, model: str | None, store: "Store") -> Outcome:
+    """The template limits the accuracy; of a `model` whose newest build has no labels to judge it by, the outputs."""
     import json as json_module
     from shlex import quote
 
+    from optpipe.models.artifacts.lookup import find_artifacts, find_builds
     from optpipe.signoff.policy import make_policy_schema, read_policy_template
     from optpipe.workspace.places import require_writable_file
 
@@ -177,7 +179,11 @@ def _write_policy_template(policy: Path, output: Path | None) -> Outcome:
     require_writable_file(policy, "--policy")
     schema = policy.with_name("policy.schema.json")
     policy.parent.mkdir(parents=True, exist_ok=True)
-    policy.write_text(read_policy_template(), encoding="utf-8")
+    labeled = True
+    if model is not None and find_builds(model, store):
+        newest = find_artifacts(model, store)[-1]
+        labeled = newest.entry.info.weights.trained and "validation" in newest.card.data
+    policy.write_text(read_policy_template(labeled=labeled), encoding="utf-8")
     schema.write_text(json_module.dumps(make_policy_schema(), indent=1) + "\n", encoding="utf-8")
     then = f"optpipe signoff MODEL --policy {quote(str(policy))}"
     text = f"wrote {policy} and {schema}; edit the limits, then run {then}"

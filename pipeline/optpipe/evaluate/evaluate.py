@@ -94,7 +94,16 @@ def evaluate_artifacts(
 ) -> list[EvaluatedArtifact]:
     """Runs the source model, then each artifact, over `samples`."""
     card = card_from_file(exported.file(CARD))
-    rows = [EvaluatedArtifact(None, _evaluate_source(model, exported, card, samples, task, listener))]
+    module, name = model.load().module, "evaluate source"
+    if module is None:
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+
+        with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as source:
+            found = predict_samples(exported, card, samples, task, source.run, name, listener)
+    else:
+        run = partial(run_torch_model, module, card)
+        found = predict_samples(exported, card, samples, task, run, name, listener)
+    rows = [EvaluatedArtifact(None, found)]
     for entry in artifacts:
         backend = BACKENDS[entry.info.backend]
         if (reason := backend.find_run_blocker(entry.info)) is not None:
@@ -107,7 +116,11 @@ def evaluate_artifacts(
         except StageError as error:  # one broken artifact must not hide what the others do
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
             continue
-        used = _count_calibration_samples(entry, samples, store)
+        if used := _count_calibration_samples(entry, samples, store):
+            listener.warn(
+                f"{used} of the {len(samples.files)} {samples.kind} were used to calibrate {entry.id}, so its accuracy is"
+                " overestimated; evaluate on other data"
+            )
         rows.append(EvaluatedArtifact(entry, found, calibrated_on=used))
     return rows
 
@@ -123,23 +136,6 @@ def _count_calibration_samples(artifact: Entry[ArtifactInfo], samples: SampleSet
         each["sha256"] for each in json.loads(drawn[-1].file(CALIBRATION_SET).read_text(encoding="utf-8"))["files"]
     }
     return sum(each.sha256 in known for each in samples.files)
-
-
-def _evaluate_source(
-    model: Model,
-    exported: Entry[ModelInfo],
-    card: ModelCard,
-    samples: SampleSet,
-    task: TaskContract,
-    listener: Listener,
-) -> Predictions:
-    module, name = model.load().module, "evaluate source"
-    if module is None:
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-
-        with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as session:
-            return predict_samples(exported, card, samples, task, session.run, name, listener)
-    return predict_samples(exported, card, samples, task, partial(run_torch_model, module, card), name, listener)
 
 
 def predict_samples(
@@ -267,7 +263,10 @@ def run_evaluation(
     task = user_task or find_task(card)
     if stored is not None and user_task is None:
         require_fitting_task(model, stored)
-    _require_data(card, data)
+    own = card.data.get("validation")
+    if data is None and own is None:
+        what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
+        raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
     artifacts = list_model_artifacts(compute_model_id(model), store) if only is None else list(only)
     if not artifacts:
         raise BadInputError(
@@ -277,12 +276,11 @@ def run_evaluation(
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     task.require_model(card)
-    source = data or Path(card.data["validation"])
-    validates = count is None and is_validation_set(source, card)
+    source = data or Path(str(own))
+    validates = count is None and own is not None and source.resolve() == Path(own).resolve()
     samples, unreadable = load_sample_set(exported, card, source, count, seed, listener, truncate=truncate)
     truths = task.read_truths(samples, card, task.count_classes(card))  # what does not fit ends it before anything runs
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
-    _warn_about_calibration_samples(rows, samples, listener)
     assert rows[0].predictions is not None
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
     truths = task.read_truths(samples, card, classes) if truths is None else truths
@@ -319,18 +317,6 @@ def run_evaluation(
     return found
 
 
-def is_validation_set(source: Path, card: ModelCard) -> bool:
-    """Whether `source` is the validation set that the card names."""
-    return "validation" in card.data and source.resolve() == Path(card.data["validation"]).resolve()
-
-
-def _require_data(card: ModelCard, data: Path | None) -> None:
-    """Raises BadInputError where neither the user nor the card names a validation set."""
-    if data is None and "validation" not in card.data:
-        what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
-        raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
-
-
 def _warn_about_few(
     task: TaskContract, truths: Values | None, predictions: Values, samples: SampleSet, listener: Listener
 ) -> None:
@@ -342,12 +328,3 @@ def _warn_about_few(
             listener.warn(left_out)
     if count < FEWEST_SAMPLES:
         listener.warn(f"only {count} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be")
-
-
-def _warn_about_calibration_samples(rows: Sequence[EvaluatedArtifact], samples: SampleSet, listener: Listener) -> None:
-    for row in rows:
-        if row.calibrated_on and row.entry:
-            listener.warn(
-                f"{row.calibrated_on} of the {len(samples.files)} {samples.kind} were used to calibrate {row.entry.id}, so its accuracy"
-                " is overestimated; evaluate on other data"
-            )

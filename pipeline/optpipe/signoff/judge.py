@@ -422,11 +422,10 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
     seen = f"on {checked.info.samples} samples{whose} (reference: {checked.info.reference})"
     seen += f", SNR {format_snr(snr)}" if snr else ""
     if not checked.info.passed:
-        reason, remedy = (
-            f"outputs exceed the {info.precision} tolerance {seen}",
-            f"`optpipe store show {checked.id}` names the output",
-        )
-        return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
+        asked, reason = checked.recipe.get("minimum_snr_db"), f"outputs exceed the {info.precision} tolerance {seen}"
+        if asked is not None:
+            reason = f"an output has less than the SNR of {asked:g} dB that the build required (--min-snr) {seen}"
+        return CriterionResult(name, Verdict.FAIL, reason, remedy=f"`optpipe store show {checked.id}` names the output")
     return CriterionResult(name, Verdict.PASS, f"outputs match the source model within tolerance {seen}")
 
 

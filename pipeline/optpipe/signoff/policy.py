@@ -257,9 +257,13 @@ def _find_line(text: str, section: str, number: int, key: str | None) -> int | N
 TEMPLATE = "policy-template.toml"
 
 
-def read_policy_template() -> str:
-    """The commented template; it parses as it stands."""
-    return resources.files("optpipe.signoff").joinpath(TEMPLATE).read_text(encoding="utf-8")
+def read_policy_template(*, labeled: bool = True) -> str:
+    """The commented template; it parses as it stands. For a model without labels it limits the outputs, not the accuracy."""
+    text = resources.files("optpipe.signoff").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    if labeled:
+        return text
+    text = text.replace("\n[accuracy]\nmaximum_drop", "\n# [accuracy]\n# maximum_drop")
+    return text.replace("\n# [outputs]", "\n[outputs]").replace('\n# minimum_snr = "30 dB"', '\nminimum_snr = "30 dB"')
 
 
 JsonSchema = dict[str, Any]

@@ -8,6 +8,7 @@ import pytest
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.choose import ChoicePlan, choose_build
 from optpipe.core.entries import ModelInfo, weights_from_text
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import SilentListener
@@ -134,4 +135,13 @@ def test_images_that_do_not_fit_are_refused_before_the_export(tmp_path, given, s
     store = Store(tmp_path / "workspace")
     with pytest.raises(BadInputError, match=said):
         build_model(model, replace(plan, **{given: data[given]}), store, SilentListener())
+    assert not list(store.list_entries(ModelInfo))
+
+
+def test_auto_refuses_points_of_random_weights_before_the_export(tmp_path):
+    model = Model(source_from_text("digits", {}), weights_from_text("random", 0))
+    plan = ChoicePlan(BuildPlan((), (OnnxRuntime(),), named=True, device="cpu"), Budget(0.5, "points"))
+    store = Store(tmp_path / "workspace")
+    with pytest.raises(BadInputError, match=r"--budget 0\.5 ?points cannot be judged: the weights are random"):
+        choose_build(model, plan, "random", store, SilentListener())
     assert not list(store.list_entries(ModelInfo))

@@ -1,11 +1,7 @@
 """Which evaluation a build's accuracy is judged on, and that its text names the data."""
 
-from pathlib import Path
-
 import pytest
 
-from optpipe.core.card import ModelCard, Task
-from optpipe.evaluate.evaluate import is_validation_set
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.models.artifacts.facts import judged_build_from_entry
 
@@ -46,11 +42,3 @@ def test_without_it_the_newest_counts_and_is_named(judge) -> None:
 
 def test_records_of_older_versions_are_described_as_before(judge) -> None:
     assert judge(VALIDATION, VALIDATION) == (1, "1000 images")
-
-
-def test_the_validation_set_is_known_by_its_place(tmp_path, monkeypatch) -> None:
-    named = ModelCard("m", "s", Task.CLASSIFICATION, (), data={"validation": str(tmp_path / "v.json")})
-    monkeypatch.chdir(tmp_path)
-    assert is_validation_set(Path("v.json"), named)
-    assert not is_validation_set(Path("t.json"), named)
-    assert not is_validation_set(Path(), ModelCard("m", "s", Task.CLASSIFICATION, ()))

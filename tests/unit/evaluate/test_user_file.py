@@ -76,10 +76,3 @@ def test_a_missing_file_is_named(tmp_path) -> None:
         UserTask(tmp_path / "none.py")
     with pytest.raises(BadInputError, match="is not a Python file"):
         UserTask(tmp_path)
-
-
-@pytest.mark.parametrize("method", ["read_truths", "decode"])
-def test_stored_scores_alone_cannot_evaluate(method) -> None:
-    arguments = {"read_truths": (None, None, None), "decode": ({}, (), None, None)}[method]
-    with pytest.raises(BadInputError, match=rf"`{method}`: pass --task FILE\.py"):
-        getattr(StoredScores(), method)(*arguments)

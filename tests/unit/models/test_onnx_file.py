@@ -205,3 +205,30 @@ def test_weights_beyond_what_one_file_holds_are_refused_before_they_are_read(tmp
     (tmp_path / "w.data").touch()
     with pytest.raises(BadInputError, match=r"weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"):
         source(tmp_path, model).load(WeightsRequest())
+
+
+def test_a_sequence_as_output_is_refused_with_the_line_that_cuts_it(tmp_path) -> None:
+    model = onnx_model(
+        [("Relu", "x", "y"), ("SplitToSequence", "y", "parts", {"axis": 1})], {"x": ["batch", 8]}, {"y": ["batch", 8]}
+    )
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, ["batch", 1])
+    model.graph.output.append(helper.make_value_info("parts", helper.make_sequence_type_proto(kind)))
+    with pytest.raises(BadInputError, match="output 'parts' is a sequence, not a tensor") as refused:
+        source(tmp_path, model).load(WeightsRequest())
+    exec(shlex.split(str(refused.value).partition("python -c ")[2])[0])
+    cut = OnnxFileSource(tmp_path / "net-tensors.onnx").load(WeightsRequest())
+    assert [each.name for each in cut.card.inputs] == ["x"]
+
+
+def test_functions_nested_beyond_any_time_are_refused(tmp_path, monkeypatch) -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    calls = [[helper.make_node("Relu", ["x"], ["y"])]]
+    calls += [[helper.make_node(f"f{n}", [a], [b], domain="own") for a, b in ("xt", "ty")] for n in range(40)]
+    made = [helper.make_function("own", f"f{n}", ["x"], ["y"], body, opsets) for n, body in enumerate(calls)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("f40", ["x"], ["y"], domain="own")], "g", [x], [y])
+    monkeypatch.setattr("optpipe.models.sources.onnx_file.INFERENCE_S", 2)
+    with pytest.raises(BadInputError, match="nested functions or subgraphs cannot be inferred within 2 s"):
+        source(tmp_path, helper.make_model(graph, opset_imports=opsets, functions=made, ir_version=9)).load(
+            WeightsRequest()
+        )

@@ -24,13 +24,14 @@ def parsed(text):
 def test_the_template_parses_and_fits_the_schema():
     jsonschema.validate(tomllib.loads(read_policy_template()), make_policy_schema())
     jsonschema.Draft202012Validator.check_schema(make_policy_schema())
-    assert [one.name for one in parsed(read_policy_template()).criteria] == [
+    loads = [
         "latency.p50.b1.single-stream",
         "latency.p99.b1.single-stream",
         "throughput.minimum.b1",
         "stability.maximum_cv.b1",
-        "accuracy.maximum_drop",
     ]
+    for labeled, judged in ((True, "accuracy.maximum_drop"), (False, "outputs.minimum_snr")):
+        assert [one.name for one in parsed(read_policy_template(labeled=labeled)).criteria] == [*loads, judged]
 
 
 def test_every_commented_example_in_the_template_is_right_too():

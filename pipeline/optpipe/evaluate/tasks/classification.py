@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from optpipe.core.card import ModelCard
-from optpipe.core.errors import BadInputError
 from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel, MovedPredictions
-from optpipe.evaluate.tasks.contract import TaskContract, Values, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.task_data import find_label_indices
@@ -36,26 +35,20 @@ class Classification(TaskContract):
     Shares have exact intervals (Clopper-Pearson).
     """
 
+    form: ClassVar[str] = "(n, classes)"
     scores: ClassVar[tuple[str, ...]] = ("top1",)
     truth_column: ClassVar[str] = "class"
     prediction_column: ClassVar[str] = "best"
     names_classes: ClassVar[bool] = False
 
     def require_model(self, card: ModelCard) -> None:
-        """Scores along one axis of the first output."""
-        shape = card.outputs[0].shape if card.outputs else ()
-        if sum(size != 1 for size in shape[1:]) > 1:
-            raise BadInputError(
-                f"{card.name}: classification needs a first output of (n, classes), but {card.outputs[0].name} has shape"
-                f" {'×'.join(map(str, shape))}{suggest_task(card)}"
-            )
+        if sum(size != 1 for size in (card.outputs[0].shape if card.outputs else ())[1:]) > 1:
+            super().require_model(card)
 
     def count_classes(self, card: ModelCard) -> int | None:
-        """As the first output says."""
         return card.outputs[0].classes if card.outputs else None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
-        """Class indices from the samples' labels."""
         if classes is None:
             return None
         found = find_label_indices(samples, card, classes)
@@ -67,7 +60,6 @@ class Classification(TaskContract):
         return list_best_classes(scores.reshape(len(scores), -1))
 
     def take_as_truths(self, predictions: Values) -> Values:
-        """The best class."""
         return [each[0] for each in predictions]
 
     def add_scores(
@@ -79,16 +71,13 @@ class Classification(TaskContract):
         labels: Sequence[str],  # noqa: ARG002
         classes: int,
     ) -> EvaluatedModel:
-        """Top-1, top-5 where more classes are known, and macro F1."""
         arrays = (np.array(each) for each in (source, found, truths))
         return replace(row, accuracy=compute_accuracy(*arrays, top5=classes > TOP_K))
 
     def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
-        """1 where the best class is the true one."""
         return np.equal([each[0] for each in predictions], truths).astype(np.float64)[:, None]
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """1 where both have the same best class."""
         return self.gather(self.take_as_truths(source), found)[:, 0]
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
@@ -96,7 +85,6 @@ class Classification(TaskContract):
         return len({each[0] for each in source}) > 1
 
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
-        """With the pairs of classes between which predictions moved."""
         return compute_agreement(np.array(source), np.array(found))
 
 

@@ -1,7 +1,6 @@
 """What every task provides."""
 
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -39,9 +38,13 @@ class Measured:
     are_means: bool
 
 
-class TaskContract(ABC):
+class TaskContract:
     """One task: what its predictions and truths are, and the scores of a set of samples."""
 
+    form: ClassVar[str] = ""
+    """The axes of the first output, `(n, classes, height, width)`; empty where `require_model` says otherwise."""
+    class_axis: ClassVar[int | None] = None
+    """The axis of the first output that counts classes."""
     scores: ClassVar[tuple[str, ...]]
     """The first is the one that a drop is of; the units in a policy: `"0.5 mIoU"`."""
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
@@ -62,9 +65,17 @@ class TaskContract(ABC):
         """The name of the score that a drop is of."""
         return self.scores[0]
 
-    @abstractmethod
     def require_model(self, card: ModelCard) -> None:
         """Raises BadInputError where the model's outputs do not fit the task."""
+        shape = card.outputs[0].shape if card.outputs else ()
+        if self.form and len(shape) != 1 + self.form.count(","):
+            pool = "; pool it over tokens in the model" if card.task is Task.EMBEDDING and len(shape) == 3 else ""
+            raise BadInputError(
+                f"{card.name}: {card.task} needs a first output of {self.form}, but {card.outputs[0].name} has shape"
+                f" {'×'.join(map(str, shape))}{pool}{suggest_task(card)}"
+            )
+        if self.names_classes:
+            require_labels(card, self.count_classes(card), card.task)
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
         """How outputs become predictions, where there is a choice."""
@@ -82,25 +93,27 @@ class TaskContract(ABC):
         """How many independent ones the scores are of: samples, where a task does not say otherwise."""
         return self.count_samples(truths)
 
-    def count_classes(self, card: ModelCard) -> int | None:  # noqa: ARG002
+    def count_classes(self, card: ModelCard) -> int | None:
         """How many classes the model's outputs have; None where they have none, or do not say."""
-        return None
+        shape = card.outputs[0].shape if card.outputs and self.class_axis is not None else ()
+        size = shape[self.class_axis] if self.class_axis is not None and self.class_axis < len(shape) else None
+        return size if isinstance(size, int) else None
 
-    @abstractmethod
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
         """What is true of every sample; None where the set does not say. Raises BadInputError for truths that do not fit."""
+        raise NotImplementedError
 
-    @abstractmethod
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         """The predictions of some samples from their rows of the outputs, (samples, ...) each."""
+        raise NotImplementedError
 
     def take_as_truths(self, predictions: Values) -> Values:
         """The source model's predictions as truths, where a set has none."""
         return predictions
 
-    @abstractmethod
     def gather(self, truths: Values, predictions: Values) -> Any:
         """Whatever the scores are computed from; of a score that is a mean over samples, an array (samples, scores)."""
+        raise NotImplementedError
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
         """Every score for every row of `weights` (rows, samples): (rows, scores), where sample j counts weights[i, j] times."""

@@ -142,21 +142,17 @@ class Detection(TaskContract):
     scores: ClassVar[tuple[str, ...]] = ("AP", "AP50", "AP75")
 
     def require_model(self, card: ModelCard) -> None:
-        """Outputs of a head that is known."""
         head = find_head(card)
         if head.layout in ("yolov5", "yolov8"):
             require_labels(card, count_head_classes(card, head), Task.DETECTION)
 
     def describe_scoring(self, card: ModelCard) -> str:
-        """The head, and where boxes are suppressed."""
         return find_head(card).description
 
     def count_classes(self, card: ModelCard) -> int | None:
-        """As the outputs of the head say."""
         return count_head_classes(card, find_head(card))
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
-        """The annotated boxes; None without annotations."""
         if not isinstance(samples, ImageSet) or card.transform is None:
             return None
         found = read_boxes(samples, card.transform, card.labels, classes)
@@ -165,7 +161,6 @@ class Detection(TaskContract):
         return [[[*one.box, float(one.label), one.area, float(one.crowd)] for one in boxes] for boxes in found]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        """Boxes of the head, taken back to the source."""
         head, transform, image = find_head(card), card.transform, card.inputs[0]
         sides = (transform.size if transform else None) or (int(image.opt[-2]), int(image.opt[-1]))
         found = decode_outputs(outputs, card, head, sides)
@@ -188,11 +183,9 @@ class Detection(TaskContract):
         ]
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
-        """No drop if no image has an annotated box."""
         return truths is None or any(truths)
 
     def gather(self, truths: Values, predictions: Values) -> list[MatchedClass]:
-        """The matches of every class."""
         return match_boxes(truths, predictions)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
@@ -203,7 +196,6 @@ class Detection(TaskContract):
         )
 
     def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
-        """AP of every class."""
         return np.array([compute_average_precision(one, np.ones((1, len(one.objects))))[0].mean() for one in gathered])
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":

@@ -8,7 +8,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.contract import TaskContract, Values, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
@@ -38,6 +38,7 @@ class Embedding(TaskContract):
     are what is independent.
     """
 
+    form: ClassVar[str] = "(n, values)"
     scores: ClassVar[tuple[str, ...]] = ("Spearman",)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     effect: ClassVar[float] = 6 * 15**-0.5
@@ -45,23 +46,11 @@ class Embedding(TaskContract):
     names_classes: ClassVar[bool] = False
     unit_kind: ClassVar[str | None] = "pairs"
 
-    def require_model(self, card: ModelCard) -> None:
-        """The first output is (n, values)."""
-        shape = card.outputs[0].shape if card.outputs else ()
-        if len(shape) != 2:
-            pool = "; pool it over tokens in the model" if len(shape) == 3 and not card.takes_images else ""
-            raise BadInputError(
-                f"{card.name}: an embedding is a first output of (n, values), but {card.outputs[0].name} has shape"
-                f" {'×'.join(map(str, shape))}{pool}{suggest_task(card)}"
-            )
-
     def describe_scoring(self, card: ModelCard) -> str:
-        """How token embeddings are pooled."""
         pooling = card.head.get("pooling")
         return f"{pooling} pooling over tokens inside the engine" if pooling else ""
 
     def describe_left_out(self, truths: Values) -> str:
-        """Texts that belong to no pair."""
         alone = sum(each == ALONE for each in truths)
         return f"{alone} of {len(truths)} texts belong to no pair; only their agreement is judged" if alone else ""
 
@@ -94,7 +83,6 @@ class Embedding(TaskContract):
         return float(similarity)
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
-        """The rows of the first output (texts, values)."""
         rows: list[list[float]] = np.asarray(outputs[card.outputs[0].name], np.float64).tolist()
         return rows
 
@@ -107,11 +95,9 @@ class Embedding(TaskContract):
         return found
 
     def count_units(self, truths: Values) -> int:
-        """Pairs."""
         return 1 + int(max(each[0] for each in truths))
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
-        """No drop where there are too few pairs."""
         return truths is None or self.count_units(truths) >= FEWEST_PAIRS
 
     def gather(self, truths: Values, predictions: Values) -> Similarities:

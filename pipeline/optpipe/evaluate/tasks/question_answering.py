@@ -43,13 +43,11 @@ class QuestionAnswering(TaskContract):
             )
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
-        """How a span is chosen."""
         return (
             f"the best span of at most {LONGEST_ANSWER} tokens answers; long contexts are read in overlapping windows"
         )
 
     def count_samples(self, predictions: Values) -> int:
-        """The number of questions; each has one or more windows."""
         return len({each["question"] for each in predictions})
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
@@ -77,7 +75,6 @@ class QuestionAnswering(TaskContract):
         return found
 
     def take_as_truths(self, predictions: Values) -> Values:
-        """The answers."""
         answers = choose_answers(predictions)
         return [
             {"question": each["question"], "answers": [answers[each["question"]]] if answers[each["question"]] else []}
@@ -85,8 +82,7 @@ class QuestionAnswering(TaskContract):
         ]
 
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
-        """Questions with and without an answer, as in SQuAD 2.0's script."""
-        return ("with an answer", "without an answer")
+        return ("with an answer", "without an answer")  # as in SQuAD 2.0's script
 
     def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
         """F1 and exact match of each question (questions, 2)."""
@@ -94,13 +90,11 @@ class QuestionAnswering(TaskContract):
         return np.array([score_answer(answers[each], known[each]) for each in known], np.float64).reshape(-1, 2)
 
     def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":
-        """F1 of the questions with and without an answer."""
         answerable = np.array([bool(each) for each in _list_known(truths).values()])
         parts = (gathered[answerable == has, 0] for has in (True, False))
         return np.array([part.mean() if len(part) else np.nan for part in parts])
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """1 where both give the same answer to a question, else 0."""
         one, other = choose_answers(source), choose_answers(found)
         return np.array([float(one[question] == other[question]) for question in one])
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import Axis, compute_geometry
-from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.annotations import IGNORED, NothingJudgedError, read_image_size, read_mask, require_masks
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays
@@ -39,28 +39,17 @@ class Segmentation(TaskContract):
     set, over the classes that occur (Everingham et al., IJCV 88, 2010), not of images.
     """
 
+    form: ClassVar[str] = "(n, classes, height, width)"
+    class_axis: ClassVar[int | None] = 1
     scores: ClassVar[tuple[str, ...]] = ("mIoU", "pixel-accuracy")
 
     def require_model(self, card: ModelCard) -> None:
-        """A first output of (n, classes, height, width)."""
-        shape = card.outputs[0].shape if card.outputs else ()
-        if len(shape) != 4:
-            raise BadInputError(
-                f"{card.name}: segmentation needs a first output of (n, classes, height, width), but {card.outputs[0].name} has"
-                f" shape {'×'.join(map(str, shape))}{suggest_task(card)}"
-            )
+        super().require_model(card)
         classes = self.count_classes(card)
         if classes is not None and not 2 <= classes <= MAX_CLASSES:
             raise BadInputError(f"{card.name}: {classes} classes; segmentation is judged for 2 to {MAX_CLASSES}")
-        require_labels(card, classes, Task.SEGMENTATION)
-
-    def count_classes(self, card: ModelCard) -> int | None:
-        """The second axis of the first output."""
-        size = card.outputs[0].shape[1] if card.outputs and len(card.outputs[0].shape) == 4 else None
-        return size if isinstance(size, int) else None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
-        """The masks as they are; None without a folder of masks."""
         if not isinstance(samples, ImageSet) or card.transform is None:
             return None
         paths = require_masks(samples, card.transform, classes)
@@ -73,7 +62,6 @@ class Segmentation(TaskContract):
         return [encode_mask(read_mask(path)) for path in paths]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        """Logits (images, classes, height, width) to masks."""
         first, transform, found = outputs[card.outputs[0].name].astype(np.float32), card.transform, []
         if (
             not isinstance(samples, ImageSet) or transform is None or transform.size is None
@@ -87,7 +75,6 @@ class Segmentation(TaskContract):
         return found
 
     def gather(self, truths: Values, predictions: Values) -> PixelCounts:
-        """Counts per image and class."""
         tables = [
             _count_pixels(_decode_mask(truth), _decode_mask(mask))
             for truth, mask in zip(truths, predictions, strict=True)
@@ -95,20 +82,17 @@ class Segmentation(TaskContract):
         return PixelCounts(*np.stack(tables, axis=1).astype(np.float64))
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Mean IoU and pixel accuracy."""
         both, predicted, true = (weights @ each for each in (gathered.both, gathered.predicted, gathered.true))
         with np.errstate(invalid="ignore"):
             accuracy = both.sum(1) / true.sum(1)
         return np.stack([np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1)
 
     def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
-        """The IoU of every class."""
         both, predicted, true = (each.sum(0) for each in (gathered.both, gathered.predicted, gathered.true))
         last = max(np.flatnonzero(predicted + true), default=-1)
         return _divide(both, predicted + true - both)[: last + 1]
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """The share of pixels with the same class."""
         pairs = zip(source, found, strict=True)
         return np.array([float((_decode_mask(one) == _decode_mask(other)).mean()) for one, other in pairs])
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optpipe.core.card import ModelCard, Task
+from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
@@ -29,28 +29,17 @@ class TokenClassification(TaskContract):
     right where its type and both ends are; scores are micro-averages.
     """
 
+    form: ClassVar[str] = "(n, tokens, tags)"
+    class_axis: ClassVar[int | None] = 2
     scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
 
     def require_model(self, card: ModelCard) -> None:
-        """The first output is (n, tokens, tags), and each tag has a label."""
-        shape = card.outputs[0].shape if card.outputs else ()
-        if len(shape) != 3:
-            raise BadInputError(
-                f"{card.name}: token classification needs a first output of (n, tokens, tags), but"
-                f" {card.outputs[0].name} has shape {'×'.join(map(str, shape))}{suggest_task(card)}"
-            )
-        require_labels(card, self.count_classes(card), Task.TOKEN_CLASSIFICATION)
+        super().require_model(card)
         if not card.labels:
             raise BadInputError(f"{card.name} has no labels; token classification requires one for each tag")
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
-        """Which token's tag a word gets."""
         return "the first token of a word decides"
-
-    def count_classes(self, card: ModelCard) -> int | None:
-        """The last axis of the first output."""
-        size = card.outputs[0].shape[-1] if card.outputs else None
-        return size if isinstance(size, int) else None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
         """The lines' `tags`; None if no line has tags."""
@@ -65,7 +54,6 @@ class TokenClassification(TaskContract):
         ]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        """The best tag of each word's first token."""
         assert isinstance(samples, TextSet)
         best = np.argmax(np.asarray(outputs[card.outputs[0].name], np.float32), axis=2)
         return [
@@ -74,7 +62,6 @@ class TokenClassification(TaskContract):
         ]
 
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
-        """The types of entities in the truths."""
         return _list_types(truths)
 
     def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
@@ -95,7 +82,6 @@ class TokenClassification(TaskContract):
             return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
 
     def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
-        """F1 of each type in the truths."""
         right, found, true = gathered[:, :-1].sum(axis=0).T
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(2 * right / (found + true))

@@ -32,39 +32,19 @@ PREFIX = "user:"
 _METHODS = ("read_truths", "decode", "score")
 
 
-def _ask_for_file(method: str) -> BadInputError:
-    return BadInputError(
-        f"evaluating by a task of your own needs its `{method}`: pass --task FILE.py, which defines it"
-    )
-
-
 class StoredScores(TaskContract):
     """A user's task as it is stored: a prediction is its JSON text and its score (null without truths)."""
 
     scores: ClassVar[tuple[str, ...]] = ("score",)
     names_classes: ClassVar[bool] = False
 
-    def require_model(self, card: ModelCard) -> None:
-        """The user's decode says."""
-
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
-        """Raises BadInputError: only the user's file can."""
-        raise _ask_for_file("read_truths")
-
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
-        """Raises BadInputError: only the user's file can."""
-        raise _ask_for_file("decode")
-
     def take_as_truths(self, predictions: Values) -> Values:
-        """Scores are stored with the predictions."""
         return [each["prediction"] for each in predictions]
 
     def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":  # noqa: ARG002
-        """The score of every sample."""
         return np.array([[each["score"]] for each in predictions], np.float64)
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """1 where both predict the same."""
         return np.array(
             [float(one["prediction"] == other["prediction"]) for one, other in zip(source, found, strict=True)]
         )
@@ -93,11 +73,9 @@ class UserTask(StoredScores):
         return f"{PREFIX}{self._task.name}"
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
-        """The file, by its hash."""
         return f"{self._task.name} of {self.path.name} (sha256 {hash_file(self.path)[:12]}), mean over samples"
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
-        """What the user's read_truths says of every sample."""
         paths = samples.paths if isinstance(samples, ImageSet) else [each.path for each in samples.files]
         found = self._call("read_truths", list(paths))
         if found is None:
@@ -109,7 +87,6 @@ class UserTask(StoredScores):
         return [self._to_json(each) for each in truths]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
-        """The user's predictions with their scores."""
         found = []
         for place, file in enumerate(files):
             own = {name: value[place] for name, value in outputs.items()}

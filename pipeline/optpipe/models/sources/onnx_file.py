@@ -3,6 +3,8 @@
 import math
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -176,6 +178,8 @@ LARGEST_ONNX_BYTES = 2**31 - 1
 """Of one file, as protobuf limits it; optpipe keeps a graph and its weights in one."""
 LONGEST_LOOP = 10**6
 """Iterations that a file may fix for a Loop."""
+INFERENCE_S = 60
+"""That the shapes of a graph with functions or subgraphs may take: each level of nesting may double the time."""
 LONGEST_NAME = 4096
 """Characters of a name, and bytes of a path on Linux."""
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
@@ -254,7 +258,13 @@ def onnx_from_file(path: Path) -> Any:
         model = onnx.load(path)
     with read_as_user_file(path, "ONNX"):
         _require_bounded(model, path)
-        _require_known_operators(model, path)
+        if unknown := _find_unknown_operators(model):
+            named = ", ".join(escape(each)[:80] for each in unknown[:5])
+            raise BadInputError(
+                f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}; use standard ones"
+            )
+        _require_tensor_outputs(model.graph, path)
+        _require_quick_inference(model, path)
         try:
             onnx.checker.check_model(str(path), full_check=True)
         except onnx.shape_inference.InferenceError:
@@ -332,12 +342,50 @@ def _iterate_names(model: Any) -> Iterator[str]:
         yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
 
 
-def _require_known_operators(model: Any, path: Path) -> None:
-    if unknown := _find_unknown_operators(model):
-        named = ", ".join(escape(each)[:80] for each in unknown[:5])
-        raise BadInputError(
-            f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}; use standard ones"
+def _require_tensor_outputs(graph: Any, path: Path) -> None:
+    """Raises `BadInputError`, with the line that cuts the file to its tensors, for an output that is a sequence or a map."""
+    others = {each.name: each.type.WhichOneof("value") for each in graph.output}
+    others = {name: kind for name, kind in others.items() if kind not in (None, "tensor_type")}
+    if not others:
+        return
+    constant, writers = (
+        {each.name for each in graph.initializer},
+        {out: node for node in graph.node for out in node.output},
+    )
+    tensors: dict[str, None] = {}
+    for name in (each.name for each in graph.output):
+        node = writers.get(name)
+        made_of = (
+            node.input
+            if node is not None and node.op_type in ("SequenceConstruct", "SplitToSequence", "ZipMap")
+            else ()
         )
+        made_of = made_of[:1] if node is not None and node.op_type == "SplitToSequence" else made_of
+        tensors |= dict.fromkeys(made_of if name in others else (name,))
+    name, kind = next(iter(others.items()))
+    way_out = "return tensors from the model"
+    if tensors:
+        cut = (str(path), str(path.with_name(f"{path.stem}-tensors.onnx")))
+        inputs = [each.name for each in graph.input if each.name not in constant]
+        code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"
+        way_out = f"cut the file to its tensors: python -c {shlex.quote(code)}"
+    raise BadInputError(
+        f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor\n{way_out}"
+    )
+
+
+def _require_quick_inference(model: Any, path: Path) -> None:
+    """Raises `BadInputError` where ONNX's shape inference of functions or subgraphs does not end, in a process that can be stopped."""
+    if not model.functions and not any(each.HasField("g") for node in model.graph.node for each in node.attribute):
+        return
+    code = "import sys, onnx; onnx.shape_inference.infer_shapes(onnx.load(sys.argv[1], load_external_data=False))"
+    try:
+        subprocess.run([sys.executable, "-Pc", code, str(path)], capture_output=True, timeout=INFERENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise BadInputError(
+            f"{path}: the shapes of its nested functions or subgraphs cannot be inferred within {INFERENCE_S} s\n"
+            "inline them before the export, or nest them less"
+        ) from None
 
 
 def _require_accepted_types(model: Any, path: Path) -> None:

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
-from optpipe.models.inputs.images import apply_transform, iterate_steps
+from optpipe.models.inputs.images import apply_transform
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.models.sources.transform import transform_from_torchvision
 
@@ -60,18 +60,3 @@ def test_equal_to_the_preset_at_the_edges(shape):
     picture = make_synthetic_image(*shape)
     expected = preset(Image.fromarray(picture)).numpy()
     assert np.array_equal(apply_transform(transform_from_torchvision(preset), picture), expected)
-
-
-def test_every_step_is_seen_in_order():
-    preset = ImageClassification(crop_size=24, resize_size=32)
-    seen = [
-        (type(step).__name__, value.shape)
-        for step, value in iterate_steps(transform_from_torchvision(preset), make_synthetic_image(48, 64))
-    ]
-    assert seen == [
-        ("Resize", (32, 42, 3)),
-        ("CenterCrop", (24, 24, 3)),
-        ("Rescale", (24, 24, 3)),
-        ("Normalize", (24, 24, 3)),
-        ("Pack", (3, 24, 24)),
-    ]

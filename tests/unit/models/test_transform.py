@@ -10,7 +10,7 @@ from torchvision.models import get_model_weights, list_models
 from torchvision.transforms import v2
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
+from optpipe.core.transform import CenterCrop, Resize
 from optpipe.models.inputs.images import apply_transform
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.models.sources.torchvision import _letterbox
@@ -34,13 +34,6 @@ def test_every_classification_preset_of_torchvision_is_translated():
     for preset in presets.values():
         transform = transform_from_torchvision(preset)
         assert transform.size == (preset.crop_size[0], preset.crop_size[0])
-
-
-def test_resnet50s_preset():
-    preset = get_model_weights("resnet50").DEFAULT.transforms()
-    assert transform_from_torchvision(preset) == Transform(
-        (Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), Normalize(*IMAGENET), Pack())
-    )
 
 
 def test_version_one_compose_with_to_tensor_before_the_resize_is_exact_within_float_rounding():
@@ -82,17 +75,7 @@ def test_what_is_no_transform_is_refused():
         transform_from_processor(object())
 
 
-@pytest.mark.parametrize("name", ["retinanet_resnet50_fpn", "fcn_resnet50"])
-def test_presets_that_keep_the_pictures_shape(name):
-    preset = get_model_weights(name).DEFAULT.transforms()
-    pixels = np.random.default_rng(0).integers(0, 256, (600, 700, 3), dtype=np.uint8)
-    ours = apply_transform(transform_from_torchvision(preset), pixels)
-    assert ours.dtype == np.float32
-    np.testing.assert_allclose(ours.astype(np.float32), preset(Image.fromarray(pixels)).numpy(), atol=1e-6)
-
-
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
-@pytest.mark.parametrize("crop_mode", ["center", "squash"])
+@pytest.mark.parametrize(("interpolation", "crop_mode"), [("bicubic", "center"), ("lanczos", "squash")])
 def test_timms_configuration_gives_timms_picture(interpolation, crop_mode):
     data = pytest.importorskip("timm.data")
     config = {
@@ -101,12 +84,6 @@ def test_timms_configuration_gives_timms_picture(interpolation, crop_mode):
     }  # fmt: skip
     expected = data.create_transform(**config)(Image.fromarray(PICTURE)).numpy()
     assert np.array_equal(apply_transform(transform_from_timm(config), PICTURE), expected)
-
-
-def test_a_compose_made_by_timm_is_the_same_transform():
-    data = pytest.importorskip("timm.data")
-    config = {"input_size": (3, 96, 96), "interpolation": "bicubic", "crop_pct": 0.95}
-    assert transform_from_torchvision(data.create_transform(**config)) == transform_from_timm(config)
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,12 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
     artifacts = store.list_entries(ArtifactInfo)
     path, (file, _, factory) = Path(text), text.rpartition(":")
     if file.endswith(".py"):
+        places = [(each, *each.info.source.rpartition(":")[::2]) for each in artifacts]
         return [
             each
-            for each in artifacts
-            if each.info.model == name_from_factory(text) and _is_factory(each, file, factory)
+            for each, place, made_by in places
+            if each.info.model == name_from_factory(text)
+            if factory == made_by and Path(file).resolve() == Path(place).resolve()
         ]
     if path.suffix == ".toml" and path.is_file():
         source = CardSource(path)
@@ -121,31 +123,23 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
         made_of = {each.id: each.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
         return [each for each in named if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()]
     content = hash_onnx_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
-    return [
-        each
-        for each in artifacts
-        if content is None or each.info.weights.source != "embedded" or each.info.weights.sha256 == content
-        if _is_called(each, text)
-        or (path.suffix in (".onnx", ".toml") and path.stem == each.info.model)
-        or (content is not None and _is_bare_onnx(each))
-    ]
+    found = []
+    for each in artifacts:
+        info, bare = each.info, each.info.weights.source == "embedded"  # bare: of an ONNX file
+        if content is not None and bare and info.weights.sha256 != content:
+            continue
+        called = text in _list_names(info.model, info.source)
+        called |= path.suffix in (".onnx", ".toml") and path.stem == info.model
+        if called or (content is not None and bare and _is_named_by_source(info.model, info.source)):
+            found.append(each)
+    return found
 
 
-def _is_bare_onnx(artifact: Entry[ArtifactInfo]) -> bool:
-    """Whether it was built of an ONNX file alone, without a card."""
-    info = artifact.info
-    return info.weights.source == "embedded" and _is_named_by_source(info.model, info.source)
-
-
-def _is_factory(artifact: Entry[ArtifactInfo], file: str, factory: str) -> bool:
-    own, _, name = artifact.info.source.rpartition(":")
-    return factory == name and Path(file).resolve() == Path(own).resolve()
-
-
-def _is_called(artifact: Entry[ArtifactInfo], text: str) -> bool:
-    """Whether it is the model's name, its source, or what a library calls it (`resnet50` of `torchvision:resnet50`)."""
-    file, _, name = artifact.info.source.partition(":")
-    return text in (artifact.info.model, artifact.info.source) or (text == name != "" and not file.endswith(".py"))
+def _list_names(name: str, source: str) -> tuple[str, ...]:
+    """What a model is called: its name, its source with and without its folder, and the name in its library (`hf:reader`, `resnet50`)."""
+    file, _, inside = source.partition(":")
+    library = () if file.endswith(".py") or not inside else (inside, f"{file}:{name}")
+    return (name, source, drop_folder(source), *library)
 
 
 def format_model_argument(name: str, source: str) -> str:
@@ -167,17 +161,13 @@ def find_stored_source(text: str, store: Store) -> str | None:
     if "/" in text or prefix in ("timm", "torchvision") or here.exists() or text in find_model_cards():
         return None
     infos = [entry.info for entry in store.list_entries(ModelInfo)]
-    found = [place for each in infos if text in _list_names(each) and (place := _find_place(each)) is not None]
-    if not found or (text.isidentifier() and get_package_version("torchvision") and _is_in_torchvision(text)):
-        return None
-    return found[-1]
+    called = [each for each in infos if text in ((each.name,) if each.card else _list_names(each.name, each.source))]
+    found = [place for each in called if (place := _find_place(each)) is not None]
+    if found and text.isidentifier() and get_package_version("torchvision"):
+        from torchvision.models import list_models
 
-
-def _list_names(model: ModelInfo) -> tuple[str, ...]:
-    if model.card is not None:  # whose source is beside it
-        return (model.name,)
-    library = (f"hf:{model.name}",) if model.source.startswith("hf:") else ()
-    return (model.name, drop_folder(model.source), *library)
+        return None if text in list_models() else found[-1]
+    return found[-1] if found else None
 
 
 def _find_place(model: ModelInfo) -> str | None:
@@ -194,12 +184,6 @@ def _find_place(model: ModelInfo) -> str | None:
 def _is_named_by_source(name: str, source: str) -> bool:
     """Whether it is a file or factory without a card, whose name follows from it."""
     return name == (Path(source).stem if source.endswith(".onnx") else name_from_factory(source))
-
-
-def _is_in_torchvision(name: str) -> bool:
-    from torchvision.models import list_models
-
-    return name in list_models()
 
 
 def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
@@ -232,7 +216,8 @@ def _refuse(
     if other_content:
         here = "; existing builds of that name are from a different file"
     way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
-    if unable := _list_unable(text, store, backends):
+    unable = [name for name in backends if BACKENDS[name].needs_module]
+    if unable and len(unable) == len(backends) and _is_onnx(text, store):
         way_out = f"{' and '.join(unable)} cannot build an ONNX file: give its PyTorch model, or leave --backend out"
         if not built:
             way_out += f" (`{for_workspace(f'optpipe build {shlex.quote(text)}')}` builds it)"
@@ -246,14 +231,10 @@ def _format_filters(precisions: Sequence[str], backends: Sequence[str], device: 
     ) + (f" --device {device}" if device else "")
 
 
-def _list_unable(text: str, store: Store, backends: Sequence[str]) -> list[str]:
-    """The `backends` where `text` is an ONNX file, or a card of one, and they all need a module."""
+def _is_onnx(text: str, store: Store) -> bool:
     from optpipe.models.sources.resolve import source_from_text
 
-    unable = [name for name in backends if BACKENDS[name].needs_module]
-    if not unable or len(unable) < len(backends):
-        return []
-    return [] if source_from_text(find_stored_source(text, store) or text).has_module else unable
+    return not source_from_text(find_stored_source(text, store) or text).has_module
 
 
 def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:

@@ -219,11 +219,9 @@ def _require_repeatable(answers: "Sequence[Arrays]", card: ModelCard, way_out: s
     for name, value in first.items():
         if not np.isfinite(value).all():
             raise GateError(f"{card.name} produces NaN or Inf in output '{name}'; check its weights")
-        if (
-            compute_output_error(name, *cut_to_same_rows(value, again[name])).relative
-            > TOLERATED_RELATIVE_ERROR[Precision.FP32]
-        ):
-            raise GateError(f"{card.name} is not deterministic (output '{name}'): {way_out}")
+    for error in _compare_outputs(first, again):
+        if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+            raise GateError(f"{card.name} is not deterministic (output '{error.name}'): {way_out}")
 
 
 def _require_fixed_shapes(path: Path, card: ModelCard, inputs: "Arrays") -> None:
@@ -294,20 +292,29 @@ def _choose_sizes(card: ModelCard, inputs: "Arrays") -> list[int]:
     return sorted(sizes) or [usual]
 
 
-def _run_onnx_model(path: Path, card: ModelCard, inputs: "Arrays", listener: Listener) -> dict[str, "np.ndarray"]:
+def _run_onnx_model(path: Path, card: ModelCard, inputs: "Arrays", listener: Listener) -> "dict[str, np.ndarray]":
+    """The graph's outputs on all samples. Raises `GateError` where they differ in smaller batches."""
     from optpipe.backends.onnx_graph import is_quantized_dynamically
 
     wanted = _choose_sizes(card, inputs)
-    found = run_onnx_graph(path, card, inputs, *wanted)
-    dynamic = is_quantized_dynamically(path)
+    found, dynamic = run_onnx_graph(path, card, inputs, *wanted), is_quantized_dynamically(path)
+    tolerated = TOLERATED_RELATIVE_ERROR[Precision.INT8 if dynamic else Precision.FP32]
     for size, outputs in zip(wanted, found, strict=True):
-        error = _require_alike(size, outputs, found[-1], Precision.INT8 if dynamic else Precision.FP32)
-        if dynamic and error > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+        worst = max(_compare_outputs(found[-1], outputs), key=lambda error: error.relative)
+        if worst.relative > tolerated:
+            raise GateError(
+                f"the exported graph gives other outputs at batch size {size}: output '{worst.name}' is off by {worst.relative:.2e}"
+            )
+        if dynamic and worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             listener.warn(
                 f"{card.name} is quantized dynamically: its scales come from each whole batch, and its outputs depend on what "
-                f"shares a batch (by {error:.1e} at batch size {size})"
+                f"shares a batch (by {worst.relative:.1e} at batch size {size})"
             )
     return found[-1]
+
+
+def _compare_outputs(expected: "Arrays", found: "Arrays") -> tuple[OutputError, ...]:
+    return tuple(compute_output_error(name, *cut_to_same_rows(expected[name], found[name])) for name in expected)
 
 
 def run_onnx_graph(path: Path, card: ModelCard, inputs: "Arrays", *sizes: int) -> list[dict[str, "np.ndarray"]]:
@@ -326,21 +333,8 @@ def run_onnx_graph(path: Path, card: ModelCard, inputs: "Arrays", *sizes: int) -
         ]
 
 
-def _require_alike(size: int, outputs: "Arrays", largest: "Arrays", tolerated: Precision) -> float:
-    """The largest relative error of an output at batch size `size`. Raises `GateError` where it is not tolerated."""
-    errors = [compute_output_error(name, *cut_to_same_rows(largest[name], value)) for name, value in outputs.items()]
-    worst = max(errors, key=lambda error: error.relative)
-    if worst.relative > TOLERATED_RELATIVE_ERROR[tolerated]:
-        raise GateError(
-            f"the exported graph gives other outputs at batch size {size}: output '{worst.name}' is off by {worst.relative:.2e}"
-        )
-    return worst.relative
-
-
 def _check_parity(card: ModelCard, expected: "Arrays", found: "Arrays") -> tuple[OutputError, ...]:
-    errors = tuple(
-        compute_output_error(name, *cut_to_same_rows(value, found[name])) for name, value in expected.items()
-    )
+    errors = _compare_outputs(expected, found)
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             raise GateError(

@@ -192,20 +192,20 @@ def _read_coco(
             raise BadInputError(f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})")
         stated = {Path(each["file_name"]).name: (each.get("height"), each.get("width")) for each in document["images"]}
         for file, size in zip(samples.files, sizes, strict=True):
-            _require_size(path, file.path, stated[Path(file.path).name], size)
+            high, wide = said = stated[Path(file.path).name]
+            if None not in said and said not in (
+                size,
+                size[::-1],
+            ):  # one that its EXIF data turns may be stated unturned
+                raise BadInputError(
+                    f"{path}: {file.path} is {wide}×{high} pixels there, but the image has {size[1]}×{size[0]}"
+                )
         return [
             [_box_from_coco(each, index) for each in by_image.get(ids[Path(file.path).name], ())]
             for file in samples.files
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInputError(f"{path}: not readable as COCO annotations ({type(error).__name__}: {error})") from error
-
-
-def _require_size(path: Path, image: str, stated: tuple[object, object], size: tuple[int, int]) -> None:
-    """Raises BadInputError where annotations are of an image of another size. One that its EXIF data turns may be stated unturned."""
-    if None not in stated and stated not in (size, size[::-1]):
-        (high, wide), (height, width) = stated, size
-        raise BadInputError(f"{path}: {image} is {wide}×{high} pixels there, but the image has {width}×{height}")
 
 
 def _index_categories(

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_arrays, hash_file, hash_text, hash_value
 from optpipe.core.transform import CenterCrop, Transform
@@ -141,16 +141,24 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
     import numpy as np
 
     from optpipe.models.inputs.rows import count_rows, list_runs
+    from optpipe.models.inputs.synthetic import make_synthetic_tensor
     from optpipe.models.inputs.task_data import iterate_rows
 
     least = card.batch_range[0]
     if samples.drawn is None:
-        return {
-            each.name: _make_synthetic(each, max(SAMPLE_COUNT, least), n, card) for n, each in enumerate(card.inputs)
-        }
+        made, count = {}, max(SAMPLE_COUNT, least)
+        for seed, each in enumerate(card.inputs):
+            shared = each.batch is None and card.batched
+            values = make_synthetic_tensor((1 if shared else count, *each.sample), each.dtype, seed, each.below)
+            made[each.name] = values.repeat(count, axis=0) if shared else values
+        return made
     if card.transform is not None:
-        height, width = card.inputs[0].opt[2:4]
-        card = replace(card, transform=_crop_transform(card.transform, height, width))
+        transform = card.transform
+        if transform.size is None:  # cut to the shape at hand, so that images share a batch
+            before = (transform.decode, *transform.geometry)
+            height, width = card.inputs[0].opt[2:4]
+            crop = CenterCrop(height, width)
+            card = replace(card, transform=Transform((*before, crop, *transform.steps[len(before) :])))
     parts = list(iterate_rows(model, card, samples.drawn, len(samples.drawn.files)))
     rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if least > 1:  # samples that differ in what has no batch axis never fill one
@@ -170,22 +178,6 @@ def read_sample_labels(card: ModelCard, samples: Samples) -> "NDArray[np.int64] 
     from optpipe.models.inputs.task_data import find_label_indices
 
     return find_label_indices(samples.drawn, card, classes)
-
-
-def _make_synthetic(spec: InputSpec, count: int, seed: int, card: ModelCard) -> "NDArray[Any]":
-    from optpipe.models.inputs.synthetic import make_synthetic_tensor
-
-    shared = spec.batch is None and card.batched
-    rows = make_synthetic_tensor((1 if shared else count, *spec.sample), spec.dtype, seed=seed, below=spec.below)
-    return rows.repeat(count, axis=0) if shared else rows
-
-
-def _crop_transform(transform: Transform, height: int, width: int) -> Transform:
-    """A transform that leaves the image's own shape, cut to the shape at hand so that images share a batch."""
-    if transform.size is not None:
-        return transform
-    before = (transform.decode, *transform.geometry)
-    return Transform((*before, CenterCrop(height, width), *transform.steps[len(before) :]))
 
 
 POOL_SIZE = 64

@@ -23,7 +23,6 @@ from optpipe.models.inputs.text_set import (
     TextSet,
     compute_max_tokens,
     cut_windows,
-    encode_texts,
     find_first_tokens,
     find_long_texts,
     pad_tokens,
@@ -74,7 +73,17 @@ def load_sample_set(
         assert model is not None
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
         if card.task is Task.QUESTION_ANSWERING:
-            return _cut_questions(found, tokenizer, card, longest, listener), unusable
+            odd = next((path for path, text in found.texts.items() if "\n" not in text), None)
+            if odd is not None:
+                raise BadInputError(
+                    f'{found.name}, line {odd}: {card.name} answers questions, and needs a "question" with its "context"'
+                )
+            cut = cut_windows(found, tokenizer, card, longest)
+            if many := len({each.path.partition(".")[0] for each in cut.files if "." in each.path}):
+                listener.inform(
+                    f"{many} of {len(found.files)} contexts are longer than {longest} tokens and are read in overlapping windows"
+                )
+            return cut, unusable
         found = fit_texts(found, tokenizer.read_text(encoding="utf-8"), card, truncate=truncate)
         if found.truncated:
             listener.warn(f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens")
@@ -120,21 +129,6 @@ def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: 
     place = folder / f"{found.sha256[:12]}.json"
     write_json(place, found.to_dict(folder))
     return place
-
-
-def _cut_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: int, listener: Listener) -> TextSet:
-    odd = next((path for path, text in found.texts.items() if "\n" not in text), None)
-    if odd is not None:
-        raise BadInputError(
-            f'{found.name}, line {odd}: {card.name} answers questions, and needs a "question" with its "context"'
-        )
-    cut = cut_windows(found, tokenizer, card, longest)
-    if len(cut.files) > len(found.files):
-        many = len({each.path.partition(".")[0] for each in cut.files if "." in each.path})
-        listener.inform(
-            f"{many} of {len(found.files)} contexts are longer than {longest} tokens and are read in overlapping windows"
-        )
-    return cut
 
 
 def require_task_data(card: ModelCard) -> None:
@@ -193,9 +187,8 @@ def iterate_rows(
         return
     if isinstance(samples, TextSet):
         assert model is not None
-        rows = encode_texts(
-            [samples.texts[each.path] for each in samples.files], model.file(TOKENIZER), compute_max_tokens(card)
-        )
+        texts = [samples.texts[each.path] for each in samples.files]
+        rows = [each.ids for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))]
         if by_length:
             rows.sort(key=len)
         yield from (pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size))

@@ -70,7 +70,7 @@ def encode_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: 
     loaded = Tokenizer.from_file(str(tokenizer))
     loaded.no_padding()
     for each in found.files:
-        question, context = split_question(found.texts[each.path])
+        question, _, context = found.texts[each.path].partition("\n")
         loaded.no_truncation()
         taken = len(loaded.encode(question, "").ids)
         if taken > longest // 2:
@@ -92,14 +92,9 @@ def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) 
     files = {each.path: each for each in found.files}
     windows: Mapping[str, Window] = dict(encode_questions(found, tokenizer, card, longest))
     cut = tuple(replace(files[path.partition(".")[0]], path=path) for path in windows)
-    answers = (_drop_places(value.get("answers")) for value in found.read_objects())
-    empty = any(each in ([], {"text": []}) for each in answers)
+    answers = [value.get("answers") for value in found.read_objects()]
+    empty = any((each.get("text") if isinstance(each, dict) else each) == [] for each in answers)
     return replace(found, files=cut, windows=windows, some_unanswerable=empty)
-
-
-def _drop_places(answers: object) -> object:
-    """`answers` without `answer_start`."""
-    return {"text": answers.get("text")} if isinstance(answers, dict) else answers
 
 
 Line = tuple[str, str | None, str | None]
@@ -212,25 +207,17 @@ def _list_squad_lines(content: bytes) -> list[bytes] | None:
     return [line.encode() for line in lines]
 
 
-def join_question(question: str, context: str) -> str:
-    """A question as one text: the question in the first line, its context after it."""
-    return " ".join(question.split()) + "\n" + context
-
-
-def split_question(text: str) -> tuple[str, str]:
-    """The inverse of `join_question`."""
-    question, _, context = text.partition("\n")
-    return question, context
-
-
 def _parse_line(value: Any) -> Line:
     if isinstance(value, dict) and "tokens" in value and "text" not in value:
-        value = {**value, "text": _join_words(value["tokens"])}
+        words = value["tokens"]
+        if not isinstance(words, list) or not all(isinstance(each, str) and each.split() == [each] for each in words):
+            raise TypeError('its "tokens" are not a list of words without spaces')
+        value = {**value, "text": " ".join(words)}
     if isinstance(value, dict) and "question" in value and "text" not in value:
         question, context = value["question"], value.get("context")
         if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
             raise TypeError('its "question" or "context" is missing or empty')
-        value = {"text": join_question(question, context)}
+        value = {"text": " ".join(question.split()) + "\n" + context}  # the question in the first line
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise TypeError('not an object with a "text"')
     if not value["text"].strip():
@@ -240,12 +227,6 @@ def _parse_line(value: Any) -> Line:
         raise TypeError(f"its label is neither a string nor an integer: {json.dumps(label)[:40]}")
     label, pair = (None if each is None else str(each) for each in (label, value.get("pair")))
     return value["text"], label, pair
-
-
-def _join_words(words: Any) -> str:
-    if not isinstance(words, list) or not all(isinstance(each, str) and each.split() == [each] for each in words):
-        raise TypeError('its "tokens" are not a list of words without spaces')
-    return " ".join(words)
 
 
 def _format_reason(error: Exception) -> str:
@@ -266,11 +247,6 @@ SENTENCES = (
     "12 screws, 3 of them bent. Manual in four languages, none of which explains step 7!",
 )
 """What a text model's build is verified on: short and long, so that padding is part of it."""
-
-
-def encode_texts(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[list[int]]:
-    """The token identifiers of each text, special ones included, cut at `max_length`."""
-    return [each.ids for each in tokenize(texts, tokenizer, max_length)]
 
 
 def find_long_texts(texts: Mapping[str, str], tokenizer: str, max_length: int) -> dict[str, int]:

@@ -201,7 +201,7 @@ class HuggingFaceSource:
         channels = getattr(config, "num_channels", 3)
         image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in DEFAULT_BATCH_PROFILE))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
-        return ModelCard(self._short(), self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
+        return ModelCard(self._short_name, self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
 
     def _make_text_card(self, config: Any, tokenizer: Any, task: Task) -> ModelCard:
         limit = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_PROFILE[2])
@@ -214,14 +214,15 @@ class HuggingFaceSource:
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask", *kinds))
         labels = () if answers else tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
-        return ModelCard(self._short(), self.name, task, inputs, labels=labels, tokenization=tokenization)
+        return ModelCard(self._short_name, self.name, task, inputs, labels=labels, tokenization=tokenization)
 
     @property
     def _published_name(self) -> str:
         """What may be told of it anywhere: the name on the hub, or a local folder's without its place."""
-        return self._short() if Path(self.repository).is_dir() else self.repository
+        return self._short_name if Path(self.repository).is_dir() else self.repository
 
-    def _short(self) -> str:
+    @property
+    def _short_name(self) -> str:
         return Path(self.repository).resolve().name
 
 
@@ -265,14 +266,11 @@ def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
     """The fast tokenizer; None where there is none. Without vocabulary files transformers would make up an empty one."""
     try:
         for name in VOCABULARY_FILES:
-            if (
-                transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False)
-                is not None
-            ):
+            if transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False):
                 found = transformers.AutoTokenizer.from_pretrained(repository)
                 return found if found.is_fast else None
     except (OSError, ValueError):
-        return None
+        pass
     return None
 
 

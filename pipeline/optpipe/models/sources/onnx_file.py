@@ -38,50 +38,40 @@ def read_input_specs(
     values = [value for value in model.graph.input if value.name not in constant]
     dims = [_read_dims(value) for value in values]
     axes = find_batch_axes(dims)
-    opened = [value.name for value, each, axis in zip(values, dims, axes, strict=True) if _is_open(each, axis)]
-    if missing := [name for name in opened if name not in shapes]:
+    missing = [
+        (value.name, each, axis)
+        for value, each, axis in zip(values, dims, axes, strict=True)
+        if value.name not in shapes
+        and any(not isinstance(size, int) and index != axis for index, size in enumerate(each))
+    ]
+    if missing:
         proposed = [
-            f"--shape {shlex.quote(_propose_shape(model, value.name, each, axis, (example or {}).get(value.name)))}"
-            for value, each, axis in zip(values, dims, axes, strict=True)
-            if value.name in missing
+            f"--shape {shlex.quote(_propose_shape(model, *each, (example or {}).get(each[0])))}" for each in missing
         ]
-        shown = "x".join(
-            "?" if not isinstance(size, int) else str(size) for size in dims[_find_index(values, missing[0])]
-        )
+        shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
         raise BadInputError(
-            f"{path}: input '{missing[0]}' is {shown}; give its open dimensions as min:opt:max, for example\n"
+            f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example\n"
             f"{' '.join(proposed)}"
         )
     return tuple(_make_spec(*each, shapes, path) for each in zip(values, dims, axes, strict=True))
 
 
-def _find_index(values: Sequence[Any], name: str) -> int:
-    return [value.name for value in values].index(name)
-
-
 def _read_dims(value: Any) -> list[int | str | None]:
-    return [_read_dim(each) for each in value.type.tensor_type.shape.dim]
-
-
-def _read_dim(each: Any) -> int | str | None:
-    if each.HasField("dim_value") and each.dim_value > 0:
-        return int(each.dim_value)
-    return str(each.dim_param) if _NAME.fullmatch(each.dim_param) else None
+    return [
+        int(each.dim_value) if each.dim_value > 0 else str(each.dim_param) if _NAME.fullmatch(each.dim_param) else None
+        for each in value.type.tensor_type.shape.dim
+    ]
 
 
 def find_batch_axes(inputs: Sequence[Dims]) -> list[int | None]:
     """Which axis of each input is the batch; None for those without one."""
-    name = _find_batch_name(inputs)
+    names = [size for dims in inputs for size in dims if isinstance(size, str)]
     first = next((dims for dims in inputs if dims), ())
+    name = next((name for name in names if _BATCH.search(name)), None)
+    if name is None and first and isinstance(first[0], str) and not _NO_BATCH.search(first[0]):
+        name = first[0]
     fixed = first[0] if first and isinstance(first[0], int) and name is None else None
     return [_find_batch_axis(dims, name, fixed) for dims in inputs]
-
-
-def _find_batch_name(inputs: Sequence[Dims]) -> str | None:
-    names = [size for dims in inputs for size in dims if isinstance(size, str)]
-    said = next((name for name in names if _BATCH.search(name)), None)
-    first = next((dims[0] for dims in inputs if dims), None)
-    return said or (first if isinstance(first, str) and not _NO_BATCH.search(first) else None)
 
 
 def _find_batch_axis(dims: Dims, name: str | None, fixed: int | None) -> int | None:
@@ -97,10 +87,6 @@ def _find_batch_axis(dims: Dims, name: str | None, fixed: int | None) -> int | N
     if fixed is None:  # the batch is open, and this axis is not
         return 1 if len(dims) == 3 and not isinstance(dims[1], int) else None
     return dims.index(fixed) if fixed in dims[:2] else None
-
-
-def _is_open(dims: Dims, axis: int | None) -> bool:
-    return any(not isinstance(size, int) and index != axis for index, size in enumerate(dims))
 
 
 def _propose_shape(model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None) -> str:
@@ -231,8 +217,11 @@ class OnnxFileSource:
         inputs = read_input_specs(model, self.shapes or {}, self.path, example)
         if self.card is not None:
             return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
-        card = ModelCard(self.path.stem, self.name, Task.OTHER, inputs)
-        return LoadedModel(replace(card, task=_guess_task(model, inputs)), record, onnx=self.path)
+        # one image in and one row of scores out is a classifier; everything else is compared by tensors alone
+        outputs = [len(each.type.tensor_type.shape.dim) for each in model.graph.output]
+        classifies = len(inputs) == 1 and inputs[0].is_image and outputs == [2]
+        card = ModelCard(self.path.stem, self.name, Task.CLASSIFICATION if classifies else Task.OTHER, inputs)
+        return LoadedModel(card, record, onnx=self.path)
 
 
 def hash_onnx_file(path: Path) -> str:
@@ -258,8 +247,17 @@ def onnx_from_file(path: Path) -> Any:
         model = onnx.load(path)
     with read_as_user_file(path, "ONNX"):
         _require_bounded(model, path)
-        if unknown := _find_unknown_operators(model):
-            named = ", ".join(escape(each)[:80] for each in unknown[:5])
+        versions = {each.domain: each.version for each in model.opset_import}
+        own = {(function.domain, function.name) for function in model.functions}
+        unknown = dict.fromkeys(
+            f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+            for node in model.graph.node
+            if node.domain not in _RUNTIME_DOMAINS
+            and (node.domain, node.op_type) not in own
+            and not onnx.defs.has(node.op_type, versions.get(node.domain, 1), node.domain)
+        )
+        if unknown:
+            named = ", ".join(escape(each)[:80] for each in list(unknown)[:5])
             raise BadInputError(
                 f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}; use standard ones"
             )
@@ -270,7 +268,12 @@ def onnx_from_file(path: Path) -> Any:
         except onnx.shape_inference.InferenceError:
             _require_accepted_types(model, path)
             raise
-        _require_small_enough(model, path)
+        room = get_memory_bytes()
+        for name, dtype, sizes in _iterate_tensors(_infer_shapes(model)):
+            if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
+                raise BadInputError(
+                    f"{path}: tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))}, exceeds this machine's memory"
+                )
     return model
 
 
@@ -299,7 +302,11 @@ def _require_bounded(model: Any, path: Path) -> None:
             raise BadInputError(
                 f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}; {LARGEST_SIZE} is the largest"
             )
-    for name in _iterate_names(model):
+    graph = model.graph
+    names = [name for node in graph.node for name in (node.op_type, node.domain, node.name, *node.input, *node.output)]
+    for value in (*graph.input, *graph.output):
+        names += [value.name, *(each.dim_param for each in value.type.tensor_type.shape.dim)]
+    for name in names:
         if not isinstance(name, str):  # protobuf's answer where the bytes are not UTF-8
             raise BadInputError(f"{path}: the name {name[:80]!r} is not UTF-8; rename it")
         if len(name) > LONGEST_NAME or not name.isprintable():
@@ -331,15 +338,6 @@ def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
         yield value.name, tensor.elem_type, [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")]
     for tensor in graph.initializer:
         yield tensor.name, tensor.data_type, list(tensor.dims)
-
-
-def _iterate_names(model: Any) -> Iterator[str]:
-    graph = model.graph
-    for node in graph.node:
-        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
-    for value in (*graph.input, *graph.output):
-        yield value.name
-        yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
 
 
 def _require_tensor_outputs(graph: Any, path: Path) -> None:
@@ -428,35 +426,10 @@ def _infer_shapes(model: Any) -> Any:
     return model if model.ByteSize() > 1 << 28 else onnx.shape_inference.infer_shapes(model)
 
 
-def _require_small_enough(model: Any, path: Path) -> None:
-    """Raises `BadInputError` for a graph one of whose tensors alone fills the memory of this machine."""
-    room = get_memory_bytes()
-    for name, dtype, sizes in _iterate_tensors(_infer_shapes(model)):
-        if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
-            raise BadInputError(
-                f"{path}: tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))}, exceeds this machine's memory"
-            )
-
-
 def _count_item_bytes(dtype: int) -> int:
     import onnx
 
     return 1 if dtype == onnx.TensorProto.STRING else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
-
-
-def _find_unknown_operators(model: Any) -> list[str]:
-    """Operators outside the standard domains, those of ONNX Runtime, and the model's own functions."""
-    import onnx
-
-    versions = {each.domain: each.version for each in model.opset_import}
-    own = {(function.domain, function.name) for function in model.functions}
-    unknown: dict[str, None] = {}
-    for node in model.graph.node:
-        if node.domain in _RUNTIME_DOMAINS or (node.domain, node.op_type) in own:
-            continue
-        if not onnx.defs.has(node.op_type, versions.get(node.domain, 1), node.domain):
-            unknown[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] = None
-    return list(unknown)
 
 
 def find_external_files(path: Path) -> tuple[Path, ...]:
@@ -506,11 +479,3 @@ def iterate_tensors(graph: Any) -> Iterator[Any]:
             yield from attribute.tensors
             for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
                 yield from iterate_tensors(inner)
-
-
-def _guess_task(model: Any, inputs: tuple[InputSpec, ...]) -> Task:
-    """One image in and one row of scores out is a classifier; everything else is compared by tensors alone."""
-    image = len(inputs) == 1 and inputs[0].is_image
-    outputs = model.graph.output
-    scores = len(outputs) == 1 and len(outputs[0].type.tensor_type.shape.dim) == 2
-    return Task.CLASSIFICATION if image and scores else Task.OTHER

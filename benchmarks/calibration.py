@@ -124,17 +124,18 @@ def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
 
     from optpipe.quantize.collect import Collector
     from optpipe.quantize.placement import place_qdq
-    from optpipe.quantize.ranges import compute_ranges, needs_histogram
+    from optpipe.quantize.ranges import compute_range
 
     model = folder / "model.onnx"
     tensors = place_qdq(onnx.load(model), "tensorrt").tensors
-    collector = Collector(model, tensors, needs_histogram(methods))
+    collector = Collector(model, tensors, set(methods) != {"max"})
     with calibrating():
         for batch in rows(folder, count):
             collector.add(batch)
         statistics = collector.statistics()
         for method in methods:
-            compute_ranges(statistics, method)
+            for each in statistics.values():
+                compute_range(each, method)
 
 
 def interleaved(folder: Path, count: int) -> None:

@@ -19,7 +19,7 @@ from optpipe.core.entries import Device, ModelInfo
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
 from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.ranges import METHODS, compute_ranges
+from optpipe.quantize.ranges import METHODS, compute_range
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -56,7 +56,9 @@ def main(out: Path, count: int = 256) -> None:
         statistics = collector.statistics()
         seconds = time.perf_counter() - started
         if histograms:
-            tables[device] = {method: compute_ranges(statistics, method) for method in METHODS}
+            tables[device] = {
+                method: {name: compute_range(each, method) for name, each in statistics.items()} for method in METHODS
+            }
         rows.append(
             {
                 "device": device,

@@ -37,7 +37,7 @@ def main(name: str = "digits") -> None:
             Model(source_from_text(name, {}), weights_from_text("default", 0)), store, SilentListener()
         )
         card, graph = card_from_file(model.file(CARD)), onnx.load(model.file(ONNX))
-        data = load_calibration_data(model, None, None, 0, SilentListener())
+        data, _ = load_calibration_data(model, None, None, 0, SilentListener())
         tables = tables_from_entry(
             calibrate_model(model, data, tuple(METHODS), TARGETS, "cpu", store, SilentListener())[0]
         )

@@ -13,7 +13,8 @@ from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.collect import open_model_session
 from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
+from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.ranges import TensorRange
 
 VIT = """
 import torch, torchvision
@@ -75,13 +76,16 @@ def draw(spec: InputSpec, seed: int = 1) -> torch.Tensor:
     return torch.randn(spec.opt, generator=generator)
 
 
-def measure_ranges(model: onnx.ModelProto, tensors: tuple[str, ...], batch: torch.Tensor) -> dict[str, ActivationRange]:
+def measure_ranges(model: onnx.ModelProto, tensors: tuple[str, ...], batch: torch.Tensor) -> dict[str, TensorRange]:
     """The largest absolute value of each tensor."""
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     exposed.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     values = run_onnx(exposed, batch, tensors)
-    return {name: ActivationRange(float(np.abs(each).max())) for name, each in zip(tensors, values, strict=True)}
+    return {
+        name: TensorRange(float(np.abs(each).max()), float(each.min()), float(each.max()))
+        for name, each in zip(tensors, values, strict=True)
+    }
 
 
 def run_onnx(model: onnx.ModelProto, batch: torch.Tensor, names: tuple[str, ...] | None = None) -> Any:

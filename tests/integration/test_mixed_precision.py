@@ -107,7 +107,7 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
     store = Store(folder / ".optpipe")
     (model,) = store.list_entries(ModelInfo)
     graph: Entry[GraphInfo] = next(each for each in store.list_entries(GraphInfo) if each.info.mixed is None)
-    samples = load_calibration_data(model, None, None, 0, SilentListener()).samples
+    samples = load_calibration_data(model, None, None, 0, SilentListener())[0]
     lowered = lower_to_half(model, graph).load()
     cost = run_fp32_reference(model, samples).measure_cost(lowered.lower(lowered.layers))
     assert cost.drop > 0.1

@@ -195,20 +195,14 @@ def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backen
             device = backend.choose_device(plan.device)
             if plan.automatic and precision is Precision.FP8 and precision not in backend.precisions(device):
                 continue  # one that has it is in the plan
-            wanted[backend, _choose_precision(plan, backend, precision, device, listener), device] = None
+            built = precision
+            if plan.automatic and precision not in backend.precisions(device):
+                listener.warn(
+                    f"{backend.name} has no {precision} kernels on {device}; building its artifact in fp32 instead, as a baseline"
+                )
+                built = Precision.FP32
+            wanted[backend, built, device] = None
     return list(wanted)
-
-
-def _choose_precision(
-    plan: BuildPlan, backend: Backend, precision: Precision, device: Device, listener: Listener
-) -> Precision:
-    """What a backend that optpipe chose itself is built in: FP32 where it has no kernels for `precision`, said aloud."""
-    if not plan.automatic or precision in backend.precisions(device):
-        return precision
-    listener.warn(
-        f"{backend.name} has no {precision} kernels on {device}; building its artifact in fp32 instead, as a baseline"
-    )
-    return Precision.FP32
 
 
 def _require_available(plan: BuildPlan) -> None:

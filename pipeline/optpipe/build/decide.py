@@ -62,7 +62,19 @@ def list_candidates(
 ) -> tuple[Candidate, ...]:
     """Winners first, then by time at the first batch size; then those that were not timed, in the order given."""
     infos = {each.id: each.built.entry.info for each in judged}
-    found = [_describe(each, races, *_explain(each, races, failures, infos, budget)) for each in judged]
+    found = []
+    for each in judged:
+        standing, reason = _explain(each, races, failures, infos, budget)
+        times = []
+        for size, race in races.items():
+            if each.id in race.times and (own := race.times[each.id]).race:
+                slowdown = None if each.id == race.winner else race.compute_slowdown(each.id)
+                ratio, dropped = race.ratios.get(each.id), race.dropped.get(each.id)
+                times.append(CandidateTimes(size, tuple(own.race), tuple(own.final), ratio, slowdown, dropped))
+        info = infos[each.id]
+        found.append(
+            Candidate(each.id, info.backend, info.precision, info.device, standing, reason, each.accuracy, tuple(times))
+        )
 
     def rank(each: Candidate) -> tuple[int, float]:
         slowdown = each.times[0].slowdown if each.times else None
@@ -75,22 +87,6 @@ _ORDER = (
     Standing.CHOSEN, Standing.NO_DIFFERENCE, Standing.SLOWER, Standing.NOT_SHOWN, Standing.OVER_BUDGET,
     Standing.NOT_PROVEN, Standing.FAILED,
 )  # fmt: skip
-
-
-def _describe(judged: Judged, races: Mapping[int, RaceResult], standing: Standing, reason: str) -> Candidate:
-    info = judged.built.entry.info
-    times = tuple(_collect_times(judged.id, size, race) for size, race in races.items() if judged.id in race.times)
-    return Candidate(
-        judged.id, info.backend, info.precision, info.device, standing, reason, judged.accuracy,
-        tuple(each for each in times if each.race_ns),
-    )  # fmt: skip
-
-
-def _collect_times(artifact: str, size: int, race: RaceResult) -> CandidateTimes:
-    own = race.times[artifact]
-    slowdown = None if artifact == race.winner else race.compute_slowdown(artifact)
-    ratio, dropped = race.ratios.get(artifact), race.dropped.get(artifact)
-    return CandidateTimes(size, tuple(own.race), tuple(own.final), ratio, slowdown, dropped)
 
 
 def _explain(

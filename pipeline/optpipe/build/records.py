@@ -127,30 +127,28 @@ def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequ
         weights=info.weights,
         requested_weights=requested_weights,
         fallback_reason=result.fallback_reason,
-        artifacts=tuple(_describe_artifact(each) for each in result.artifacts),
+        artifacts=tuple(
+            ArtifactResult(
+                id=each.entry.id,
+                backend=each.entry.info.backend,
+                precision=each.entry.info.precision,
+                device=each.entry.info.device,
+                path=str(each.entry.file(each.entry.info.file)),
+                sha256=hash_engine(each.entry),
+                size_bytes=measure_engine(each.entry),
+                build_seconds=each.entry.manifest.seconds,
+                why_not=each.why_not,
+                precision_proof=each.entry.info.precision_proof,
+                lint=each.entry.info.lint,
+                parity=each.verification.info if each.verification else None,
+                mixed=each.entry.info.mixed,
+                kept=each.kept,
+            )
+            for each in result.artifacts
+        ),
         skipped=tuple(result.skipped),
         failed=tuple(result.failed),
         stages=tuple(result.stages),
         warnings=tuple(warnings),
         exit_status=result.status,
-    )
-
-
-def _describe_artifact(built: BuiltArtifact) -> ArtifactResult:
-    entry, info = built.entry, built.entry.info
-    return ArtifactResult(
-        id=entry.id,
-        backend=info.backend,
-        precision=info.precision,
-        device=info.device,
-        path=str(entry.file(info.file)),
-        sha256=hash_engine(entry),
-        size_bytes=measure_engine(entry),
-        build_seconds=entry.manifest.seconds,
-        why_not=built.why_not,
-        precision_proof=info.precision_proof,
-        lint=info.lint,
-        parity=built.verification.info if built.verification else None,
-        mixed=info.mixed,
-        kept=built.kept,
     )

@@ -61,19 +61,14 @@ def verify_session(
 
 def fill_batches(reference: Reference, size: int) -> Reference:
     """The same samples, repeated until they fill batches of `size`."""
-    count = size // gcd(count_rows(reference.inputs), size)
-
-    def repeat(rows: "np.ndarray") -> "np.ndarray":
-        return np.concatenate([rows] * count)
-
     import numpy as np
 
-    return replace(
-        reference,
-        inputs={name: repeat(rows) for name, rows in reference.inputs.items()},
-        outputs={name: repeat(rows) for name, rows in reference.outputs.items()},
-        labels=None if reference.labels is None else repeat(reference.labels),
+    times = size // gcd(count_rows(reference.inputs), size)
+    inputs, outputs = (
+        {name: np.concatenate([rows] * times) for name, rows in side.items()}
+        for side in (reference.inputs, reference.outputs)
     )
+    return Reference(inputs, outputs, None if reference.labels is None else np.concatenate([reference.labels] * times))
 
 
 def compare_to_reference(

@@ -16,7 +16,7 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import BadInputError, StageError, require_existing
-from optpipe.core.events import Listener
+from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
@@ -94,25 +94,28 @@ def evaluate_artifacts(
 ) -> list[EvaluatedArtifact]:
     """Runs the source model, then each artifact, over `samples`."""
     card = card_from_file(exported.file(CARD))
-    module, name = model.load().module, "evaluate source"
+
+    def predict(run: Runner, name: str) -> Predictions:
+        with listener.step(f"evaluate {name}", total=len(samples.files)) as step:
+            return predict_samples(exported, card, samples, task, run, step)
+
+    module = model.load().module
     if module is None:
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
         with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as source:
-            found = predict_samples(exported, card, samples, task, source.run, name, listener)
+            found = predict(source.run, "source")
     else:
-        run = partial(run_torch_model, module, card)
-        found = predict_samples(exported, card, samples, task, run, name, listener)
+        found = predict(partial(run_torch_model, module, card), "source")
     rows = [EvaluatedArtifact(None, found)]
     for entry in artifacts:
         backend = BACKENDS[entry.info.backend]
         if (reason := backend.find_run_blocker(entry.info)) is not None:
             rows.append(EvaluatedArtifact(entry, None, reason))
             continue
-        name = f"evaluate {backend.name} {entry.info.precision}"
         try:
             with backend.load(store.verify_entry(entry).path, entry.info, {}) as session:
-                found = predict_samples(exported, card, samples, task, session.run, name, listener)
+                found = predict(session.run, f"{backend.name} {entry.info.precision}")
         except StageError as error:  # one broken artifact must not hide what the others do
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
             continue
@@ -144,25 +147,23 @@ def predict_samples(
     samples: SampleSet,
     task: TaskContract,
     run: Runner,
-    name: str,
-    listener: Listener,
+    step: ProgressStep = UNWATCHED,
 ) -> Predictions:
-    """The predictions of `run`, which maps a batch of the model's inputs to its outputs."""
+    """The predictions of `run`, which maps a batch of the model's inputs to its outputs; `step` counts samples."""
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
     room, classes = KEPT_VALUES, 0
-    with listener.step(name, total=len(samples.files)) as step:
-        for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
-            rows = rows_from_outputs(card.outputs, run(batch), count)
-            if count < card.batch_range[0]:  # filled up; else all is kept: the first axis may count boxes of one image
-                rows = {key: each[:count] for key, each in rows.items()}
-            first = rows[card.outputs[0].name]
-            classes = int(first.shape[-1]) if first.ndim > 1 else 0
-            values += task.decode(rows, samples.files[len(values) : len(values) + count], samples, card)
-            if room >= first.size:
-                kept.append(np.asarray(first, np.float32).reshape(count, -1))
-                room -= first.size
-            step.advance(count)
+    for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
+        rows = rows_from_outputs(card.outputs, run(batch), count)
+        if count < card.batch_range[0]:  # filled up; else all is kept: the first axis may count boxes of one image
+            rows = {key: each[:count] for key, each in rows.items()}
+        first = rows[card.outputs[0].name]
+        classes = int(first.shape[-1]) if first.ndim > 1 else 0
+        values += task.decode(rows, samples.files[len(values) : len(values) + count], samples, card)
+        if room >= first.size:
+            kept.append(np.asarray(first, np.float32).reshape(count, -1))
+            room -= first.size
+        step.advance(count)
     if len({each.shape[1] for each in kept}) > 1:
         kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
     outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)

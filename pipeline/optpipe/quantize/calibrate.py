@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from optpipe.models.inputs.task_data import (
 )
 from optpipe.models.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.python_file import read_calibration
-from optpipe.quantize.ranges import CalibrationTable, TensorRange, is_table, read_table, write_table
+from optpipe.quantize.ranges import CalibrationTable, TensorRange, compute_range, is_table, read_table, write_table
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
@@ -38,14 +38,6 @@ REVISION = 3
 TARGETS: tuple["Target", ...] = ("tensorrt", "cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationData:
-    """The images or texts a model is calibrated on, and those left out."""
-
-    samples: SampleSet
-    unreadable: tuple[UnreadableFile, ...] = ()
-
-
 def load_calibration_data(
     model: Entry[ModelInfo],
     source: Path | None,
@@ -53,9 +45,10 @@ def load_calibration_data(
     seed: int,
     listener: Listener,
     held_out: Collection[str] = (),
-) -> CalibrationData:
-    """The set named by `source`, or by the model's card, without the samples whose hash is in `held_out`. Never random data, never
-    validation data.
+) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
+    """The set named by `source`, or by the model's card, without the samples whose hash is in `held_out`; and what was unreadable.
+
+    Never random data, never validation data.
 
     Raises BadInputError where there is none, where it was drawn for another model, or where it holds validation samples.
     """
@@ -68,7 +61,7 @@ def load_calibration_data(
     found = replace(found, files=tuple(each for each in found.files if each.sha256 not in held_out))
     if len(found.files) < FEW_SAMPLES:
         listener.warn(f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges")
-    return CalibrationData(drop_unknown_labels(found, card, listener), unreadable)
+    return drop_unknown_labels(found, card, listener), unreadable
 
 
 def _require_own(found: SampleSet, card: ModelCard) -> None:
@@ -121,7 +114,7 @@ def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) 
 
 def calibrate_model(
     model: Entry[ModelInfo],
-    data: CalibrationData,
+    samples: SampleSet,
     methods: tuple[str, ...],
     targets: tuple["Target", ...],
     device: str,
@@ -130,7 +123,7 @@ def calibrate_model(
 ) -> tuple[Entry[CalibrationInfo], bool]:
     """The store entry `calibration`: `set.json` and a table for each of `methods`; whole or absent."""
     card = card_from_file(model.file(CARD))
-    samples = data.samples
+    about = SampleSetSummary(samples.name, samples.sha256, len(samples.files), samples.seed)
     recipe = {
         "revision": REVISION,
         "model": model.id,
@@ -143,13 +136,21 @@ def calibrate_model(
     }
 
     def make(directory: Path) -> CalibrationInfo:
-        tables = _compute_tables(model, card, samples, methods, targets, device, listener)
-        for table in tables:
-            write_table(directory / name_table_file(table.method), table)
+        ranges = _compute_ranges(model, card, samples, methods, targets, device, listener)
+        for method, found in ranges.items():
+            table = CalibrationTable(
+                method=method,
+                model=card.name,
+                graph_sha256=model.sha256(ONNX),
+                set=about,
+                transform_sha256=card.preprocessing_sha256,
+                ranges=found,
+            )
+            write_table(directory / name_table_file(method), table)
         drawn_for = {"model": card.name, "transform_sha256": card.preprocessing_sha256}
         manifest = {**samples.to_dict(directory), **drawn_for}
         (directory / CALIBRATION_SET).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        return CalibrationInfo(card.name, _summarize_set(samples), methods, len(tables[0].ranges))
+        return CalibrationInfo(card.name, about, methods, len(ranges[methods[0]]))
 
     return store.produce(CalibrationInfo, recipe, make, parents=(model.id,), listener=listener)
 
@@ -164,11 +165,7 @@ def tables_from_entry(entry: Entry[CalibrationInfo]) -> dict[str, CalibrationTab
     return {method: read_table(entry.file(name_table_file(method))) for method in entry.info.methods}
 
 
-def _summarize_set(samples: SampleSet) -> SampleSetSummary:
-    return SampleSetSummary(samples.name, samples.sha256, len(samples.files), samples.seed)
-
-
-def _compute_tables(
+def _compute_ranges(
     model: Entry[ModelInfo],
     card: ModelCard,
     samples: SampleSet,
@@ -176,12 +173,12 @@ def _compute_tables(
     targets: tuple["Target", ...],
     device: str,
     listener: Listener,
-) -> list[CalibrationTable]:
+) -> dict[str, dict[str, TensorRange]]:
+    """By method and tensor."""
     import onnx
 
     from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
     from optpipe.quantize.placement import place_qdq
-    from optpipe.quantize.ranges import compute_ranges, needs_histogram
 
     if model.info.own_precision is Precision.INT8:
         raise BadInputError(
@@ -200,26 +197,19 @@ def _compute_tables(
     tensors = tuple(name for name in order if name in wanted)
     first, _ = next(iterate_input_batches(model, card, samples, 1))
     size = fit_batch_size(card, choose_batch_size(measure_bytes_per_sample(model.file(ONNX), tensors, first), device))
-    collector = Collector(model.file(ONNX), tensors, needs_histogram(methods), "cuda" if device == "cuda" else "cpu")
+    collector = Collector(model.file(ONNX), tensors, set(methods) != {"max"}, "cuda" if device == "cuda" else "cpu")
     with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:
         for batch, count in iterate_input_batches(model, card, samples, size, by_length=True):
             collector.add(batch)
             step.advance(count)
-    statistics = collector.statistics()
-    return [
-        CalibrationTable(
-            method=method,
-            model=card.name,
-            graph_sha256=model.sha256(ONNX),
-            set=_summarize_set(samples),
-            transform_sha256=card.preprocessing_sha256,
-            ranges={
-                name: TensorRange(amax, statistics[name].low, statistics[name].high)
-                for name, amax in compute_ranges(statistics, method).items()
-            },
-        )
-        for method in methods
-    ]
+    statistics, found = collector.statistics(), dict[str, dict[str, TensorRange]]()
+    with listener.step(f"ranges of {len(tensors)} tensors", total=len(tensors) * len(methods)) as step:
+        for method in methods:
+            found[method] = {}
+            for name, each in statistics.items():
+                found[method][name] = TensorRange(compute_range(each, method), each.low, each.high)
+                step.advance()
+    return found
 
 
 def quantize_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
@@ -229,7 +219,7 @@ def quantize_graph(model: Any, table: CalibrationTable, target: "Target") -> tup
     """
     from optpipe.backends.onnx_graph import name_nodes
     from optpipe.quantize.placement import place_qdq
-    from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
+    from optpipe.quantize.qdq import qdq_from_onnx
 
     keep = frozenset(table.keep)
     if unknown := sorted(keep - {node.name for node in name_nodes(model).graph.node}):
@@ -239,5 +229,4 @@ def quantize_graph(model: Any, table: CalibrationTable, target: "Target") -> tup
         )
     unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
     placed = place_qdq(model, target, keep.__contains__, unseen)
-    ranges = {name: ActivationRange(each.amax, each.low >= 0) for name, each in table.ranges.items()}
-    return qdq_from_onnx(model, placed, ranges), placed
+    return qdq_from_onnx(model, placed, table.ranges), placed

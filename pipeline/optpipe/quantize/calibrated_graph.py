@@ -73,21 +73,19 @@ def make_calibrated_graph(
                 f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
             )
         return graph_from_table(model, read_table(calibration), target, (), store, listener)
-    data = load_calibration_data(model, calibration, None, 0, listener, held_out)
-    entry, _ = calibrate_model(model, data, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
+    samples, _ = load_calibration_data(model, calibration, None, 0, listener, held_out)
+    entry, _ = calibrate_model(model, samples, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
-    compared, _ = compare_methods(
-        model, tables, draw_subset(data.samples, METHOD_CHOICE_IMAGES), target, store, listener
-    )
+    compared, _ = compare_methods(model, tables, draw_subset(samples, METHOD_CHOICE_IMAGES), target, store, listener)
     best = tables[compared.info.best]
     if budget is None:
         return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
     lowering = lower_by_table(model, best, target)
 
     def rank() -> tuple[LayerCost, ...]:
-        return rank_layers(model, lowering, data.samples, store, listener)[0].info.layers
+        return rank_layers(model, lowering, samples, store, listener)[0].info.layers
 
-    chosen, _ = select_kept_layers(model, lowering, rank, data.samples, budget, store, listener)
+    chosen, _ = select_kept_layers(model, lowering, rank, samples, budget, store, listener)
     require_lowered(chosen.info, precision)
     ranking = rank() if chosen.info.keep else ()
     best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)

@@ -116,34 +116,32 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     require_fitting_task(model, stored)
     source = _find_source(model, stored, plan, store)
     exported, _ = export_model(model, store, listener, stored)
-    data = load_calibration_data(exported, source, plan.count, plan.seed, listener)
-    entry, _ = calibrate_model(exported, data, plan.methods, TARGETS, choose_calibration_device(), store, listener)
+    samples, unreadable = load_calibration_data(exported, source, plan.count, plan.seed, listener)
+    entry, _ = calibrate_model(exported, samples, plan.methods, TARGETS, choose_calibration_device(), store, listener)
     tables = tables_from_entry(entry)
-    compared, _ = compare_methods(exported, tables, data.samples, plan.target, store, listener)
+    compared, _ = compare_methods(exported, tables, samples, plan.target, store, listener)
     _warn_of_drop(compared.info, listener)
     best, files = tables[compared.info.best], _write_tables(entry, plan, store)
     sensitivity = selection = path = None
     if plan.sensitivity or plan.budget is not None:
         lowering = lower_by_table(exported, best, plan.target)
-        sensitivity = rank_layers(exported, lowering, data.samples, store, listener)[0].info
+        sensitivity = rank_layers(exported, lowering, samples, store, listener)[0].info
         if plan.budget is not None:
             layers = sensitivity.layers
-            chosen, _ = select_kept_layers(
-                exported, lowering, lambda: layers, data.samples, plan.budget, store, listener
-            )
+            chosen, _ = select_kept_layers(exported, lowering, lambda: layers, samples, plan.budget, store, listener)
             selection, best = chosen.info, replace(best, keep=chosen.info.keep)
             folder = plan.output or store.workspace / "tables" / f"{best.model}-{chosen.id}"
             path = folder / f"table-{best.method}-spared.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(path, best)
     graph, placed = quantize_graph(onnx.load(exported.file(ONNX)), best, plan.target)
-    own, unreadable = entry.info.set, tuple(str(each.path) for each in data.unreadable)
+    own, bad = entry.info.set, tuple(str(each.path) for each in unreadable)
     path_of_set = str(files[CALIBRATION_SET])
     return CalibrationResult(
         model=exported.info.name,
         model_id=exported.id,
         weights=exported.info.weights,
-        set=CalibrationSet(own.name, data.samples.kind, own.count, own.seed, own.sha256, path_of_set, unreadable),
+        set=CalibrationSet(own.name, samples.kind, own.count, own.seed, own.sha256, path_of_set, bad),
         target=plan.target,
         tables=tuple(
             MethodResult(method, str(file), hash_file(file), compared.info.costs[method])

@@ -123,7 +123,7 @@ def _choose_samples(
 
     card = card_from_file(model.file(CARD))
     if data is not None or "calibration" in card.data:
-        return load_calibration_data(model, data, None, 0, listener, reference.info.held_out).samples
+        return load_calibration_data(model, data, None, 0, listener, reference.info.held_out)[0]
     found = reference_from_file(reference.file(REFERENCE))
     labels = (
         None if found.labels is None else [card.labels[each] if card.labels else str(each) for each in found.labels]

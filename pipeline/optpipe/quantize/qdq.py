@@ -17,18 +17,11 @@ from optpipe.backends.onnx_graph import OnnxGraph, list_read_names, name_nodes, 
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.plan import for_workspace
 from optpipe.quantize.placement import Placement, Target
+from optpipe.quantize.ranges import TensorRange
 
 LEVELS = 127
 OPSET = 19
 """The first opset whose Q/DQ nodes take FP16 scales."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationRange:
-    """An activation's range: its bound, and whether nothing below zero was seen."""
-
-    amax: float
-    unsigned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +46,15 @@ def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(below, above, half).astype(np.float32)
 
 
-def quantize_activation(each: ActivationRange, target: Target) -> ActivationQuantization:
+def quantize_activation(each: TensorRange, target: Target) -> ActivationQuantization:
     """What a range becomes on a target."""
     if target == "fp8":
         return ActivationQuantization(choose_scale(each.amax), 0, get_e4m3())
-    unsigned_types = target == "cpu"
-    levels = 255 if unsigned_types and each.unsigned else LEVELS
-    scale = round_up_to_fp16(np.array([each.amax / levels], np.float32))[0]
-    if not unsigned_types:
+    unsigned = target == "cpu" and each.low >= 0
+    scale = round_up_to_fp16(np.array([each.amax / (255 if unsigned else LEVELS)], np.float32))[0]
+    if target != "cpu":
         return ActivationQuantization(scale, 0, np.int8)
-    return ActivationQuantization(scale, 0 if each.unsigned else 128, np.uint8)
+    return ActivationQuantization(scale, 0 if unsigned else 128, np.uint8)
 
 
 def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -83,7 +75,7 @@ def find_weight_axis(node: Any) -> int:
     return 1
 
 
-def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, ActivationRange]) -> Any:
+def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, TensorRange]) -> Any:
     """A copy of `model` (FP32) with the Q/DQ pairs of `placed`; everything else stays in FP32.
 
     Raises BadInputError where a range is missing: the calibration table belongs to another graph or target.
@@ -132,7 +124,7 @@ class _Writer:
         self._new: list[Any] = []
         self._initializers: dict[str, Any] = {}
 
-    def activation(self, name: str, each: ActivationRange) -> None:
+    def activation(self, name: str, each: TensorRange) -> None:
         """Adds the pair for one activation."""
         import onnx
 

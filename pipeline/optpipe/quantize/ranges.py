@@ -221,14 +221,9 @@ def find_least_error(statistics: TensorStatistics) -> float:
 def _compute_errors(
     values: NDArray[np.float64], counts: NDArray[np.float64], bounds: NDArray[np.float64]
 ) -> list[float]:
-    return [compute_squared_error(values, counts, bound) for bound in bounds]
-
-
-def compute_squared_error(values: NDArray[np.float64], counts: NDArray[np.float64], bound: float) -> float:
-    """The sum of squared errors of `values`, each `counts` times, on the symmetric grid that ends at `bound`."""
-    scale = bound / LEVELS
-    quantized = np.minimum(np.rint(values / scale), LEVELS) * scale
-    return float(counts @ (values - quantized) ** 2)
+    """The sum of squared errors of `values`, each `counts` times, on the symmetric grid that ends at each of `bounds`."""
+    scales = bounds / LEVELS
+    return [float(counts @ (values - np.minimum(np.rint(values / scale), LEVELS) * scale) ** 2) for scale in scales]
 
 
 # `entropy`: the range that loses the least information, by Kullback-Leibler divergence.
@@ -258,7 +253,10 @@ def find_least_divergence(statistics: TensorStatistics) -> float:
     sides = statistics.magnitudes.nonzero_by_sign()
     if not sides:
         return 0.0
-    bound = min(statistics.amax, _FARTHEST * _find_common(statistics.magnitudes))
+    _, high, counts = statistics.magnitudes.nonzero()
+    cumulated = np.cumsum(counts)
+    common = float(high[int(np.searchsorted(cumulated, _COMMON * cumulated[-1]))])
+    bound = min(statistics.amax, _FARTHEST * common)
     bins = np.stack(
         [rebin_linearly(low, np.minimum(high, statistics.amax), counts, bound) for low, high, counts in sides]
     )
@@ -267,13 +265,6 @@ def find_least_divergence(statistics: TensorStatistics) -> float:
     ends = np.arange(ENTROPY_BINS, ENTROPY_LEVELS - 1, -_STRIDE)  # of equals the widest wins
     losses = [compute_divergence(bins, int(end), beyond) for end in ends]
     return float(bound * ends[int(np.argmin(losses))] / ENTROPY_BINS)
-
-
-def _find_common(magnitudes: Magnitudes) -> float:
-    """The upper edge of the bin below which all but the rarest values lie."""
-    _, high, counts = magnitudes.nonzero()
-    cumulated = np.cumsum(counts)
-    return float(high[int(np.searchsorted(cumulated, _COMMON * cumulated[-1]))])
 
 
 def rebin_linearly(
@@ -328,13 +319,8 @@ def methods_from_text(text: str) -> tuple[str, ...]:
     return tuple(METHODS) if "all" in names else names
 
 
-def needs_histogram(methods: tuple[str, ...]) -> bool:
-    """Whether any of `methods` needs more than the extremes."""
-    return any(name != "max" for name in methods)
-
-
-def compute_ranges(statistics: Mapping[str, TensorStatistics], method: str) -> dict[str, float]:
-    """The bound of every tensor's range by `method`: finite, and never below MIN_AMAX."""
-    found = {name: METHODS[method](each) for name, each in statistics.items()}
-    assert all(map(math.isfinite, found.values())), found
-    return {name: max(bound, MIN_AMAX) for name, bound in found.items()}
+def compute_range(statistics: TensorStatistics, method: str) -> float:
+    """The bound of a tensor's range by `method`: finite, and never below MIN_AMAX."""
+    bound = METHODS[method](statistics)
+    assert math.isfinite(bound), bound
+    return max(bound, MIN_AMAX)

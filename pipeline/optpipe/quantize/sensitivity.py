@@ -14,7 +14,7 @@ from optpipe.backends.onnx_graph import name_nodes
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, GateError
-from optpipe.core.events import Listener, SilentListener
+from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.core.files import hash_value
 from optpipe.core.precision import (
     EXACT_DB,
@@ -66,9 +66,9 @@ class Fp32Reference:
         """What a drop is of."""
         return "agreement" if self.truths is None else self.task.score
 
-    def measure_cost(self, graph: Any) -> PrecisionCost:
+    def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
         """Runs `graph` over the samples and compares its outputs."""
-        found, others = _predict(graph, self.model, self.card, self.samples, self.task)
+        found, others = _predict(graph, self.model, self.card, self.samples, self.task, step)
         pairs = [(self.reference.outputs, found.outputs)]
         pairs += [(value, others[name]) for name, value in self.others.items()]
         snr = None
@@ -82,7 +82,7 @@ class Fp32Reference:
         return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE).bounds)
 
 
-def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Reference:
+def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED) -> Fp32Reference:
     """Runs the FP32 graph over `samples`. Raises BadInputError where its outputs do not fit its task."""
     import onnx
 
@@ -90,7 +90,7 @@ def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Refer
     task = TASKS.get(card.task, TASKS[Task.CLASSIFICATION])  # of what no task judges, the largest output
     if card.task in TASKS:
         task.require_model(card)
-    reference, others = _predict(onnx.load(model.file(ONNX)), model, card, samples, task)
+    reference, others = _predict(onnx.load(model.file(ONNX)), model, card, samples, task, step)
     try:
         truths = task.read_truths(samples, card, task.count_classes(card) or reference.classes)
     except NothingJudgedError:  # as in a few samples that were drawn out of many
@@ -99,7 +99,7 @@ def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet) -> Fp32Refer
 
 
 def _predict(
-    graph: Any, model: Entry[ModelInfo], card: ModelCard, samples: SampleSet, task: TaskContract
+    graph: Any, model: Entry[ModelInfo], card: ModelCard, samples: SampleSet, task: TaskContract, step: ProgressStep
 ) -> tuple[Predictions, Others]:
     from optpipe.quantize.collect import open_model_session
 
@@ -116,7 +116,7 @@ def _predict(
                 room -= found[name].size
         return found
 
-    predicted = predict_samples(model, card, samples, task, run, "predict", SilentListener())
+    predicted = predict_samples(model, card, samples, task, run, step)
     return predicted, {name: np.concatenate(kept, axis=1) for name, kept in others.items() if kept}
 
 
@@ -214,11 +214,11 @@ def compare_methods(
     def make(_: object) -> MethodsInfo:
         import onnx
 
-        against, graph, costs = run_fp32_reference(model, few), onnx.load(model.file(ONNX)), {}
-        with listener.step("compare methods", total=len(tables)) as step:
+        graph, costs = onnx.load(model.file(ONNX)), {}
+        with listener.step("compare methods", total=(1 + len(tables)) * len(few.files)) as step:
+            against = run_fp32_reference(model, few, step)
             for method, table in tables.items():
-                costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0])
-                step.advance()
+                costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0], step)
         order = make_cost_order(costs.values())
         return MethodsInfo(len(few.files), costs, best=max(costs, key=lambda method: order(costs[method])))
 
@@ -235,15 +235,15 @@ def rank_layers(
     def make(_: object) -> SensitivityInfo:
         import onnx
 
-        found, against = lowering.load(), run_fp32_reference(model, few)
-        macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
-        rows = []
-        with listener.step(
-            f"{lowering.precision} in {len(found.layers)} layers one by one", total=len(found.layers)
-        ) as step:
-            for layer in found.layers:
-                rows.append(LayerCost(layer, against.measure_cost(found.lower((layer,))), macs.get(layer, 0)))
-                step.advance()
+        found = lowering.load()
+        title = f"{lowering.precision} in {len(found.layers)} layers one by one"
+        with listener.step(title, total=(1 + len(found.layers)) * len(few.files)) as step:
+            against = run_fp32_reference(model, few, step)
+            macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
+            rows = [
+                LayerCost(layer, against.measure_cost(found.lower((layer,)), step), macs.get(layer, 0))
+                for layer in found.layers
+            ]
         order = make_cost_order(row.cost for row in rows)
         rows.sort(key=lambda row: order(row.cost))
         return SensitivityInfo(len(few.files), tuple(rows), sum(macs.values()))
@@ -326,23 +326,19 @@ def select_kept_layers(
     def make(_: object) -> SelectionInfo:
         import onnx
 
-        found, against = lowering.load(), run_fp32_reference(model, samples)
-        macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
-        order: list[str] = []
+        found, order = lowering.load(), list[str]()
         tried: dict[int, KeptTrial] = {}
-
-        def keep_layers(kept: int) -> KeptTrial:
-            if kept and not order:
-                order.extend(row.layer for row in rank())
-            low = frozenset(found.layers) - frozenset(order[:kept])
-            share = sum(macs.get(layer, 0) for layer in low) / max(sum(macs.values()), 1)
-            return KeptTrial(kept, share, against.measure_cost(found.lower(low)))
-
-        steps = math.ceil(math.log2(len(found.layers) + 1)) + 1
-        with listener.step(f"search for the fewest layers to keep out of {lowering.precision}", total=steps) as step:
+        trials = math.ceil(math.log2(len(found.layers) + 1)) + 1
+        title = f"search for the fewest layers to keep out of {lowering.precision}"
+        with listener.step(title, total=(1 + trials) * len(samples.files)) as step:
+            against = run_fp32_reference(model, samples, step)
+            macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
             for kept in _search_kept_counts(len(found.layers), tried, budget):
-                tried[kept] = keep_layers(kept)
-                step.advance()
+                if kept and not order:
+                    order.extend(row.layer for row in rank())
+                low = frozenset(found.layers) - frozenset(order[:kept])
+                share = sum(macs.get(layer, 0) for layer in low) / max(sum(macs.values()), 1)
+                tried[kept] = KeptTrial(kept, share, against.measure_cost(found.lower(low), step))
         chosen = min((kept for kept, trial in tried.items() if budget.allows(trial.cost)), default=len(found.layers))
         return SelectionInfo(
             budget=budget,

@@ -7,7 +7,7 @@ from onnx import helper, numpy_helper
 
 from optpipe.core.errors import StageError
 from optpipe.quantize.collect import Collector
-from optpipe.quantize.ranges import METHODS, compute_ranges
+from optpipe.quantize.ranges import METHODS, compute_range
 from optpipe.workspace.environment import list_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or driver")]
@@ -47,7 +47,8 @@ def test_statistics_are_those_of_the_cpu(graph) -> None:
         assert on_gpu[name].low == pytest.approx(on_cpu[name].low, rel=1e-4, abs=1e-5)
         assert on_gpu[name].high == pytest.approx(on_cpu[name].high, rel=1e-4)
     for method in METHODS:
-        assert compute_ranges(on_gpu, method) == pytest.approx(compute_ranges(on_cpu, method), rel=0.02)
+        gpu, cpu = ({name: compute_range(each, method) for name, each in seen.items()} for seen in (on_gpu, on_cpu))
+        assert gpu == pytest.approx(cpu, rel=0.02)
 
 
 def test_what_is_not_finite_is_named(graph) -> None:

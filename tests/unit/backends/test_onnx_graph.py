@@ -13,7 +13,8 @@ from optpipe.backends.onnx_graph import find_index_bounds, has_pattern, layers_f
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import InputSpec
 from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
+from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.ranges import TensorRange
 
 IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
 QUANTIZE, DEQUANTIZE = ("QuantizeLinear", "x s z", "q"), ("DequantizeLinear", "q s z", "d")
@@ -169,6 +170,6 @@ def test_our_own_placement_is_clean() -> None:
     nodes = node("Conv", "x w1", "a", "c1"), node("Add", "a x", "b", "add"), node("Relu", "b", "r", "relu")
     plain = graph([*nodes, node("Conv", "r w2", "y", "c2")], weights)
     placed = place_qdq(plain, "tensorrt")
-    quantized = qdq_from_onnx(plain, placed, {name: ActivationRange(1.0) for name in placed.tensors})
+    quantized = qdq_from_onnx(plain, placed, {name: TensorRange(1.0, -1.0, 1.0) for name in placed.tensors})
     assert list(lint_graph(quantized)) == []
     onnx.checker.check_model(quantized)

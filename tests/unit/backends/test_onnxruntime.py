@@ -33,7 +33,8 @@ from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision
 from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import ActivationRange, qdq_from_onnx
+from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.ranges import TensorRange
 
 LEVELS = ort.GraphOptimizationLevel
 
@@ -133,7 +134,7 @@ def quantized():
     nodes = [("Conv", f"{names[i]} w{i} bias", names[i + 1], {"name": f"conv{i}", "pads": [1] * 4}) for i in range(3)]
     model = onnx_model(nodes, {"x": shape}, {"y": shape}, opset=20, **weights, bias=np.zeros(16, np.float32))
     placed = place_qdq(model, "cpu", "conv1".__eq__)
-    return qdq_from_onnx(model, placed, dict.fromkeys(placed.tensors, ActivationRange(4.0)))
+    return qdq_from_onnx(model, placed, dict.fromkeys(placed.tensors, TensorRange(4.0, -4.0, 4.0)))
 
 
 def test_a_kept_convolution_is_not_quantized_behind_ones_back_and_computes_the_same(quantized, tmp_path) -> None:

@@ -11,7 +11,6 @@ from tests.fakes.entries import artifact_info
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.core.events import SilentListener
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     Predictions,
@@ -190,7 +189,7 @@ def predict_boxes(run, *counts, batch=(1, 1, 1)):
     detector = ModelCard("m", "m.onnx", Task.DETECTION, (image,), outputs)
     samples = tensor_set_from_rows("s", {"x": np.array([[count, 0] for count in counts], np.float32)})
     task: Any = SimpleNamespace(decode=lambda rows, files, *_: [len(rows["boxes"]) for _ in files])
-    return predict_samples(cast("Any", None), detector, samples, task, run, "predict", SilentListener())
+    return predict_samples(cast("Any", None), detector, samples, task, run)
 
 
 def test_all_boxes_of_an_image_are_judged() -> None:

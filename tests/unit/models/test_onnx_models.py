@@ -219,7 +219,7 @@ def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
         convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
     assert found.info.origin == "ONNX Runtime CPU on the INT8 graph"
     np.savez(tmp_path / "tensors.npz", x=normal(16, 32))
-    data = load_calibration_data(entry, tmp_path / "tensors.npz", None, 0, SilentListener())
+    data, _ = load_calibration_data(entry, tmp_path / "tensors.npz", None, 0, SilentListener())
     with pytest.raises(BadInputError, match="net is quantized already; `optpipe build` with --precision int8"):
         calibrate_model(entry, data, ("max",), ("cpu",), "cpu", store, SilentListener())
     folded, _ = convert_to_precision(Precision.INT8, "cuda", entry, found, None, store, SilentListener())

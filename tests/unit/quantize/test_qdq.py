@@ -17,7 +17,6 @@ from optpipe.core.errors import BadInputError
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import (
     LARGEST,
-    ActivationRange,
     choose_scale,
     qdq_from_onnx,
     quantize_activation,
@@ -25,6 +24,7 @@ from optpipe.quantize.qdq import (
     round_to_e4m3,
     round_up_to_fp16,
 )
+from optpipe.quantize.ranges import TensorRange
 
 X = np.random.default_rng(7).standard_normal((4, 16, 8, 8)).astype(np.float32)
 
@@ -47,7 +47,10 @@ def measured_ranges(model, tensors):
     exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
     session = ort.InferenceSession(exposed.SerializeToString(), providers=["CPUExecutionProvider"])
     values = {"x": X, **dict(zip(names, session.run(names, {"x": X}), strict=True))}
-    return {name: ActivationRange(float(np.abs(value).max()), bool(value.min() >= 0)) for name, value in values.items()}
+    return {
+        name: TensorRange(float(np.abs(value).max()), float(value.min()), float(value.max()))
+        for name, value in values.items()
+    }
 
 
 def snr_db(reference, other) -> float:
@@ -88,7 +91,7 @@ def test_tensorrt_has_no_pair_between_convolution_addition_and_relu(residual_mod
 def test_a_table_of_another_graph_is_refused(residual_model) -> None:
     placed = place_qdq(residual_model, "tensorrt")
     with pytest.raises(BadInputError, match="no range for 'r1' and 1 more"):
-        qdq_from_onnx(residual_model, placed, {"x": ActivationRange(1.0), "r2": ActivationRange(1.0)})
+        qdq_from_onnx(residual_model, placed, {"x": TensorRange(1.0, -1.0, 1.0), "r2": TensorRange(1.0, -1.0, 1.0)})
 
 
 def test_older_graphs_are_lifted(residual_model) -> None:
@@ -119,7 +122,9 @@ def test_rounding_up_never_clips(scale) -> None:
 
 @given(st.floats(1e-9, 1e9), st.booleans(), st.booleans())
 def test_activation_scales_are_usable(amax, unsigned, unsigned_types) -> None:
-    found = quantize_activation(ActivationRange(amax, unsigned), "cpu" if unsigned_types else "tensorrt")
+    found = quantize_activation(
+        TensorRange(amax, 0.0 if unsigned else -amax, amax), "cpu" if unsigned_types else "tensorrt"
+    )
     assert np.isfinite(found.scale)
     assert found.scale > 0
     assert found.zero_point == (0 if not unsigned_types or unsigned else 128)

@@ -18,7 +18,7 @@ from optpipe.quantize.ranges import (
     CalibrationTable,
     TensorRange,
     TensorStatistics,
-    compute_ranges,
+    compute_range,
     count_magnitudes,
     count_on_device,
     find_least_divergence,
@@ -26,7 +26,6 @@ from optpipe.quantize.ranges import (
     find_percentile,
     is_table,
     methods_from_text,
-    needs_histogram,
     read_table,
     write_table,
 )
@@ -47,7 +46,7 @@ def int8_error(values, bound: float) -> float:
 @pytest.mark.parametrize("method", METHODS)
 @given(arrays)
 def test_a_bound_is_finite_positive_and_inside_what_was_seen(method, values) -> None:
-    bound = compute_ranges({"x": seen(values)}, method)["x"]
+    bound = compute_range(seen(values), method)
     assert math.isfinite(bound)
     assert MIN_AMAX <= bound <= max(float(np.abs(values).max()) * (1 + 1e-6), MIN_AMAX)
 
@@ -55,7 +54,7 @@ def test_a_bound_is_finite_positive_and_inside_what_was_seen(method, values) -> 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("value", [0.0, 3.5, -1e-30, 6e4])
 def test_a_constant_tensor_has_a_usable_bound(method, value) -> None:
-    bound = compute_ranges({"x": seen(np.full(100, value))}, method)["x"]
+    bound = compute_range(seen(np.full(100, value)), method)
     assert bound == pytest.approx(max(abs(value), MIN_AMAX), rel=0.04)
 
 
@@ -120,8 +119,6 @@ def test_entropy_clips_a_rare_outlier_however_far_out(outlier) -> None:
 def test_names() -> None:
     assert methods_from_text("all") == ("max", "percentile", "entropy", "mse")
     assert methods_from_text(" MSE, max,mse") == ("mse", "max")
-    assert not needs_histogram(("max",))
-    assert needs_histogram(("max", "mse"))
     with pytest.raises(BadInputError, match="choose from max"):
         methods_from_text("minmax")
     with pytest.raises(BadInputError, match="is empty"):

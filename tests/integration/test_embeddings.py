@@ -7,13 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from optpipe.core.entries import WeightsRequest
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
-from optpipe.models.sources.hub import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, build_and_evaluate, needs_server, optpipe, require_three_verdicts, sign_off
 
@@ -118,23 +115,6 @@ def test_a_wrong_pooling_fails_by_its_score(folder: Path, tmp_path: Path, inside
             {each.name: each.verdict for each in judged.criteria}["accuracy.minimum_score.Spearman"],
         )
     assert verdicts == {"topics": (5, Verdict.PASS), "wrong": (1, Verdict.FAIL)}  # speed is not measured
-
-
-def test_the_pooling_is_that_of_the_checkpoint_and_another_is_another_model(folder: Path, tmp_path: Path) -> None:
-    import torch
-
-    shutil.copytree(folder / "topics", tmp_path / "topics")
-    (tmp_path / "topics" / "1_Pooling").mkdir()
-    said = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-    (tmp_path / "topics" / "1_Pooling" / "config.json").write_text(json.dumps(said))
-    loaded = [HuggingFaceSource(str(each / "topics")).load(WeightsRequest("default")) for each in (folder, tmp_path)]
-    assert [each.card.head["pooling"] for each in loaded] == ["mean", "cls"]
-    assert all(each.weights.source.startswith("default") for each in loaded)
-    ids, mask = torch.tensor([[2, 3, 4, 0], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
-    with torch.inference_mode():
-        mean, first = (each.module(ids, mask)[0] for each in loaded)
-    assert mean.shape == first.shape == (2, 32)
-    assert not np.allclose(mean, first, atol=1e-2)
 
 
 @needs_server

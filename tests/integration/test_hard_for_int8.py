@@ -17,7 +17,6 @@ from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.build.build import build_artifact
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import SkippedLayer, weights_from_text
-from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision
 from optpipe.models.export.exported import export_model
@@ -26,8 +25,8 @@ from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.quantize.calibrate import load_calibration_data, quantize_graph
-from optpipe.quantize.calibrated_graph import graph_from_table, make_calibrated_graph
+from optpipe.quantize.calibrate import quantize_graph
+from optpipe.quantize.calibrated_graph import graph_from_table
 from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
 from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
@@ -165,34 +164,6 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     assert len(tried) <= 6  # halving, not one build per layer
     assert SkippedLayer(reader, "kept in floating point by request") in record.skipped
     assert read_table(Path(record.table)).keep == (reader,)
-
-
-def test_a_table_of_another_model_is_refused(hard, digits) -> None:
-    path, _ = hard
-    entry, store = digits
-    record = run_calibration(named_model(str(path)), CalibrationPlan(None, None, 0, ("max",)), store, SilentListener())
-    with pytest.raises(BadInputError, match="is for model hard, not digits"):
-        graph_from_table(entry, read_table(Path(record.tables[0].path)), "tensorrt", (), store, SilentListener())
-
-
-def test_validation_images_cannot_calibrate(digits) -> None:
-    entry, store = digits
-    with pytest.raises(BadInputError, match="800 of 800 calibration images are also in the validation set"):
-        make_calibrated_graph(
-            Precision.INT8,
-            entry,
-            "cpu",
-            find_shipped_folder("calibration") / "digits" / "validation.json",
-            store,
-            SilentListener(),
-        )
-
-
-def test_few_images_are_warned_of(digits) -> None:
-    entry, _ = digits
-    listener = SilentListener()
-    load_calibration_data(entry, None, 50, 0, listener)
-    assert listener.warnings == ["only 50 calibration images; use 500 or more for stable ranges"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -76,20 +76,6 @@ def test_a_chain_of_near_cosines_keeps_its_order() -> None:
     assert TASK.score_predictions(truths, rows.tolist(), rows.tolist()).scores[0].value > 0.99
 
 
-def test_a_wrong_pooling_is_found() -> None:
-    """Embeddings that have little to do with the first ones, as those of another pooling may."""
-    truths, rows = draw(120)
-    other = np.random.default_rng(5).normal(size=(240, 8)).tolist()
-    scored = TASK.score_predictions(truths, rows, other).scores[0]
-    assert scored.drop_ci[0] > 0.3
-    parity = TASK.compute_parity(rows, other)
-    assert parity is not None
-    assert parity.share < 0.5
-    same = TASK.compute_parity(rows, rows)
-    assert same is not None
-    assert same.share == pytest.approx(1)
-
-
 def test_without_pairs_neighbors_are_compared_with_the_source() -> None:
     _, rows = draw()
     cost = TASK.measure_drop(TASK.take_as_truths(rows), rows, rows)

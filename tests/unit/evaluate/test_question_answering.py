@@ -11,7 +11,6 @@ from optpipe.evaluate.tasks.question_answering import (
     QuestionAnswering,
     choose_answers,
     find_best_span,
-    normalize_answer,
     score_answer,
 )
 from optpipe.models.inputs.text_set import cut_windows, text_set_from_path
@@ -37,10 +36,6 @@ WORDS = [f"w{number}" for number in range(60)] + ["who", "?"]
 def test_scores_are_those_of_squads_script(answer, truths, f1, exact):
     """Worked by hand from the script of SQuAD 2.0: words in common over the words of both, the best over the truths."""
     assert score_answer(answer, truths) == pytest.approx((f1, exact))
-
-
-def test_normalization_is_squads():
-    assert normalize_answer("  The U.S.A.,   an  Ally of theirs") == "usa ally of theirs"
 
 
 def test_the_best_span_is_inside_the_context_in_order_and_short():

@@ -54,13 +54,6 @@ def test_a_coco_file_is_a_set(tmp_path) -> None:
         image_set_from_coco(path, None, 0)
 
 
-def test_an_image_that_the_annotations_name_and_the_folder_lacks(tmp_path) -> None:
-    write_coco(tmp_path, [[1, 2, 10, 10]])
-    (tmp_path / "images" / "1.png").unlink()
-    with pytest.raises(BadInputError, match=r"1 of its 2 images are missing \(such as .*1.png\)"):
-        read_boxes(image_set_from_path(tmp_path)[0], TRANSFORM, LABELS, 2)
-
-
 @pytest.mark.parametrize(
     ("boxes", "names", "message"),
     [

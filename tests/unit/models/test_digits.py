@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from optpipe.workspace.places import find_shipped_folder
 
@@ -49,17 +48,6 @@ def test_splits_are_disjoint_by_content_and_stratified() -> None:
         counts = np.bincount([int(f["label"]) for f in members])
         assert counts.max() / len(members) < 0.105
         assert counts.min() / len(members) > 0.095
-
-
-def test_images_are_scikit_learns_own() -> None:
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    for file in manifest("validation")["files"][::40]:
-        index = int(file["path"].split("/")[1].removesuffix(".png"))
-        levels = np.asarray(Image.open(DATA / "validation" / file["path"])) * (16 / 255)
-        assert np.array_equal(np.round(levels), raw.images[index])
-        assert file["label"] == str(raw.target[index])
 
 
 def test_card_names_what_is_there() -> None:

@@ -116,11 +116,6 @@ def test_a_wider_shape_admits_texts_as_long_as_the_tokenizer_says(tmp_path, stat
     assert card.inputs[0].max == (64, 512)  # the default profile
 
 
-def test_a_whole_checkpoint_is_trained(tmp_path) -> None:
-    found = save_checkpoint(tmp_path, "BertForSequenceClassification").load(WeightsRequest()).weights
-    assert (found.trained, found.drawn) == (True, None)
-
-
 def test_a_local_folder_is_named_without_its_place_and_its_pooling_is_part_of_it(tmp_path, monkeypatch) -> None:
     (tmp_path / "topics").mkdir()
     source = save_checkpoint(tmp_path / "topics", "BertModel")

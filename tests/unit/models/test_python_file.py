@@ -50,11 +50,9 @@ def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
     [
         ("def make(): raise RuntimeError('boom')", "net.py:make raised RuntimeError: boom"),
         ("def make(): return 1", "net.py:make returned int, not a torch.nn.Module"),
-        ("def make(size): return size", "net.py:make raised TypeError: .*size"),
         ("def make(): return nn.ReLU", "the class ReLU, not an instance"),
         ("make = nn.ReLU()", "is a module, not a factory"),
         ("def make(): return nn.Linear(8, 4).half()", r"weight is in float16; .*\.float\(\)"),
-        ("def make(): return nn.Linear(8, 4).double()", "weight is in float64"),
         ("def make(): return nn.LazyLinear(4)", "weight has no shape yet"),
         ("def make(): return nn.Linear(8, 4, device='meta')", "weight is on the meta device"),
         (
@@ -74,12 +72,9 @@ def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
     ("inputs", "said"),
     [
         ("3", "INPUTS must be a list"),
-        ("{'name': 'x'}", "INPUTS must be a list"),
         ("[('x', 'float32')]", "invalid input description"),
         ("[{'name': 'x', 'shape': [1, 8]}]", "lists of sizes for min, opt and max"),
         ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x': unknown field 'dtyp'"),
-        ("[dict(name='x', min=[1, 'a'], opt=[1, 8], max=[1, 8])]", "invalid input description"),
-        ("[dict(name='x', min=[1.5], opt=[2], max=[4])]", "invalid input description"),
         ("[dict(name='x', min=[1], opt=[1], max=[1], batch=1)]", "batch 1 is not one of its 1 axes"),
         ("[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]", "unknown dtype float; choose from float32"),
         ("[dict(name='x', min=[1], opt=[2], max=[4])] * 2", "two inputs have the same name 'x'"),
@@ -106,17 +101,6 @@ def test_defaults_that_the_file_sets_hold_for_its_own_code_only(tmp_path):
     first, again = (source.load(weights_from_text("default", 0)) for _ in range(2))
     assert before == (os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype())  # noqa: PTH109
     assert first.weights == again.weights
-
-
-def test_the_name_that_tables_give_a_model_is_a_model_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(
-        "import torch\nmake = torch.nn.ReLU\nINPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n"
-    )
-    typed = source_from_text("net.py:make")
-    name = typed.load(weights_from_text("default", 0)).card.name
-    assert name == "net.make"
-    assert source_from_text(name) == typed
 
 
 SAID = """

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.fakes.graphs import onnx_model
-from tests.fakes.int8_network import SPEC, make_int8_request
 
 from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types
 from optpipe.core.card import InputSpec
@@ -104,25 +103,24 @@ def test_values_beyond_fp16_overflow_where_they_are_rounded_and_only_there() -> 
     assert (run(model, rows) == 9).all()
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory):
-    return onnx.load(make_int8_request("residual", tmp_path_factory.mktemp("network")).directory / "model.onnx")
+SPEC = InputSpec("x", "float32", (1, 16, 8, 8), (4, 16, 8, 8), (16, 16, 8, 8))
 
 
-def test_every_node_of_a_network(network) -> None:
-    rows = np.random.default_rng(0).standard_normal((4, 3, 32, 32)).astype(np.float32)
-    rounded = round_nodes(network, {node.name for node in network.graph.node}, infer_graph_types(network, (SPEC,)))
+def test_every_node_of_a_network(residual_model) -> None:
+    rows = np.random.default_rng(0).standard_normal((4, 16, 8, 8)).astype(np.float32)
+    names = {node.name for node in residual_model.graph.node}
+    rounded = round_nodes(residual_model, names, infer_graph_types(residual_model, (SPEC,)))
     onnx.checker.check_model(rounded, full_check=True)
-    wanted, found = run(network, rows), run(rounded, rows)
+    wanted, found = run(residual_model, rows), run(rounded, rows)
     assert 0 < np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_a_converted_graph_tells_its_fp16_nodes(network, kept) -> None:
+def test_a_converted_graph_tells_its_fp16_nodes(residual_model, kept) -> None:
     from onnxconverter_common import float16  # type: ignore[import-untyped]
 
-    names = [node.name for node in network.graph.node]
+    names = [node.name for node in residual_model.graph.node]
     converted = float16.convert_float_to_float16(
-        copy.deepcopy(network), keep_io_types=True, node_block_list=names[:kept]
+        copy.deepcopy(residual_model), keep_io_types=True, node_block_list=names[:kept]
     )
     assert find_half_nodes(converted, (SPEC,)) == {*names[kept:]}

@@ -77,8 +77,11 @@ def _tabulate(found: Evaluation) -> Table:
         )
         if row.artifact is None:
             rows.append(("", "source model", "", *values, "", "", ""))
-        else:
-            rows.append((row.artifact, f"{row.backend} ({row.device})", row.precision, *values, *_format_outputs(row)))
+            continue
+        agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
+        snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if row.same_sizes else ""
+        verdict = Cell(row.verdict or "", TONES.get(row.verdict or "", Tone.PLAIN))
+        rows.append((row.artifact, f"{row.backend} ({row.device})", row.precision, *values, agreement, snr, verdict))
     return make_table(columns, rows)
 
 
@@ -102,14 +105,6 @@ def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
     first = row.scores.scores[0]
     drop = "" if row.artifact is None else format_drop(first.drop, first.drop_ci)
     return [*(f"{each.value:.2%}" for each in row.scores.scores), drop]
-
-
-def _format_outputs(row: EvaluatedModel) -> list[Cell]:
-    """Agreement, SNR and verdict."""
-    agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
-    snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if row.same_sizes else ""
-    verdict = row.verdict or ""
-    return [Cell(agreement), Cell(snr), Cell(verdict, TONES.get(verdict, Tone.PLAIN))]
 
 
 def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:

@@ -26,26 +26,22 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
 
     One on the whole validation set of the model's card goes before those on other data. Computed anew from the run's predictions.
     """
-    for run in _order_runs(runs, build.artifact):
+    found = [
+        (run, read_evaluation(run).dataset)
+        for run in newest_runs(runs, "evaluate")
+        if build.artifact in run.manifest.parents
+    ]
+    validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
+    for run, _ in sorted(found, key=lambda each: each[1].sha256 != validation):
         if has_evaluated_other_file(run, build):
             continue
         caps = () if run.info.trained else (RANDOM_WEIGHTS,)
-        found = recompute_accuracy(run, build.artifact, confidence)
-        if found:
+        if figures := recompute_accuracy(run, build.artifact, confidence):
             return {
                 name: replace(_widen_for_calibration(figure, name, run, build.artifact), blockers=caps, source=run.name)
-                for name, figure in found.items()
+                for name, figure in figures.items()
             }
     return {}
-
-
-def _order_runs(runs: Sequence[Run], artifact: str) -> list[Run]:
-    """The evaluations of `artifact`, those on the card's validation set first, known by its hash; else the newest first."""
-    found = [
-        (run, read_evaluation(run).dataset) for run in newest_runs(runs, "evaluate") if artifact in run.manifest.parents
-    ]
-    validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
-    return [run for run, _ in sorted(found, key=lambda each: each[1].sha256 != validation)]
 
 
 def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:

@@ -102,7 +102,7 @@ def document_from_run(found: RunDetails) -> Document:
 def document_from_entry(found: EntryDetails) -> Document:
     """One entry whole: its files, the proof of its precision, what was kept out of it, and how fast it was found."""
     entry, manifest, info = found.entry, found.manifest, found.manifest.info
-    weights = info.get("weights")
+    weights, backend = info.get("weights"), BACKENDS.get(info.get("backend", ""))
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
     parents = ", ".join(dict.fromkeys(manifest.parents))
     return make_document(
@@ -114,7 +114,7 @@ def document_from_entry(found: EntryDetails) -> Document:
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
             *_describe_kept(found),
             Sentence(str(found.chosen), Tone.STRONG, "chosen") if found.chosen else None,
-            *_describe_details(info),
+            *(map(Sentence, backend.describe_details(info.get("details", {}))) if backend else ()),
             *(Sentence(str(each), Tone.STRONG, "remark") for each in info.get("remarks", ())),
             Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights") if weights else None,
             Sentence(packages, Tone.STRONG, "with"),
@@ -146,12 +146,6 @@ def _describe_kept(found: EntryDetails) -> Iterator[Sentence]:
     yield from (Sentence(f"{each.layer}: {each.reason}", Tone.STRONG, "kept") for each in found.kept[:SHOWN_LAYERS])
     if (more := len(found.kept) - SHOWN_LAYERS) > 0:
         yield Sentence(f"{more} more layers; --json lists all", Tone.FAINT, "kept")
-
-
-def _describe_details(info: Mapping[str, Any]) -> Iterator[Sentence]:
-    """What only its backend knows of an artifact."""
-    if (backend := BACKENDS.get(info.get("backend", ""))) is not None:
-        yield from map(Sentence, backend.describe_details(info.get("details", {})))
 
 
 def _list_layers(found: EngineLayers) -> Iterator[Table | Sentence]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optpipe.backends.onnx_lint import lint_graph
-from optpipe.core.entries import CalibrationInfo, LintFinding, ModelInfo, SkippedLayer, WeightsRecord
+from optpipe.core.entries import LintFinding, ModelInfo, SkippedLayer, WeightsRecord
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_file
 from optpipe.core.precision import Budget, PrecisionCost
@@ -121,7 +121,13 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     tables = tables_from_entry(entry)
     compared, _ = compare_methods(exported, tables, samples, plan.target, store, listener)
     _warn_of_drop(compared.info, listener)
-    best, files = tables[compared.info.best], _write_tables(entry, plan, store)
+    best = tables[compared.info.best]
+    names = [CALIBRATION_SET, *(name_table_file(method) for method in plan.methods)]
+    if plan.output is None:
+        files = {name: store.verify_entry(entry).file(name) for name in names}
+    else:
+        plan.output.mkdir(parents=True, exist_ok=True)
+        files = {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}
     sensitivity = selection = path = None
     if plan.sensitivity or plan.budget is not None:
         lowering = lower_by_table(exported, best, plan.target)
@@ -177,12 +183,3 @@ def _find_source(model: Model, stored: Entry[ModelInfo] | None, plan: Calibratio
         return resolve_data(plan.source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate)
     own = None if "calibration" in card.data else model.load().calibration
     return None if own is None else save_batches(own(), store.workspace / "calibration")
-
-
-def _write_tables(entry: Entry[CalibrationInfo], plan: CalibrationPlan, store: Store) -> dict[str, Path]:
-    """The set's manifest and the tables: in the store, and copied to `--output` where it is given."""
-    names = [CALIBRATION_SET, *(name_table_file(method) for method in plan.methods)]
-    if plan.output is None:
-        return {name: store.verify_entry(entry).file(name) for name in names}
-    plan.output.mkdir(parents=True, exist_ok=True)
-    return {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}

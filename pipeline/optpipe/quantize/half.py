@@ -118,7 +118,7 @@ def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> "Lowering"
 def _choose_samples(
     model: Entry[ModelInfo], reference: Entry[ReferenceInfo], data: Path | None, budget: Budget, listener: Listener
 ) -> "SampleSet":
-    from optpipe.models.inputs.tensor_set import tensor_set_from_rows
+    from optpipe.models.inputs.tensor_set import tensor_set_from_parts
     from optpipe.quantize.calibrate import load_calibration_data
 
     card = card_from_file(model.file(CARD))
@@ -128,7 +128,7 @@ def _choose_samples(
     labels = (
         None if found.labels is None else [card.labels[each] if card.labels else str(each) for each in found.labels]
     )
-    samples = tensor_set_from_rows("reference", found.inputs, labels)
+    samples = tensor_set_from_parts("reference", [found.inputs], labels or ())
     if budget.unit == "points" and 100 / len(samples.files) > budget.limit:
         listener.warn(
             f"the budget of {budget} is checked on {len(samples.files)} samples, where one prediction is {100 / len(samples.files):.2g}"
@@ -162,7 +162,11 @@ def _convert(
     samples, card = directory / "samples.json", card_from_file(model.file(CARD))
     rows = reference_from_file(reference.file(REFERENCE)).inputs
     save_json([batch for batch, _ in split_batches(card, rows)], str(samples))
-    _write_source(precision, model, directory / SOURCE)
+    source = name_nodes(onnx.load(model.file(ONNX)))
+    own = next(each.version for each in source.opset_import if each.domain in ("", "ai.onnx"))
+    if precision is Precision.BF16 and own < BF16_OPSET:
+        source = onnx.version_converter.convert_version(source, BF16_OPSET)
+    onnx.save(source, directory / SOURCE)
     with redirect_output(directory / MODELOPT_LOG), _convert_in(card.name, precision, directory):
         graph = convert_to_mixed_precision(
             str(directory / SOURCE),
@@ -175,28 +179,12 @@ def _convert(
     samples.unlink()
     (directory / SOURCE).unlink()
     onnx.save(drop_unknown_sizes(graph), directory / ONNX)
-    return _read_reasons((directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"), kept)
-
-
-def _read_reasons(log: str, kept: Sequence[str]) -> dict[str, str]:
-    """From ModelOpt's log: the nodes that its own rules left in FP32."""
-    found = {}
+    found, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
     for name, why in re.findall(r"Skipping node (.+?): (.*)", log):
         if name not in kept:
             range_of = "weights" if "initializer" in why else "values" if "reference IO" in why else None
             found[name] = f"its {range_of} come near the end of FP16's range" if range_of else "by a rule of ModelOpt"
     return found
-
-
-def _write_source(precision: Precision, model: Entry[ModelInfo], target: Path) -> None:
-    """What ModelOpt starts from: a name for every node, and for BF16 an opset that has it."""
-    import onnx
-
-    graph = name_nodes(onnx.load(model.file(ONNX)))
-    own = next(each.version for each in graph.opset_import if each.domain in ("", "ai.onnx"))
-    if precision is Precision.BF16 and own < BF16_OPSET:
-        graph = onnx.version_converter.convert_version(graph, BF16_OPSET)
-    onnx.save(graph, target)
 
 
 @contextmanager

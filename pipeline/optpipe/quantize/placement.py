@@ -138,17 +138,13 @@ def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]
             continue
         fusable = [name for name in node.input if name in writers and len(graph.consumers[name]) == 1]
         end = _find_epilogue(graph, node.output[0])
-        if not fusable or not _reaches(end, quantized, graph) or node.input[0] == node.input[1]:
+        # quantized for a layer, itself or as the shortcut of the next addition
+        reaches = end in quantized or any(each.op_type in ("Add", "MaxPool") for each in graph.consumers.get(end, []))
+        if not fusable or not reaches or node.input[0] == node.input[1]:
             continue
         kept = max(fusable, key=lambda name: depth[name])  # the convolution that runs last takes the addition in
         found += [(node.name, position) for position, name in enumerate(node.input) if name != kept]
     return found
-
-
-def _reaches(tensor: str, quantized: set[str], graph: OnnxGraph) -> bool:
-    """Whether `tensor` is quantized for a layer, itself or as the shortcut of the next addition."""
-    readers = graph.consumers.get(tensor, [])
-    return tensor in quantized or any(node.op_type in ("Add", "MaxPool") for node in readers)
 
 
 def _compute_depths(graph: OnnxGraph) -> dict[str, int]:

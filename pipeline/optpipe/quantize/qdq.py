@@ -66,15 +66,6 @@ def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np
     return np.clip(steps, -LEVELS, LEVELS).astype(np.int8), scale
 
 
-def find_weight_axis(node: Any) -> int:
-    """The axis of a layer's output channels in its weights."""
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "Gemm":
-        return 0 if any(each.name == "transB" and each.i for each in node.attribute) else 1
-    return 1
-
-
 def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, TensorRange]) -> Any:
     """A copy of `model` (FP32) with the Q/DQ pairs of `placed`; everything else stays in FP32.
 
@@ -152,7 +143,8 @@ class _Writer:
     def weights(self, layer: str, *, bias: bool) -> None:
         """Turns a layer's weights into INT8 or FP8 behind a DequantizeLinear, and its bias into INT32 where asked."""
         node = self._nodes[layer]
-        name, axis = node.input[1], find_weight_axis(node)
+        transposed = node.op_type == "Gemm" and any(each.name == "transB" and each.i for each in node.attribute)
+        name, axis = node.input[1], 0 if node.op_type == "Conv" or transposed else 1  # that of the output channels
         target = f"{name}_dq{axis}"
         if f"{name}_q{axis}" not in self._initializers:
             import onnx

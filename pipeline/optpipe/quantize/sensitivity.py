@@ -253,7 +253,7 @@ def rank_layers(
 
 def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
     """MACs of every layer that has some, at the profile's `opt` shapes."""
-    from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, name_nodes
+    from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
 
     name_nodes(graph)
     known = infer_graph_types(graph, card.inputs)
@@ -406,17 +406,14 @@ def describe_mixed(
     macs = count_layer_macs(graph, card_from_file(model.file(CARD)))
     ops = {node.name: node.op_type for node in graph.graph.node}
     alone = {row.layer: row.cost for row in ranking}
-    told = {name: _explain_cost(alone[name]) for name in selection.keep}
+    told = {}
+    for name in selection.keep:
+        snr = alone[name].snr_db
+        told[name] = "alone changes the size of outputs" if snr is None else f"alone lowers the SNR to {snr:.1f} dB"
+        if not alone[name].finite:
+            told[name] = "alone turns outputs into NaN or Inf"
     told |= {name: reason for name, reason in reasons.items() if name in ops and name not in told}
     told |= {name: "cannot be converted" for name in macs if name not in lowered and name not in told}
     kept = tuple(KeptLayer(name, ops[name], macs.get(name, 0), reason) for name, reason in told.items())
     cost = selection.cost or PrecisionCost(EXACT_DB)
     return MixedPrecision(selection.budget, selection.metric, selection.images, cost, kept, sum(macs.values()))
-
-
-def _explain_cost(cost: PrecisionCost) -> str:
-    if not cost.finite:
-        return "alone turns outputs into NaN or Inf"
-    if cost.snr_db is None:
-        return "alone changes the size of outputs"
-    return f"alone lowers the SNR to {cost.snr_db:.1f} dB"

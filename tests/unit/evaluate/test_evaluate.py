@@ -25,7 +25,7 @@ from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.task_data import find_label_indices
-from optpipe.models.inputs.tensor_set import tensor_set_from_rows
+from optpipe.models.inputs.tensor_set import tensor_set_from_parts
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)
@@ -187,7 +187,7 @@ def predict_boxes(run, *counts, batch=(1, 1, 1)):
     outputs = (TensorSpec("boxes", "float32", ("n", 4)), TensorSpec("scores", "float32", ("n",)))
     image = InputSpec("x", "float32", *((size, 2) for size in batch))
     detector = ModelCard("m", "m.onnx", Task.DETECTION, (image,), outputs)
-    samples = tensor_set_from_rows("s", {"x": np.array([[count, 0] for count in counts], np.float32)})
+    samples = tensor_set_from_parts("s", [{"x": np.array([[count, 0] for count in counts], np.float32)}])
     task: Any = SimpleNamespace(decode=lambda rows, files, *_: [len(rows["boxes"]) for _ in files])
     return predict_samples(cast("Any", None), detector, samples, task, run)
 

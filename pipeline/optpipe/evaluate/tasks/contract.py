@@ -156,14 +156,11 @@ class TaskContract:
         self, truths: Values, source: Values, found: Values, labels: Sequence[str] = ()
     ) -> TaskScores:
         """Every score of `found` with its interval, its drop from `source` on the same samples, and the first score per class."""
-        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
-        finite = np.isfinite([mine.values, theirs.values]).all(axis=0)
-        if not finite.all():
-            undefined = self.scores[int(np.argmin(finite))]
-            raise BadInputError(f"{undefined} is not defined on these samples: nothing in them is judged")
+        mine, theirs, figures = self._compare(truths, source, found)
         scores = []
-        for place, name in enumerate(self.scores):
-            own, drop = self._estimate(mine, theirs, place)
+        for name, (own, drop) in zip(self.scores, figures, strict=True):
+            if not np.isfinite(drop.value):
+                raise BadInputError(f"{name} is not defined on these samples: nothing in them is judged")
             bounds = (each.interval(CONFIDENCE).bounds for each in (own, drop))
             scores.append(Score(name, own.value, next(bounds), drop.value, next(bounds)))
         now, was = (self.compute_class_scores(truths, each.gathered) for each in (mine, theirs))
@@ -175,24 +172,28 @@ class TaskContract:
         )
         return TaskScores(tuple(scores), tuple(by_class))
 
-    def _estimate(self, mine: Measured, theirs: Measured, place: int) -> tuple[Share | SampledFigure, SampledFigure]:
-        """A score and its drop."""
-        parts, width = mine.parts[:, place], self.score_range[1] - self.score_range[0]
-        values = [float(each.values[place]) for each in (mine, theirs)]
-        own = (
-            mean_from_samples(parts)
-            if mine.are_means
-            else figure_from_samples(values[0], parts, mine.samples, self.score_range, self.effect)
-        )
-        lost, apart = values[1] - values[0], theirs.parts[:, place] - parts
-        return own, figure_from_samples(lost, apart, mine.samples, (-width, width), self.effect)
+    def _compare(
+        self, truths: Values, source: Values, found: Values
+    ) -> tuple[Measured, Measured, list[tuple[Share | SampledFigure, SampledFigure]]]:
+        """What `found` and `source` give, and each score of `found` with its drop."""
+        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
+        count, width = mine.samples, self.score_range[1] - self.score_range[0]
+        figures = []
+        for value, before, parts, others in zip(mine.values, theirs.values, mine.parts.T, theirs.parts.T, strict=True):
+            own = (
+                mean_from_samples(parts)
+                if mine.are_means
+                else figure_from_samples(float(value), parts, count, self.score_range, self.effect)
+            )
+            lost = figure_from_samples(float(before - value), others - parts, count, (-width, width), self.effect)
+            figures.append((own, lost))
+        return mine, theirs, figures
 
     def measure_drop(self, truths: Values, source: Values, found: Values) -> SampledFigure | None:
         """The drop of the first score; None where none can be measured."""
         if not self.shows_something(source, truths):
             return None
-        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
-        drop = self._estimate(mine, theirs, 0)[1]
+        drop = self._compare(truths, source, found)[2][0][1]
         return drop if np.isfinite(drop.value) else None
 
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
@@ -219,10 +220,8 @@ class TaskContract:
             figures["agreement"] = make(mean_from_samples(self.compute_sample_parity(source, found)), about)
         if truths is None:
             return figures
-        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
-        for place, name in enumerate(self.scores):
+        for name, (own, drop) in zip(self.scores, self._compare(truths, source, found)[2], strict=True):
             said = f"{name}, {about}" if len(self.scores) > 1 else about
-            own, drop = self._estimate(mine, theirs, place)
             figures |= {name: make(own, said), f"drop of {name}": make(drop, said)}
         return figures | {"score": figures[self.score], "drop": figures[f"drop of {self.score}"]}
 

@@ -72,19 +72,17 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
     with contextlib.redirect_stdout(io.StringIO()):
         reference.createIndex()
         if not table:
-            return [_match_none(truths, label) for label in range(classes)]
+            none = np.zeros((len(THRESHOLDS), 0), np.bool_)
+            counts = np.zeros((classes, len(truths)))
+            for image, row in annotations:
+                counts[int(row[4]), image] += not row[6]
+            return [MatchedClass(np.zeros(0, np.int64), none, none, each) for each in counts]
         evaluated = COCOeval(reference, reference.loadRes(np.array(table, np.float64)), "bbox")
         evaluated.params.areaRng, evaluated.params.areaRngLbl = [[0, 1e10]], ["all"]
         evaluated.params.maxDets = [MAX_BOXES]
         evaluated.evaluate()
     images = len(truths)
     return [_collect(evaluated.evalImgs[label * images : (label + 1) * images]) for label in range(classes)]
-
-
-def _match_none(truths: Sequence[Any], label: int) -> MatchedClass:
-    counts = [sum(1 for row in rows if row[4] == label and not row[6]) for rows in truths]
-    none = np.zeros((len(THRESHOLDS), 0), np.bool_)
-    return MatchedClass(np.zeros(0, np.int64), none, none, np.array(counts, np.float64))
 
 
 def _collect(images: Sequence[Any]) -> MatchedClass:

@@ -136,18 +136,12 @@ def choose_answers(predictions: Values) -> dict[int, str]:
 
 def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
     """F1 over words and exact match, the best over `truths`, as in SQuAD 2.0's script; without truths, no answer is right."""
-    known = [each for each in truths if normalize_answer(each)] or [""]
-    return max(_compute_f1(answer, each) for each in known), max(
-        float(normalize_answer(answer) == normalize_answer(each)) for each in known
-    )
-
-
-def _compute_f1(answer: str, truth: str) -> float:
-    found, known = normalize_answer(answer).split(), normalize_answer(truth).split()
-    if not found or not known:
-        return float(found == known)
-    same = sum((Counter(found) & Counter(known)).values())
-    return 2 * same / (len(found) + len(known))
+    found, scores = normalize_answer(answer).split(), []
+    for known in [words for each in truths if (words := normalize_answer(each).split())] or [[]]:
+        same = sum((Counter(found) & Counter(known)).values())
+        f1 = 2 * same / (len(found) + len(known)) if found and known else float(found == known)
+        scores.append((f1, float(found == known)))
+    return max(f1 for f1, _ in scores), max(exact for _, exact in scores)
 
 
 def normalize_answer(text: str) -> str:

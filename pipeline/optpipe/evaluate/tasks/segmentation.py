@@ -75,10 +75,13 @@ class Segmentation(TaskContract):
         return found
 
     def gather(self, truths: Values, predictions: Values) -> PixelCounts:
-        tables = [
-            _count_pixels(_decode_mask(truth), _decode_mask(mask))
-            for truth, mask in zip(truths, predictions, strict=True)
-        ]
+        tables = []
+        for pair in zip(truths, predictions, strict=True):
+            truth, mask = map(_decode_mask, pair)
+            judged = truth != IGNORED
+            truth, mask = truth[judged], mask[judged]
+            counted = (truth[truth == mask], mask, truth)
+            tables.append(np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in counted]))
         return PixelCounts(*np.stack(tables, axis=1).astype(np.float64))
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
@@ -110,13 +113,6 @@ def _make_interpolation(axis: Axis, side: int, cells: int) -> "NDArray[np.float3
     np.add.at(matrix, (np.arange(axis.source), low), 1 - share)
     np.add.at(matrix, (np.arange(axis.source), high), share)
     return matrix
-
-
-def _count_pixels(truth: "NDArray[np.uint8]", mask: "NDArray[np.uint8]") -> "NDArray[np.int64]":
-    """Pixels (3, MAX_CLASSES) that are predicted right, predicted, and true of each class."""
-    judged = truth != IGNORED
-    truth, mask = truth[judged], mask[judged]
-    return np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in (truth[truth == mask], mask, truth)])
 
 
 def _divide(part: "NDArray[np.float64]", whole: "NDArray[np.float64]") -> "NDArray[np.float64]":

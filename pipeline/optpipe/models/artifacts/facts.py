@@ -46,7 +46,12 @@ class JudgedBuild:
 
 def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None = None) -> JudgedBuild:
     """The build that a stored artifact is. The manifest of its model is in `exported`, by id, or lies beside its own."""
-    info = entry.info
+    info, model, sha256 = entry.info, next(iter(entry.manifest.parents), ""), None
+    if exported is not None:
+        sha256 = hash_model(exported[model]) if model in exported else None
+    else:
+        with suppress(UnreadableManifestError):
+            sha256 = hash_model(read_manifest(Files(entry.path.parent / f"{ModelInfo.KIND}-{model}")))
     return JudgedBuild(
         model=info.model,
         artifact=entry.id,
@@ -58,17 +63,8 @@ def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, M
         macs_share=info.precision_proof.share.counted,
         weights=info.weights.source,
         options=info.options,
-        model_sha256=_hash_parent(entry, exported),
+        model_sha256=sha256,
     )
-
-
-def _hash_parent(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None) -> str | None:
-    parent = next(iter(entry.manifest.parents), "")
-    if exported is not None:
-        return hash_model(exported[parent]) if parent in exported else None
-    with suppress(UnreadableManifestError):
-        return hash_model(read_manifest(Files(entry.path.parent / f"{ModelInfo.KIND}-{parent}")))
-    return None
 
 
 def hash_model(manifest: Manifest) -> str:

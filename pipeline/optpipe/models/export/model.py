@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import create_connection
@@ -79,7 +80,10 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     if model.weights.kind != "default":
         return model
     memory = workspace / NOTES / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
-    reason = _read_remembered(memory)
+    reason = None
+    with suppress(OSError, ValueError, KeyError):
+        record = json.loads(memory.read_text(encoding="utf-8"))
+        reason = None if _is_reachable(record["host"]) else str(record["reason"])
     if reason is None:
         try:
             model.load()
@@ -95,14 +99,6 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     return replace(
         model, weights=WeightsRequest(kind="random", seed=model.weights.seed), fallback_reason=reason, _loaded=None
     )
-
-
-def _read_remembered(memory: Path) -> str | None:
-    try:
-        record = json.loads(memory.read_text(encoding="utf-8"))
-        return None if _is_reachable(record["host"]) else str(record["reason"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def _is_reachable(host: str) -> bool:

@@ -74,6 +74,7 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
 
 
 def _export_program(module: Any, card: ModelCard, target: Path) -> None:
+    import inspect
     import io
     import logging
     import warnings
@@ -83,6 +84,10 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
 
     from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
 
+    shapes: Any = make_dynamic_shapes(card.inputs)
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # a starred parameter takes one nested tuple
+        shapes = (shapes,)
     disabled = logging.root.manager.disable
     try:
         with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):  # graphs of what failed
@@ -92,15 +97,21 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
                 module,
                 make_example_inputs(card.inputs, "cpu"),
                 dynamo=True,
-                dynamic_shapes=_nest_starred(module, make_dynamic_shapes(card.inputs)),
+                dynamic_shapes=shapes,
                 input_names=[each.name for each in card.inputs],
                 output_names=[each.name for each in card.outputs] or None,
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        scripted = any(isinstance(each, torch.jit.ScriptModule) for each in module.modules())
-        way = "\npart of it is compiled with torch.jit; use the original Python module instead" if scripted else ""
-        raise StageError(f"{card.name} cannot be exported to ONNX: {_explain_failure(error)}{way}") from error
+        inner: BaseException = error
+        while inner.__cause__ is not None:
+            inner = inner.__cause__
+        way = ""
+        if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+            way = "\npart of it is compiled with torch.jit; use the original Python module instead"
+        elif type(inner).__name__ == "GuardOnDataDependentSymNode":
+            way = "\ndata-dependent control flow is not supported; use torch.where or torch.cond"
+        raise StageError(f"{card.name} cannot be exported to ONNX: {describe_user_error(inner)}{way}") from error
     finally:
         logging.disable(disabled)
     if changed := set(program.exported_program.graph_signature.buffers_to_mutate.values()):
@@ -128,25 +139,6 @@ def _rename_clashes(graph: Any, taken: set[str]) -> None:
         for value in node.outputs:
             if value.name in taken or (value.name in outputs and not value.is_graph_output()):
                 value.name = f"{value.name}_inside"
-
-
-def _nest_starred(module: Any, shapes: tuple[dict[int, Any], ...]) -> Any:
-    """Dynamic shapes as the forward's signature wants them: a starred parameter takes one nested tuple."""
-    import inspect
-
-    starred = any(each.kind is each.VAR_POSITIONAL for each in inspect.signature(module.forward).parameters.values())
-    return (shapes,) if starred else shapes
-
-
-def _explain_failure(error: BaseException) -> str:
-    """The innermost reason of an export failure, on one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if type(error).__name__ == "GuardOnDataDependentSymNode":
-        return (
-            describe_user_error(error) + "\ndata-dependent control flow is not supported; use torch.where or torch.cond"
-        )
-    return describe_user_error(error)
 
 
 def simplify_onnx(path: Path) -> bool:

@@ -8,6 +8,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -99,7 +100,7 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
             parts += [{name: value[run] for name, value in rows.items()} for run in list_runs(inputs, rows)]
     if not any(map(count_rows, parts)):
         raise BadInputError(f"{source} holds no samples; give {FORMS}")
-    whole = replace(_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed)
+    whole = replace(tensor_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed)
     files = whole.files
     if count is None or count >= len(files):
         return whole
@@ -107,15 +108,11 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
     return replace(whole, files=tuple(files[index] for index in chosen))
 
 
-def tensor_set_from_rows(name: str, rows: Arrays, labels: Sequence[str] | None = None) -> TensorSet:
+def tensor_set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[str | None] = ()) -> TensorSet:
     """The set of rows `(samples, ...)` by input that are in memory."""
-    return _set_from_parts(name, [rows], labels or [None] * count_rows(rows))
-
-
-def _set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[str | None]) -> TensorSet:
-    remaining = iter(labels)
+    remaining = chain(labels, repeat(None))
     files = tuple(
-        SetFile(f"{index}:{row}", hash_arrays({name: value[row] for name, value in rows.items()}), next(remaining))
+        SetFile(f"{index}:{row}", hash_arrays({key: value[row] for key, value in rows.items()}), next(remaining))
         for index, rows in enumerate(parts)
         for row in range(count_rows(rows))
     )
@@ -149,25 +146,26 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
 def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
     """Where each group of arrays lies, and the arrays by name."""
     if source.suffix.lower() == ".json":
-        yield from _iterate_polygraphy_feeds(source)
+        from polygraphy.json import load_json
+
+        found = load_json(str(source))
+        if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+            raise BadInputError(f"{source} is not a list of inputs by name, as polygraphy.json.save_json writes it")
+        for index, each in enumerate(found):
+            yield f"{source}, inputs {index}", {str(name): np.asarray(value) for name, value in each.items()}
     elif source.is_dir():
         yield from _iterate_folder_feeds(source, inputs)
     elif source.suffix.lower() == ".npy":
-        yield str(source), {_name_only_input(inputs, source): np.load(source, allow_pickle=False)}
+        if len(inputs) != 1:
+            names = ", ".join(f"{each.name}.npy" for each in inputs)
+            raise BadInputError(
+                f"{source} is one array, and the model takes {len(inputs)} inputs: give a folder with {names}, or a .npz"
+            )
+        yield str(source), {inputs[0].name: np.load(source, allow_pickle=False)}
     else:
         _require_room(source)
         with np.load(source, allow_pickle=False) as stored:
             yield str(source), {name: stored[name] for name in stored.files}
-
-
-def _iterate_polygraphy_feeds(source: Path) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
-    from polygraphy.json import load_json
-
-    found = load_json(str(source))
-    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
-        raise BadInputError(f"{source} is not a list of inputs by name, as polygraphy.json.save_json writes it")
-    for index, each in enumerate(found):
-        yield f"{source}, inputs {index}", {str(name): np.asarray(value) for name, value in each.items()}
 
 
 def _iterate_folder_feeds(
@@ -183,15 +181,6 @@ def _iterate_folder_feeds(
     for file in files:
         if file.stem != LABELS:
             yield from _iterate_feeds(file, inputs)
-
-
-def _name_only_input(inputs: Sequence[InputSpec], source: Path) -> str:
-    if len(inputs) != 1:
-        names = ", ".join(f"{each.name}.npy" for each in inputs)
-        raise BadInputError(
-            f"{source} is one array, and the model takes {len(inputs)} inputs: give a folder with {names}, or a .npz"
-        )
-    return inputs[0].name
 
 
 def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:

@@ -110,7 +110,6 @@ class HuggingFaceSource:
 
     @property
     def name(self) -> str:
-        """`hf:NAME`."""
         return f"hf:{self.repository}"
 
     def collect_identity(self) -> dict[str, Any]:
@@ -295,11 +294,9 @@ class TimmSource:
 
     @property
     def name(self) -> str:
-        """`timm:NAME`."""
         return f"timm:{self.model}"
 
     def collect_identity(self) -> dict[str, Any]:
-        """The model and the libraries that define it."""
         return {"source": self.name, "torch": get_package_version("torch"), "timm": get_package_version("timm")}
 
     def load(self, weights: WeightsRequest) -> LoadedModel:

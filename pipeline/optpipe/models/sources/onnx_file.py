@@ -186,11 +186,9 @@ class OnnxFileSource:
 
     @property
     def name(self) -> str:
-        """The file's path."""
         return str(self.path)
 
     def collect_identity(self) -> Mapping[str, Any]:
-        """Hashes of the file and of its external data."""
         self._check_file()
         return _collect_hashes(self.path)
 

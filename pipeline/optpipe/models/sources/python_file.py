@@ -46,7 +46,6 @@ class PythonFileSource:
 
     @property
     def name(self) -> str:
-        """`FILE.py:FACTORY`."""
         return f"{self.path}:{self.factory}"
 
     def collect_identity(self) -> Mapping[str, Any]:

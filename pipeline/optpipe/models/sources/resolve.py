@@ -30,18 +30,9 @@ CARD_FIELDS: Mapping[str, type] = {
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table"}
 
 
-def _require_plain(table: Mapping[str, Any], path: Path) -> None:
-    """Raises BadInputError for what TOML has and a card has no use for: dates, times, and numbers that are not finite."""
-    try:
-        json.dumps(table, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise BadInputError(
-            f"{path}: values of a model card are texts, finite numbers, true or false, and lists ({first_line(error)})"
-        ) from error
-
-
 def _require_known(table: Mapping[str, Any], path: Path) -> None:
-    """Raises BadInputError for a field that no card has, as one that is mistyped, and for one of another kind."""
+    """Raises BadInputError for a field that no card has, as one that is mistyped, for one of another kind, and for dates and numbers
+    that are not finite."""
     for field, value in table.items():
         if field not in CARD_FIELDS:
             near = get_close_matches(field, CARD_FIELDS, n=1)
@@ -51,6 +42,12 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
             raise BadInputError(f"{path}: '{field}' must be {_KINDS[CARD_FIELDS[field]]}; see models/README.md")
     if wrong := [role for role, file in table.get("data", {}).items() if not isinstance(file, str)]:
         raise BadInputError(f"{path}: [data] {wrong[0]} must be the path of a set manifest")
+    try:
+        json.dumps(table, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: values of a model card are texts, finite numbers, true or false, and lists ({first_line(error)})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,6 @@ class CardSource:
 
     @property
     def name(self) -> str:
-        """The card's path."""
         return str(self.path)
 
     @cached_property
@@ -73,7 +69,6 @@ class CardSource:
         except (OSError, RecursionError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BadInputError(f"{self.path} is not a readable model card: {error}") from error
         _require_known(table, self.path)
-        _require_plain(table, self.path)
         return table
 
     @cached_property
@@ -107,20 +102,15 @@ class CardSource:
 
     @property
     def has_module(self) -> bool:
-        """Whether it loads as a torch module."""
         return self._inner.has_module
 
     @property
     def runs_code(self) -> bool:
-        """Whether a user's code makes it."""
         return self._inner.runs_code
 
     def collect_identity(self) -> Mapping[str, Any]:
         """The card's values, with the places of its data, which the stored model keeps; the file it names; its weights' hash."""
-        weights, stated = (
-            self._find_weights(),
-            self._table.get("weights_sha256"),
-        )  # which the file was just checked against
+        weights, stated = self._find_weights(), self._table.get("weights_sha256")  # which the file was checked against
         return {
             "card": hash_value(self.card.to_dict()),
             "weights": (stated or hash_file(weights)) if weights else self._table.get("weights"),

@@ -38,11 +38,9 @@ class TorchvisionSource:
 
     @property
     def name(self) -> str:
-        """`torchvision:NAME`."""
         return f"torchvision:{self.builder}"
 
     def collect_identity(self) -> dict[str, Any]:
-        """The builder and the libraries that define it."""
         return {
             "source": self.name,
             "torch": get_package_version("torch"),
@@ -65,14 +63,11 @@ class TorchvisionSource:
         low, usual, high = (1, 1, 1) if detection else DEFAULT_BATCH_PROFILE
         image = InputSpec("images", "float32", *((n, 3, height, width) for n in (low, usual, high)))
         card = ModelCard(self.builder, self.name, task, (image,), transform=transform, labels=labels)
-        exportable = (
-            wrap_detector(module, (height, width))
-            if detection
-            else flatten_module(module)
-            if task is Task.SEGMENTATION
-            else module
-        )
-        return LoadedModel(card, record, module=exportable)
+        if detection:
+            module = wrap_detector(module, (height, width))
+        elif task is Task.SEGMENTATION:
+            module = flatten_module(module)
+        return LoadedModel(card, record, module=module)
 
     def require_known(self) -> None:
         """Raises BadInputError, with names like it, for a builder that torchvision does not have."""

@@ -1,7 +1,7 @@
 """A model's own preprocessing, read from the objects that libraries describe it with."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
 from optpipe.core.errors import BadInputError
@@ -98,20 +98,10 @@ def _from_preset(preset: Any, *crop: CenterCrop) -> Transform:
     return Transform((Decode(), scaled, *crop, Rescale(), levels, Pack()))
 
 
-def _from_classification(preset: Any) -> Transform:
-    crop = _sides_list(preset.crop_size)
-    return _from_preset(preset, CenterCrop(crop[0], crop[-1]))
-
-
-def _from_detection(_: Any) -> Transform:
-    """A detector resizes and normalizes inside the model."""
-    return Transform((Decode(), Rescale(), Pack()))
-
-
-_PRESETS = {
-    "ImageClassification": _from_classification,
+_PRESETS: Mapping[str, Callable[[Any], Transform]] = {
+    "ImageClassification": lambda preset: _from_preset(preset, CenterCrop(preset.crop_size[0], preset.crop_size[-1])),
     "SemanticSegmentation": _from_preset,
-    "ObjectDetection": _from_detection,
+    "ObjectDetection": lambda _: Transform((Decode(), Rescale(), Pack())),  # it resizes and normalizes inside the model
 }
 
 

@@ -175,7 +175,10 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
 
     with read_as_user_file(path, "weights", "it may be truncated or of another format"):
         try:
-            state = dict(load_file(path)) if path.suffix == ".safetensors" else _load_state(path)
+            if path.suffix == ".safetensors":
+                state: Any = dict(load_file(path))
+            else:
+                state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise BadInputError(
                 f"{path} is not a state dict, or a pickle that would run code; save the state dict as .safetensors instead"
@@ -187,9 +190,3 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
             f"{path} contains no state dict (names to tensors); save one with safetensors.torch.save_file"
         )
     return state
-
-
-def _load_state(path: Path) -> Any:
-    import torch
-
-    return torch.load(path, map_location="cpu", weights_only=True)

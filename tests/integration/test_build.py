@@ -44,15 +44,9 @@ def test_a_second_build_comes_from_the_store(digits: Path) -> None:
 
 def test_a_stored_model_is_built_again_without_torch(tmp_path: Path) -> None:
     build = [
-        "build",
-        "torchvision:squeezenet1_1",
-        "--weights",
-        "random",
-        "--precision",
-        "fp32",
-        "--backend",
+        "build", "torchvision:squeezenet1_1", "--weights", "random", "--precision", "fp32", "--backend",
         "onnxruntime",
-    ]
+    ]  # fmt: skip
     optpipe(*build, cwd=tmp_path)
     program = (
         f"import sys; sys.argv = ['optpipe', *{build!r}]\n"

@@ -152,22 +152,6 @@ def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(run
     assert "61 texts (1 truncated) of long.jsonl" in ran.stdout
 
 
-def test_what_does_not_belong_together_is_said(run: Run, folder: Path, tmp_path: Path) -> None:
-    model = f"hf:{folder / 'reviews'}"
-    (tmp_path / "odd.jsonl").write_text('{"text": "the film was dull", "label": "bad"}\n')
-    assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
-    odd = run("evaluate", model, "--data", tmp_path / "odd.jsonl")
-    assert odd.status == ExitStatus.BAD_INPUT
-    assert (
-        "label 'bad' of odd.jsonl is not a class of reviews: use its labels (negative, neutral, positive)" in odd.stderr
-    )
-    images = run("calibrate", model, "--data", str(folder), "--json")
-    assert "is a folder; a text model needs a JSON Lines file" in images.stderr
-    none = run("calibrate", model, "--json")
-    assert none.status == ExitStatus.BAD_INPUT
-    assert "give a JSON Lines file" in none.stderr
-
-
 def test_a_folder_without_vocabulary_has_no_tokenizer(folder: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((folder / "reviews" / name).read_bytes())
@@ -212,13 +196,6 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
     compared = run("compare", "reviews", "--json").document
     assert {row["load"]["length"] for row in compared["rows"]} >= {8, 32, padded["load"]["length"]}
     assert "sequence lengths are compared" in compared["best_reason"]["throughput"]
-
-
-def test_a_length_outside_the_profile_is_refused_with_the_build_that_has_it(run: Run) -> None:
-    refused = run("bench", "reviews", "--length", "8,4096")
-    assert refused.status == ExitStatus.BAD_INPUT
-    assert "length 4096 is outside the profile 8…32" in refused.stderr
-    assert "--shape input_ids=1x8:8x32:64x4096" in refused.stderr
 
 
 def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -> None:

@@ -17,7 +17,7 @@ from photographs import main as make_photographs
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import Device, ModelInfo
 from optpipe.models.inputs.images import preprocess_batches
-from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
+from optpipe.quantize.collect import Collector, choose_batch_size
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.ranges import METHODS, compute_range
 from optpipe.workspace.file_names import CARD, ONNX
@@ -38,7 +38,7 @@ def main(out: Path, count: int = 256) -> None:
         files = sorted(Path(folder).iterdir())
         images = np.concatenate(list(preprocess_batches(files, card.transform, 32, threads=os.cpu_count() or 1)))
     size = {
-        device: choose_batch_size(measure_bytes_per_sample(graph, tensors, {card.inputs[0].name: images[:1]}), device)
+        device: choose_batch_size(graph, tensors, {card.inputs[0].name: images[:1]}, device)
         for device in ("cuda", "cpu")
     }
     rows, tables = [], {}

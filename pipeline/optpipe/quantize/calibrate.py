@@ -32,6 +32,7 @@ from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
+    from optpipe.backends.base import Device
     from optpipe.quantize.placement import Placement, Target
 
 REVISION = 3
@@ -177,7 +178,7 @@ def _compute_ranges(
     """By method and tensor."""
     import onnx
 
-    from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
+    from optpipe.quantize.collect import Collector, choose_batch_size
     from optpipe.quantize.placement import place_qdq
 
     if model.info.own_precision is Precision.INT8:
@@ -196,8 +197,9 @@ def _compute_ranges(
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
     first, _ = next(iterate_input_batches(model, card, samples, 1))
-    size = fit_batch_size(card, choose_batch_size(measure_bytes_per_sample(model.file(ONNX), tensors, first), device))
-    collector = Collector(model.file(ONNX), tensors, set(methods) != {"max"}, "cuda" if device == "cuda" else "cpu")
+    where: Device = "cuda" if device == "cuda" else "cpu"
+    size = fit_batch_size(card, choose_batch_size(model.file(ONNX), tensors, first, where))
+    collector = Collector(model.file(ONNX), tensors, set(methods) != {"max"}, where)
     with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:
         for batch, count in iterate_input_batches(model, card, samples, size, by_length=True):
             collector.add(batch)

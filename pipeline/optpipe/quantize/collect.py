@@ -183,14 +183,9 @@ class _DeviceArray:
         self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
 
 
-def choose_batch_size(bytes_per_sample: int, device: str) -> int:
-    """How many samples at a time keep the extra outputs inside BATCH_BYTES."""
-    room = BATCH_BYTES * (16 if device == "cuda" else 1)
-    return max(1, min(MAX_BATCH[device], room // max(bytes_per_sample, 1)))
-
-
-def measure_bytes_per_sample(graph: Path, tensors: Sequence[str], sample: Batch) -> int:
-    """The size of `tensors` for one sample, measured by running one on the CPU."""
-    session = open_exposed_session(graph, tensors, "cpu")
+def choose_batch_size(graph: Path, tensors: Sequence[str], sample: Batch, device: Device) -> int:
+    """How many samples at a time keep `tensors` inside BATCH_BYTES, measured by running one sample on the CPU."""
     outputs = [name for name in tensors if name not in sample]
-    return int(sum(value.nbytes for value in session.run(outputs, dict(sample)))) if outputs else 0
+    values = open_exposed_session(graph, tensors, "cpu").run(outputs, dict(sample)) if outputs else ()
+    room = BATCH_BYTES * (16 if device == "cuda" else 1)
+    return max(1, min(MAX_BATCH[device], room // max(sum(int(value.nbytes) for value in values), 1)))

@@ -3,7 +3,7 @@ import onnx
 import pytest
 
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.quantize.collect import Collector, choose_batch_size, measure_bytes_per_sample
+from optpipe.quantize.collect import Collector, choose_batch_size
 
 X = np.random.default_rng(0).standard_normal((10, 16, 8, 8)).astype(np.float32)
 TENSORS = ("x", "r1", "s")
@@ -50,8 +50,7 @@ def test_what_the_graph_rejects_is_bad_input(graph) -> None:
         Collector(graph, TENSORS, histograms=True).add({"x": X.astype(np.float64)})
 
 
-def test_batch_size_follows_from_the_tensors(graph) -> None:
-    assert measure_bytes_per_sample(graph, TENSORS, {"x": X[:1]}) == 2 * 16 * 8 * 8 * 4
-    assert choose_batch_size(36 << 20, "cpu") == 4
-    assert choose_batch_size(1 << 40, "cpu") == 1
-    assert choose_batch_size(0, "cpu") == 16
+def test_the_batch_size_follows_from_the_measured_size(graph, monkeypatch) -> None:
+    for room, size in ((1 << 30, 16), (4 * 2 * 16 * 8 * 8 * 4, 4), (1, 1)):
+        monkeypatch.setattr("optpipe.quantize.collect.BATCH_BYTES", room)
+        assert choose_batch_size(graph, TENSORS, {"x": X[:1]}, "cpu") == size

@@ -296,7 +296,7 @@ def choose_batch_sizes(
         model = format_model_argument(artifact.card.name, artifact.card.source)
         build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
         way_out = f"`{for_workspace(command or build)}` builds one that includes it"
-        if low == high and _is_fixed(artifact):
+        if low == high and _has_fixed_batch(artifact):
             way_out = f"the ONNX file has a fixed batch size of {low}; give --batch {low}, or export it with a dynamic batch dimension"
         raise BadInputError(
             f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
@@ -325,15 +325,12 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
         )
 
 
-def _is_fixed(artifact: StoredArtifact) -> bool:
+def _has_fixed_batch(artifact: StoredArtifact) -> bool:
     """Whether it was built from an ONNX file with a number for the batch, which no other build can change."""
     import onnx
 
-    if artifact.entry.info.weights.source != "embedded":
-        return False
+    axes = {each.name: each.batch for each in artifact.card.inputs if each.batch is not None}
     graph = onnx.load(artifact.model.file(ONNX), load_external_data=False).graph
-    axes = {each.name: each.batch for each in artifact.card.inputs}
-    return any(
-        (axis := axes.get(each.name)) is not None and each.type.tensor_type.shape.dim[axis].dim_value > 0
-        for each in graph.input
+    return artifact.entry.info.weights.source == "embedded" and any(
+        each.type.tensor_type.shape.dim[axes[each.name]].dim_value > 0 for each in graph.input if each.name in axes
     )

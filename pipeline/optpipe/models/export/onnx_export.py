@@ -225,23 +225,17 @@ def _find_output_axes(
     found = []
     for each in outputs:
         if (axis := said.get(each.name, 0)) == 0:
-            axis = _find_output_axis(each, names, size if not names else None)
+            first = each.shape[0] if each.shape else None
+            if first is None:
+                axis = None
+            elif known := [place for place, name in enumerate(each.shape) if name in names]:
+                axis = known[0]
+            elif not names and isinstance(first, int) and first != size:  # a fixed batch, which its sizes tell
+                axis = 1 if len(each.shape) > 2 and each.shape[1] == size else None
         found.append(replace(each, batch=axis))
     if names and any(not names & set(each.shape) for each in outputs):
         found = _find_changing_axes(found, names, card, graph, path)
     return tuple(found)
-
-
-def _find_output_axis(output: TensorSpec, names: set[str], fixed: int | None) -> int | None:
-    """The batch axis of an output by its names or, for a batch of `fixed` samples, its sizes."""
-    if not output.shape:
-        return None
-    if known := [axis for axis, size in enumerate(output.shape) if size in names]:
-        return known[0]
-    first = output.shape[0]
-    if fixed is None or not isinstance(first, int) or first == fixed:
-        return 0
-    return 1 if len(output.shape) > 2 and output.shape[1] == fixed else None
 
 
 def _find_changing_axes(

@@ -108,9 +108,9 @@ def find_readable_images(
 
     found = find_images(folder, limit)
     with ThreadPoolExecutor(threads) as pool:
-        reasons = list(pool.map(find_read_error, found.paths))
-    bad = tuple(UnreadableFile(path, why) for path, why in zip(found.paths, reasons, strict=True) if why)
-    good = tuple(path for path, why in zip(found.paths, reasons, strict=True) if not why)
+        read = list(zip(found.paths, pool.map(find_read_error, found.paths), strict=True))
+    bad = tuple(UnreadableFile(path, why) for path, why in read if why)
+    good = tuple(path for path, why in read if not why)
     if not good or (max_unreadable is not None and len(bad) > max_unreadable):
         allowed = f"; at most {max_unreadable} allowed (--max-unreadable)" if good else ""
         raise BadInputError(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,27 +245,20 @@ def hash_data(source: Path) -> str:
     Names count from `source`, so that data which were moved are the same. Raises BadInputError for what cannot be read.
     """
     with read_as_user_file(source, "data"):
+        base, found = source.parent, list[Path]()
         if source.is_dir():
             base, found = source, list(walk_files(source))
-        else:
-            base, found = source.parent, list(_list_named_files(source))
+        elif is_coco(source):
+            root, names = list_coco_images(source)
+            found = [root / name for name in names]
+        elif source.suffix.lower() == ".json" and not holds_tensors(source):
+            value = json.loads(source.read_bytes())
+            if isinstance(value, dict) and {"root", "files"} <= value.keys():
+                root = source.parent / value["root"]
+                found = [root]  # of texts
+                if root.is_dir():  # masks and boxes lie beside the images
+                    found = [root / each["path"] for each in value["files"]]
+                    found += (path for path in walk_files(root) if {*path.relative_to(root).parts} & {*ANNOTATIONS})
         named = {os.path.relpath(path, base): path for path in found if path.is_file()}
         hashes = {os.fsencode(name).hex(): hash_file(path) for name, path in named.items()}
         return hash_value([hash_file(source) if source.is_file() else None, hashes])
-
-
-def _list_named_files(source: Path) -> Iterable[Path]:
-    """What the manifest or COCO file `source` names, and masks and boxes beside the images."""
-    if source.suffix.lower() != ".json" or holds_tensors(source):
-        return ()
-    if is_coco(source):
-        root, names = list_coco_images(source)
-        return [root / name for name in names]
-    value = json.loads(source.read_bytes())
-    if not isinstance(value, dict) or not {"root", "files"} <= value.keys():
-        return ()
-    root = source.parent / value["root"]
-    if not root.is_dir():  # of texts
-        return (root,)
-    beside = (path for path in walk_files(root) if {*path.relative_to(root).parts} & {*ANNOTATIONS})
-    return [*(root / each["path"] for each in value["files"]), *beside]

@@ -63,12 +63,13 @@ class TextSet(SampleSet):
         return [json.loads(lines[int(each.path.partition(".")[0])]) for each in self.files]
 
 
-def encode_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> Iterator[tuple[str, Window]]:
-    """Each window with its name: `7` is the first of line 7, `7.1` the next. Raises BadInputError for a question that is too long."""
+def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> TextSet:
+    """The set with one sample for each window of each question. Raises BadInputError for a question that is too long."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))
     loaded.no_padding()
+    files, windows = [], {}
     for each in found.files:
         question, _, context = found.texts[each.path].partition("\n")
         loaded.no_truncation()
@@ -84,17 +85,11 @@ def encode_questions(found: TextSet, tokenizer: Path, card: ModelCard, longest: 
             pairs = zip(part.sequence_ids, part.offsets, strict=True)
             spans = tuple(span if sequence == 1 else (-1, -1) for sequence, span in pairs)
             path = f"{each.path}.{number}" if number else each.path
-            yield path, Window(tuple(part.ids), tuple(part.type_ids), spans, context)
-
-
-def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> TextSet:
-    """The set with one sample for each window of each question."""
-    files = {each.path: each for each in found.files}
-    windows: Mapping[str, Window] = dict(encode_questions(found, tokenizer, card, longest))
-    cut = tuple(replace(files[path.partition(".")[0]], path=path) for path in windows)
+            files.append(replace(each, path=path))
+            windows[path] = Window(tuple(part.ids), tuple(part.type_ids), spans, context)
     answers = [value.get("answers") for value in found.read_objects()]
     empty = any((each.get("text") if isinstance(each, dict) else each) == [] for each in answers)
-    return replace(found, files=cut, windows=windows, some_unanswerable=empty)
+    return replace(found, files=tuple(files), windows=windows, some_unanswerable=empty)
 
 
 Line = tuple[str, str | None, str | None]
@@ -109,9 +104,25 @@ def text_set_from_path(
     A sample has the labels in their own proportions. Raises BadInputError for a file without a usable line, or with more
     than MAX_UNREADABLE_SHARE bad ones.
     """
-    if _is_manifest(source):
-        whole = TextSet.from_manifest(source)  # a question's further windows are cut again
-        whole = _read_texts(replace(whole, files=tuple(each for each in whole.files if "." not in each.path)))
+    if source.is_dir() or not source.exists():
+        what = "is a folder" if source.is_dir() else "no such file"
+        raise BadInputError(f"{source}: {what}; a text model needs a JSON Lines file")
+    with source.open("rb") as file:
+        is_manifest = TextSet.format.partition("/")[0].encode() in file.read(200)
+    if is_manifest:
+        whole = TextSet.from_manifest(source)
+        files = tuple(
+            each for each in whole.files if "." not in each.path
+        )  # a question's further windows are cut again
+        lines, texts = _parse_lines(whole.root)[0], {}
+        for each in files:
+            text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
+            if text is None or hash_text(text) != each.sha256:
+                raise BadInputError(
+                    f"text set {whole.name}: line {each.path} of {whole.root} has changed; draw the set again"
+                )
+            texts[each.path] = text
+        whole = replace(whole, files=files, texts=texts, pairs=_name_pairs(lines))
         return (whole if count is None else draw_subset(whole, count, seed)), ()
     lines, bad = _parse_lines(source)
     allowed = max(1, MAX_UNREADABLE_SHARE * (len(lines) + len(bad)))
@@ -129,28 +140,6 @@ def text_set_from_path(
     labels = tuple(sorted({label for label in marked if label is not None}))
     texts = {str(number): lines[number][0] for number in chosen}
     return TextSet(source.name, source, seed, files, labels, texts=texts, pairs=_name_pairs(lines)), bad
-
-
-def _is_manifest(source: Path) -> bool:
-    if source.is_dir() or not source.exists():
-        what = "is a folder" if source.is_dir() else "no such file"
-        raise BadInputError(f"{source}: {what}; a text model needs a JSON Lines file")
-    with source.open("rb") as file:
-        return TextSet.format.partition("/")[0].encode() in file.read(200)
-
-
-def _read_texts(found: TextSet) -> TextSet:
-    """`found` with its lines read again and checked against their hashes."""
-    lines, _ = _parse_lines(found.root)
-    texts = {}
-    for each in found.files:
-        text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
-        if text is None or hash_text(text) != each.sha256:
-            raise BadInputError(
-                f"text set {found.name}: line {each.path} of {found.root} has changed; draw the set again"
-            )
-        texts[each.path] = text
-    return replace(found, texts=texts, pairs=_name_pairs(lines))
 
 
 def _name_pairs(lines: Mapping[int, Line]) -> dict[str, str]:

@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from tests.fakes.fp8_models import draw, measure_ranges
+from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
 from torch.nn import functional
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.tactics import Operands, arrange_convolution, arrange_depthwise, arrange_stem
-from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.card import InputSpec
 from optpipe.core.precision import Precision
-from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import qdq_from_onnx
 
@@ -187,9 +186,7 @@ def make_int8_request(name: str, folder: Path, device="cpu", keep=()) -> BuildRe
 
     `keep` are layers that stay in floating point, by their place among those that need not.
     """
-    card = ModelCard("small", "small.py:make", Task.OTHER, (SPEC,))
-    onnx_from_torch(make_network(name), card, folder / "model.onnx")
-    card = complete_card(card, folder / "model.onnx")
+    card = export_quickly(make_network(name), SPEC, folder / "model.onnx")
     model = onnx.load(folder / "model.onnx")
     names = place_qdq(model, "tensorrt").layers
     placed = place_qdq(model, "tensorrt", [names[each] for each in keep].__contains__)

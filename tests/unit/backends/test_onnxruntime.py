@@ -1,6 +1,7 @@
 """What ONNX Runtime makes of a graph, and what optpipe changes so that it computes what the graph says."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -31,7 +32,7 @@ from optpipe.backends.onnxruntime_session import (
 )
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
-from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision
+from optpipe.core.precision import LayerType, Placement, Precision, prove_precision
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import qdq_from_onnx
 from optpipe.quantize.ranges import TensorRange
@@ -148,7 +149,9 @@ def test_a_kept_convolution_is_not_quantized_behind_ones_back_and_computes_the_s
     assert before["QLinearConv"] == after["QLinearConv"] + 1  # what ONNX Runtime would do with it
     x = {"x": np.random.default_rng(1).standard_normal((2, 16, 8, 8)).astype(np.float32)}
     expected = session_of(quantized, LEVELS.ORT_DISABLE_ALL).run(None, x)[0]
-    assert np.square(session_of(optimized).run(None, x)[0] - expected).sum() < 1e-4 * np.square(expected).sum()
+    exact = ("session.x64quantprecision", "1")  # without VNNI, the faster kernels saturate INT16 sums
+    found = session_of(optimized, entry=exact).run(None, x)[0]
+    assert np.square(found - expected).sum() < 1e-4 * np.square(expected).sum()
 
 
 def test_biases_that_another_tool_left_in_fp32_are_quantized(quantized, tmp_path) -> None:
@@ -165,28 +168,18 @@ def test_biases_that_another_tool_left_in_fp32_are_quantized(quantized, tmp_path
 # nodes that a provider leaves to another one
 
 
-@pytest.fixture
-def placed(tmp_path):
-    """A convolution of 3 * 64 * 4 multiply-adds, an activation, and one of 4 * 64 * 5: the file and the layers."""
+def test_what_another_provider_runs_is_named_with_its_share_and_not_proven(tmp_path) -> None:
+    """Convolutions of 3 * 64 * 4 and 4 * 64 * 5 multiply-adds and an activation: all ran on the CPU, also if CUDA was asked for."""
     weights = {"w": np.ones((4, 3, 1, 1), np.float32), "v": np.ones((5, 4, 1, 1), np.float32)}
     nodes = [("Conv", "x w", "first"), ("Erf", "first", "curve"), ("Conv", "curve v", "second")]
     inputs, outputs = {"x": [1, 3, 8, 8]}, {"second": [1, 5, 8, 8]}
     model = onnx_model(nodes, inputs, outputs, path=tmp_path / "model.onnx", **weights)
-    return tmp_path / "model.onnx", layers_from_onnx(model, (InputSpec("x", "float32", *[(1, 3, 8, 8)] * 3),))
-
-
-def test_a_session_of_the_cpu_leaves_nothing_elsewhere(placed) -> None:
-    graph, layers = placed
-    with OnnxRuntimeSession(graph, "cpu", {}) as session:
-        found = session.find_placement(layers)
+    layers = layers_from_onnx(model, (InputSpec("x", "float32", *[(1, 3, 8, 8)] * 3),))
+    with OnnxRuntimeSession(tmp_path / "model.onnx", "cpu", {}) as own:
+        found = own.find_placement(layers)
     assert found == Placement("CPUExecutionProvider", 3, 0, 0.0, ())
     assert prove_precision(Precision.FP32, layers, found).proven
-
-
-def test_what_another_provider_runs_is_named_with_its_share_and_not_proven(placed) -> None:
-    """The real record of a session whose nodes all went to the CPU, where CUDA was asked for."""
-    graph, layers = placed
-    session = session_of(graph, entry=RECORD_ASSIGNMENT)
+    session = session_of(model, entry=RECORD_ASSIGNMENT)
     found = placement_from_session(session, "CUDAExecutionProvider", layers)
     assert (found.nodes, found.count) == (3, 3)
     assert found.share == pytest.approx(1.0)
@@ -199,23 +192,14 @@ def test_what_another_provider_runs_is_named_with_its_share_and_not_proven(place
     assert (by_nodes.unit, by_nodes.count) == ("nodes", 3)
     assert by_nodes.share == pytest.approx(1.0)
     assert not prove_precision(Precision.FP32, (LayerType("curve", "Erf", "fp32", 0),), by_nodes).proven
+    for share, proven in ((0.01, True), (0.0101, False)):  # one percent of the multiply-adds
+        for kind in ("fp16", "fp32"):  # the type is judged all the same
+            proof = prove_precision(Precision.FP16, (LayerType("c", "Conv", kind, 100),), replace(found, share=share))
+            assert proof.proven is (proven and kind == "fp16")
 
 
-@pytest.mark.parametrize(("share", "proven"), [(0.0, True), (0.01, True), (0.0101, False)])
-def test_up_to_one_percent_of_the_multiply_adds_may_run_elsewhere(share, proven) -> None:
-    elsewhere = (PlacedNode("top", "TopK", "CPUExecutionProvider", share),)
-    placement = Placement("CUDAExecutionProvider", 9, 1, share, elsewhere)
-    for kind in ("fp16", "fp32"):  # the type is judged all the same
-        proof = prove_precision(Precision.FP16, (LayerType("conv", "Conv", kind, 100),), placement)
-        assert proof.proven is (proven and kind == "fp16")
-
-
-# Q/DQ pairs in FP16
-
-
-@pytest.fixture(scope="module")
-def quantized_in_fp16():
-    """1x1 convolution of 4 channels with Q/DQ around it, FP16 scales of usual size, and a bias."""
+def test_outputs_are_those_of_the_graph_as_written_and_weights_are_dequantized_once(tmp_path) -> None:
+    """A 1x1 convolution of 4 channels with Q/DQ around it, FP16 scales of usual size, and a bias."""
     generator = np.random.default_rng(0)
     constants = {
         "w": generator.integers(-127, 128, (4, 4, 1, 1)).astype(np.int8),
@@ -223,37 +207,26 @@ def quantized_in_fp16():
         "b": generator.normal(0, 0.2, 4).astype(np.float16),
     }  # fmt: skip
     nodes = [
-        ("QuantizeLinear", "x s z", "q"),
-        ("DequantizeLinear", "q s z", "d"),
-        ("DequantizeLinear", "w ws wz", "dw", {"axis": 0}),
-        ("Conv", "d dw b", "c"),
-        ("QuantizeLinear", "c s z", "cq"),
-        ("DequantizeLinear", "cq s z", "y"),
+        *(("QuantizeLinear", "x s z", "q"), ("DequantizeLinear", "q s z", "d")),
+        *(("DequantizeLinear", "w ws wz", "dw", {"axis": 0}), ("Conv", "d dw b", "c")),
+        *(("QuantizeLinear", "c s z", "cq"), ("DequantizeLinear", "cq s z", "y")),
     ]
     shape = ("FLOAT16", ["n", 4, 2, 2])
-    return onnx_model(nodes, {"x": shape}, {"y": shape}, opset=20, **constants)
-
-
-def test_the_answers_are_those_of_the_graph_as_written(quantized_in_fp16):
+    model = onnx_model(nodes, {"x": shape}, {"y": shape}, opset=20, **constants)
     x = {"x": np.random.default_rng(1).normal(0, 0.1, (8, 4, 2, 2)).astype(np.float16)}
 
-    def answers(level, entry=QDQ_AS_WRITTEN):
-        return session_of(quantized_in_fp16, level, entry=entry).run(None, x)[0].astype(np.float64)
+    def run(level, entry):
+        return session_of(model, level, entry=entry).run(None, x)[0].astype(np.float64)
 
-    expected = answers(LEVELS.ORT_DISABLE_ALL)
-    assert np.abs(answers(LEVELS.ORT_ENABLE_ALL) - expected).max() <= 1.01 * 2e-3  # one quantization step
-    wrong = np.abs(answers(LEVELS.ORT_ENABLE_ALL, None) - expected).max()
-    assert wrong > 10 * 2e-3, (
-        "ONNX Runtime mended it: are its Q/DQ passes of use now? (backends/onnxruntime_session.py)"
-    )
-
-
-@pytest.mark.parametrize(("entry", "count"), [(QDQ_AS_WRITTEN, 0), (None, 1)])
-def test_weights_are_constants_not_dequantized_in_every_call(quantized_in_fp16, tmp_path, entry, count):
-    session_of(quantized_in_fp16, LEVELS.ORT_ENABLE_BASIC, tmp_path / "optimized.onnx", entry)
-    written = onnx.load(tmp_path / "optimized.onnx").graph
-    constants = {each.name for each in written.initializer}
-    assert sum(node.op_type == "DequantizeLinear" and node.input[0] in constants for node in written.node) == count
+    expected = run(LEVELS.ORT_DISABLE_ALL, QDQ_AS_WRITTEN)
+    assert np.abs(run(LEVELS.ORT_ENABLE_ALL, QDQ_AS_WRITTEN) - expected).max() <= 1.01 * 2e-3  # one quantization step
+    wrong = np.abs(run(LEVELS.ORT_ENABLE_ALL, None) - expected).max()
+    assert wrong > 10 * 2e-3, "ONNX Runtime mended it: are its Q/DQ passes useful now? (onnxruntime_session.py)"
+    for entry, count in ((QDQ_AS_WRITTEN, 0), (None, 1)):
+        session_of(model, LEVELS.ORT_ENABLE_BASIC, tmp_path / "optimized.onnx", entry)
+        written = onnx.load(tmp_path / "optimized.onnx").graph
+        constant = {each.name for each in written.initializer}
+        assert sum(node.op_type == "DequantizeLinear" and node.input[0] in constant for node in written.node) == count
 
 
 def test_a_type_without_a_kernel_is_said_with_the_way_out(tmp_path) -> None:

@@ -22,12 +22,10 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_inspector, layers_from_network
 from optpipe.backends.tensorrt_builder import (
     BuilderOptions,
-    capabilities_from_text,
     describe_in_key,
     list_profile_shapes,
     options_from_given,
     require_supported,
-    sources_from_text,
     write_timing_cache,
 )
 from optpipe.backends.tensorrt_session import choose_profile
@@ -85,14 +83,6 @@ def test_options_at_their_defaults_rename_no_artifact_and_a_plugin_counts_by_its
         (tmp_path / folder / "plugin.so").write_bytes(content)
     keys = [describe_in_key(BuilderOptions(plugins=str(tmp_path / folder / "plugin.so"))) for folder in "abc"]
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_capabilities_and_sources_are_read_as_the_library_names_them() -> None:
-    assert capabilities_from_text("8.6, 12.0,8.6") == ("SM86", "SM120")
-    assert sources_from_text("-A,+B") == (("A", False), ("B", True))
-    for text in ("8", "ada", "8.x"):
-        with pytest.raises(BadInputError, match="compute_capabilities"):
-            capabilities_from_text(text)
 
 
 @given(st.lists(RANGES, min_size=1, max_size=4), st.integers(1, 300))

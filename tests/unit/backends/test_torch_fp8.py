@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tests.fakes.fp8_models import BERT, VIT, draw, make_request, measure_ranges, run_onnx
+from tests.fakes.fp8_models import BERT, VIT, draw, export_quickly, make_request, measure_ranges, run_onnx
+from tests.fakes.graphs import onnx_model
 
 from optpipe.backends import inductor, torch_fp8
 from optpipe.backends.base import BuildRequest
@@ -15,13 +16,13 @@ from optpipe.backends.registry import backends_from_text
 from optpipe.backends.torch_fp8 import Fp8Layer, layers_from_graph, lower_fp8, make_linear
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.card import InputSpec
 from optpipe.core.entries import Gpu, SampleSetSummary
 from optpipe.core.errors import MissingError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.calibrate import quantize_graph
+from optpipe.quantize.collect import open_model_session
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import choose_scale, qdq_from_onnx, round_to_e4m3
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
@@ -54,23 +55,18 @@ def test_a_layer_gives_the_sums_of_numpy_rounded_to_fp16():
     np.testing.assert_allclose(found.astype(np.float32), product, rtol=2.0**-10, atol=1e-4)
 
 
-def test_linear_layers_are_in_fp8_and_attention_is_not(exported):
+def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_every_batch_size(exported):
     wanted, program, missed = exported
     assert missed == ()
+    graph, batch = onnx.load(wanted.graph), draw(wanted.card.inputs[0])
     layers = layers_from_program(program, Precision.FP8)
     eight = [each for each in layers if each.type == "fp8"]
     assert {each.op for each in eight} == {"_scaled_mm"}
-    assert len(eight) == len(layers_from_graph(onnx.load(wanted.graph))) > 7
+    assert len(eight) == len(layers_from_graph(graph)) > 7
     proof = prove_precision(Precision.FP8, layers)
     assert proof.proven
-    assert 0.8 < proof.share.macs["fp8"] < 1
+    assert 0.8 < proof.share.macs["fp8"] < 1  # attention is not in FP8
     assert all("scaled_mm" not in each.op for each in proof.others)
-
-
-def test_outputs_are_those_of_the_qdq_graph_at_every_batch_size(exported):
-    wanted, program, _ = exported
-    spec, graph = wanted.card.inputs[0], onnx.load(wanted.graph)
-    batch = draw(spec)
     expected, reference = run_onnx(graph, batch)[0], run_onnx(onnx.load(wanted.directory / "model.onnx"), batch)[0]
     exact, _ = lower_fp8(wanted, Precision.FP32)
     with torch.inference_mode():
@@ -85,80 +81,52 @@ def test_outputs_are_those_of_the_qdq_graph_at_every_batch_size(exported):
     assert np.square(alone - reference[:1]).sum() < 2 * noise
 
 
-def test_a_shared_weight_serves_its_layers_in_order_and_unknown_ones_are_named():
-    class Twice(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(16, 16).half()
+class Parts(torch.nn.Module):
+    """One layer twice, one as GPT-2 writes it, one with a bias that is computed, and one without a bias."""
 
-        def forward(self, given):
-            return self.linear(self.linear(given).relu())
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.twice = torch.nn.Linear(16, 16)
+        self.turned = torch.nn.Parameter(torch.randn(16, 32) / 4)
+        self.weight = torch.nn.Parameter(torch.randn(48, 32) / 4)
+        self.plain = torch.nn.Parameter(torch.randn(48, 16) / 4)
+        self.bias, self.part = (torch.nn.Parameter(torch.randn(size)) for size in (32, 24))
 
-    module = Twice()
-    wide = {"linear.weight": module.linear.weight.detach().float()}
-    values = wide["linear.weight"].numpy()
-    scale = choose_scale(float(np.abs(values).max()))
-    layers = [Fp8Layer(name, round_to_e4m3(values, scale), float(scale), at) for name, at in (("a", 0.5), ("b", 0.25))]
-    other = Fp8Layer("other", round_to_e4m3(values[::-1], scale), float(scale), 1.0)
-    program = torch.export.export(module, (torch.randn(2, 16).half(),)).module()
-    assert torch_fp8.replace_linear_layers(program, [*layers, other], wide) == ("other",)
-    assert [float(each.scale) for _, each in program.named_children() if hasattr(each, "weight_scale")] == [0.5, 0.25]
-    assert "linear.weight" not in dict(program.named_parameters())
-    assert torch_fp8.explain_missed(("other",))[0].endswith("other")
+    def forward(self, given):
+        hidden = torch.addmm(self.bias, self.twice(self.twice(given).relu()), self.turned)
+        bias = torch.cat((self.part, torch.zeros_like(self.part)))
+        return torch.nn.functional.linear(hidden, self.weight, bias) @ self.plain
 
 
-def test_layers_are_found_as_gpt2_writes_them_and_with_a_bias_that_is_computed():
-    class Parts(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.turned = torch.nn.Parameter(torch.randn(16, 32) / 4)
-            self.weight = torch.nn.Parameter(torch.randn(48, 32) / 4)
-            self.plain = torch.nn.Parameter(torch.randn(48, 16) / 4)
-            self.bias = torch.nn.Parameter(torch.randn(32))
-            self.part = torch.nn.Parameter(torch.randn(24))
-
-        def forward(self, given):
-            hidden = torch.addmm(self.bias, given, self.turned)
-            bias = torch.cat((self.part, torch.zeros_like(self.part)))
-            return torch.nn.functional.linear(hidden, self.weight, bias) @ self.plain
-
-    torch.manual_seed(0)
-    module = Parts().half()
+def test_layers_are_found_as_modules_write_them_and_unknown_ones_are_named():
+    module, given = Parts().half(), torch.randn(4, 16).half()
     wide = {name: each.detach().float() for name, each in module.named_parameters()}
-    weights = {"a": wide["turned"].t(), "b": wide["weight"], "c": wide["plain"].t()}
+    known = {"a": wide["twice.weight"], "b": wide["twice.weight"], "c": wide["turned"].t(), "d": wide["weight"]}
+    known |= {"e": wide["plain"].t(), "other": wide["twice.weight"].flip(0)}
     layers = []
-    for name, each in weights.items():
+    for name, each in known.items():
         values = each.contiguous().numpy()
         scale = choose_scale(float(np.abs(values).max()))
-        layers.append(Fp8Layer(name, round_to_e4m3(values, scale), float(scale), 2.0**-5))
-    given = torch.randn(4, 16).half()
-    expected = module(given).float()
+        layers.append(Fp8Layer(name, round_to_e4m3(values, scale), float(scale), 2.0 ** -(6 if name == "b" else 5)))
     program = torch.export.export(module, (given,)).module()
-    assert torch_fp8.replace_linear_layers(program, layers, wide) == ()
+    assert torch_fp8.replace_linear_layers(program, layers, wide) == ("other",)
+    scales = [float(each.scale) for _, each in program.named_children() if hasattr(each, "weight_scale")]
+    assert scales[:2] == [2.0**-5, 2.0**-6], "a shared weight serves its layers in order"
+    assert "twice.weight" not in dict(program.named_parameters())
+    expected = module(given).float()
     noise = (program(given).float() - expected).square().sum() / expected.square().sum()
     assert noise < 0.01
 
 
 def test_a_relu_ahead_of_an_fp8_layer_is_computed():
-    def values(*shape):
-        return np.random.default_rng(len(shape) + shape[-1]).standard_normal(shape).astype(np.float32)
-
-    nodes = [
-        onnx.helper.make_node("MatMul", ["x", "w1"], ["a"], name="first"),
-        onnx.helper.make_node("Relu", ["a"], ["r"], name="relu"),
-        onnx.helper.make_node("MatMul", ["r", "w2"], ["y"], name="second"),
-    ]
-    made = onnx.helper.make_graph(
-        nodes,
-        "perceptron",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 32])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 16])],
-        [onnx.numpy_helper.from_array(values(*shape), name) for name, shape in (("w1", (32, 48)), ("w2", (48, 16)))],
-    )
-    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
-    placed, batch = place_qdq(model, "fp8"), torch.from_numpy(values(8, 32))
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in (("w1", (32, 48)), ("w2", (48, 16)))}
+    nodes = [("MatMul", "x w1", "a"), ("Relu", "a", "r"), ("MatMul", "r w2", "y")]
+    model = onnx_model(nodes, {"x": ["n", 32]}, {"y": ["n", 16]}, opset=20, **weights)
+    placed, batch = place_qdq(model, "fp8"), torch.from_numpy(rng.standard_normal((8, 32), np.float32))
     graph = qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, batch))
-    found, exact = run_onnx(graph, batch)[0], run_onnx(model, batch)[0]
+    found, exact = open_model_session(graph).run(None, {"x": batch.numpy()})[0], run_onnx(model, batch)[0]
     assert np.square(found - exact).sum() < 0.01 * np.square(exact).sum()
 
 
@@ -178,14 +146,9 @@ class Odd(torch.nn.Module):
 
 
 def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_path):
-    inputs = (InputSpec("given", "float32", *((size, 32) for size in (1, 4, 16)), batch=0),)
-    card = ModelCard("odd", "odd.py:make", Task.OTHER, inputs)
-    onnx_from_torch(Odd().eval(), card, tmp_path / "model.onnx")
-    card, model, batch = (
-        complete_card(card, tmp_path / "model.onnx"),
-        onnx.load(tmp_path / "model.onnx"),
-        draw(inputs[0]),
-    )
+    spec = InputSpec("given", "float32", *((size, 32) for size in (1, 4, 16)), batch=0)
+    card = export_quickly(Odd().eval(), spec, tmp_path / "model.onnx")
+    model, batch = onnx.load(tmp_path / "model.onnx"), draw(spec)
     first, second, *others = place_qdq(model, "fp8").layers
     ranges = measure_ranges(model, place_qdq(model, "fp8").tensors, batch)
     table = CalibrationTable(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.tactics import Tactic, list_tactics, tactics_from_text, text_from_tactics
+from optpipe.backends.torch_int8.tactics import list_tactics
 
 
 class Shaped(SimpleNamespace):
@@ -36,10 +36,3 @@ def test_every_convolution_has_a_tactic(kernel, stride, channels, width, images,
     assert groups == 1 or not [each for each in found if width // groups % each.settings["BN"]]
     rounded = max(16, 1 << (width - 1).bit_length())
     assert all(each.settings["BN"] <= rounded for each in found)
-
-
-@given(
-    st.dictionaries(st.integers(1, 999), st.sampled_from([Tactic("one", {"BM": 64, "warps": 4}), Tactic("two", {})]))
-)
-def test_tactics_and_their_text_are_the_same(chosen):
-    assert tactics_from_text(text_from_tactics(chosen)) == chosen

@@ -22,7 +22,7 @@ WORKER = """
 import json, sys, time
 from pathlib import Path
 import numpy as np, torch
-from optpipe.backends.onnxruntime import CUDA_OPTIONS
+from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.workspace.store import Store
 from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE
@@ -31,7 +31,7 @@ workspace, artifact, batch, target = sys.argv[1:]
 entry = Store(Path(workspace)).find(artifact, ArtifactInfo)
 target = Path(target)
 with torch.cuda.stream(torch.cuda.Stream()):
-    options = {**CUDA_OPTIONS, "cuda_graph": False}
+    options = {**OnnxRuntime().runtime_options("cuda"), "cuda_graph": False}
     profile = target.with_name(target.name + "-ort")
     details, file = entry.info.details, entry.file(entry.info.file)
     session = OnnxRuntimeSession(file, "cuda", options, tensor_cores=details["tensor_cores"], profile=profile)

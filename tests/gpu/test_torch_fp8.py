@@ -7,7 +7,8 @@ import torch
 from tests.fakes.fp8_models import BERT, VIT, draw, make_request, run_onnx
 
 from optpipe.backends.inductor import Inductor, find_old_gpu
-from optpipe.backends.torch_fp8 import Fp8Layer, lower_fp8, make_linear
+from optpipe.backends.onnx_graph import QuantizedLayer
+from optpipe.backends.torch_fp8 import lower_fp8, make_linear
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.quantize.qdq import choose_scale, round_to_e4m3
 from optpipe.workspace.environment import list_gpus
@@ -24,7 +25,7 @@ def test_a_product_gives_the_cpu_s_sums(rows, features, outputs):
     rng = np.random.default_rng(0)
     values = (rng.standard_normal((outputs, features)) / np.sqrt(features)).astype(np.float32)
     weight_scale = choose_scale(float(np.abs(values).max()))
-    layer = Fp8Layer("layer", round_to_e4m3(values, weight_scale), float(weight_scale), 2.0**-6)
+    layer = QuantizedLayer("layer", round_to_e4m3(values, weight_scale), np.full(outputs, weight_scale), 2.0**-6)
     given = torch.from_numpy(rng.standard_normal((rows, features)).astype(np.float16))
     bias = torch.from_numpy(rng.standard_normal(outputs).astype(np.float16))
     expected = make_linear(layer, "cpu", bias)(given).float()

@@ -1,11 +1,11 @@
-"""The contract of a backend: build an artifact, say whether it can run here, and run it.
+"""The contract of a backend: build an artifact, find out whether it can run here, and run it.
 
-A `Session` is one loaded artifact on one device. `run` takes and gives host arrays and works for any shapes; `bind`
-fixes shapes and addresses once, which is what measuring, CUDA graphs and zero-copy preprocessing need.
+A `Session` is one loaded artifact on one device. `run` maps host arrays of any shapes to host arrays; `bind` fixes shapes
+and addresses once, which measuring, CUDA graphs, and zero-copy preprocessing need.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a backend can do on this machine; `why_not` and `install` are set where it cannot."""
+    """What a backend can do on this machine; `why_not` and `install` are set if it cannot build or run."""
 
     builds: bool
     runs: bool
@@ -34,13 +34,13 @@ class Capability:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One `--option BACKEND.NAME=VALUE`; its type is that of the default."""
+    """One `--option BACKEND.NAME=VALUE`; values have the type of the default."""
 
     name: str
     default: Any
     help: str
     builds: bool = False
-    """Whether only a build takes it; else every session does."""
+    """Whether it belongs to a build; otherwise it belongs to every session."""
     choices: tuple[str, ...] = ()
 
 
@@ -51,9 +51,9 @@ class BuildRequest:
     card: ModelCard
     precision: Precision
     graph: Path
-    """ONNX with the precision in it."""
+    """ONNX file with the precision in it."""
     module: Callable[[], Any] | None
-    """Loads the source `torch.nn.Module`, for backends that start from it; None for models that have none."""
+    """Loads the source `torch.nn.Module`; None for models without one."""
     device: Device
     options: Mapping[str, Any]
     directory: Path
@@ -61,53 +61,48 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What a finished build says of itself."""
-
     layers: tuple[LayerType, ...]
     """Read from the network that was built, not from the request."""
     file: str
     """The artifact's main file."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The runtime options that it has where no others are given."""
+    """The artifact's default runtime options."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What only this backend reads, to load the artifact and to tell where it can run."""
+    """Facts that only this backend reads, to load the artifact and to decide whether it can run."""
     placement: Placement | None = None
-    """Where the runtime puts the nodes, for one that may leave some to another execution provider."""
+    """The execution provider of each node, for runtimes with several."""
     remarks: tuple[str, ...] = ()
-    """What it found while it built that its user must know."""
+    """Findings of the build that the user must know."""
     more_files: tuple[str, ...] = ()
-    """What the artifact loads beside its main file."""
+    """Files that the artifact loads in addition to its main file."""
 
 
 class Binding(Protocol):
-    """Fixed buffers on the session's device."""
+    """Fixed buffers on the session's device: NumPy arrays on the CPU, torch CUDA tensors on a GPU."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """NumPy arrays on the CPU, torch CUDA tensors on a GPU; write into them in place."""
+        """Write into them in place."""
 
     @property
     def outputs(self) -> Mapping[str, Any]:
-        """Filled by `launch`; the same buffers each time."""
+        """`launch` fills the same buffers each time."""
 
     def launch(self) -> None:
         """Runs one inference: enqueued on torch's current CUDA stream on a GPU, finished on return on the CPU."""
 
 
 class Session(Protocol):
-    """A loaded artifact; a context manager that gives its memory back."""
+    """A loaded artifact; a context manager that frees its memory."""
 
     @property
-    def device(self) -> Device:
-        """Where it runs."""
+    def device(self) -> Device: ...
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """Its inputs in order."""
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """Its outputs in order."""
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
         """Host arrays in, host arrays out; synchronous."""
@@ -115,11 +110,9 @@ class Session(Protocol):
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Allocates buffers of these shapes on the device and copies `inputs` in."""
 
-    def __enter__(self) -> Self:
-        """Nothing more to load."""
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, *error: object) -> None:
-        """Frees what it holds."""
+    def __exit__(self, *error: object) -> None: ...
 
 
 OWN_SESSION = (
@@ -129,26 +122,26 @@ OWN_SESSION = (
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How servers run an artifact; by default optpipe's own session does, behind Triton's Python backend."""
+    """How servers run an artifact; by default optpipe's own session does, in Triton's Python backend."""
 
     requirement: str = OWN_SESSION
-    """Which Triton releases can load it."""
+    """The Triton releases that can load it."""
     triton_backend: str = "python"
     platform: str = ""
     by_position: bool = False
-    """Whether its tensors are addressed as `INPUT__0`, … and not by name."""
+    """Whether tensors are addressed as `INPUT__0`, … and not by name."""
     profiles: tuple[str, ...] = ()
-    """The optimization profiles to use; without their names Triton uses the first alone."""
+    """The optimization profiles to use; unless they are named, Triton uses only the first."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Of the model's configuration."""
+    """Parameters of Triton's model configuration."""
     cuda_graph: bool = False
     """Whether Triton captures CUDA graphs."""
     not_carried: tuple[str, ...] = ()
-    """Runtime options and properties that the server does not take over."""
+    """Runtime options and properties that the server ignores."""
     loader: Path | None = None
-    """A program that loads an artifact without optpipe, for `deploy --to folder`."""
+    """A program that loads the artifact without optpipe, for `deploy --to folder`."""
     loader_settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the program reads of the runtime in `loader.json`."""
+    """The runtime's settings in the program's `loader.json`."""
 
     @property
     def own_session(self) -> bool:
@@ -158,7 +151,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What the nodes of one name compute and move."""
+    """Multiply-adds and memory traffic of all nodes with one name."""
 
     name: str
     op: str
@@ -171,11 +164,11 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True)
 class ProgramCosts:
-    """What a program computes and moves in one call."""
+    """Multiply-adds and memory traffic of one call."""
 
     nodes: tuple[NodeCost, ...]
     edge_bytes: int
-    """What its inputs, weights and outputs hold."""
+    """Size of inputs, weights, and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,36 +182,35 @@ class NodeRun:
 
 
 Mark = Callable[[str], AbstractContextManager[Any]]
-"""Marks what runs inside of it as a range of a recording, called by this name."""
+"""A context manager that records what runs inside it as a range with this name."""
 
 
 @dataclass(slots=True)
 class LayerTimes:
-    """How to run an iteration by layers while it is recorded, and what came of it, whole when the block ends."""
+    """How to run one iteration layer by layer while it is recorded, and the result, complete when the block ends."""
 
     iteration: Callable[[], None] | None = None
-    """Runs once, with a range for each layer or noting its nodes; None where nothing is to be recorded by layers."""
+    """Runs once and marks a range for each layer, or lets the runtime time its nodes; None if layers are not recorded."""
     program: ProgramCosts | None = None
-    """What the layers cost whose ranges `iteration` marks."""
+    """Costs of the layers that `iteration` marks."""
     layer_ns: Mapping[str, float] | None = None
-    """The median time of each node, where no recording shows them."""
+    """The median time of each node, if the runtime measured it without a recording."""
     node_runs: tuple[NodeRun, ...] = ()
-    """When each node ran, where the runtime notes it by a clock that the recording does not have."""
+    """When each node ran, if the runtime measured it by a clock that the recording does not have."""
 
 
 FUSING = "torch,inductor,onnxruntime"
-"""The backends that fuse more than others."""
+"""Backends that fuse more than others, as `--backend` takes them."""
 
 
 class Backend(ABC):
     """One runtime. A new one is a subclass and an entry of the registry; nothing else knows its name."""
 
     name: str
-    """As `--backend` takes it."""
     purpose: str
-    """What it is good for, as `optpipe doctor` says it."""
+    """One line for `optpipe doctor`."""
     package: str
-    """The distribution whose version decides how its artifacts behave."""
+    """The distribution whose version decides how artifacts behave."""
     ahead_of_time: bool = False
     """Whether it builds engines on a machine that cannot run them."""
     needs_module: bool = False
@@ -226,22 +218,21 @@ class Backend(ABC):
 
     @abstractmethod
     def devices(self) -> tuple[Device, ...]:
-        """The devices its artifacts are for, the preferred one first."""
+        """The devices of its artifacts, the preferred one first."""
 
     @abstractmethod
     def precisions(self, device: Device) -> frozenset[Precision]:
         """The precisions it has kernels for on `device`."""
 
     @abstractmethod
-    def probe_capability(self, device: Device) -> Capability:
-        """What it can do here, on `device`."""
+    def probe_capability(self, device: Device) -> Capability: ...
 
     def find_obstacle(
         self, device: Device, precision: Precision | None = None, *, anywhere: bool = False, runs: bool = False
     ) -> str | None:
-        """Why no artifact for `device`, of `precision` if given, can be built here; None where one can.
+        """Why no artifact for `device`, of `precision` if given, can be built here; None if one can.
 
-        With `anywhere` why no machine can build it; with `runs` also why it could not run here.
+        With `anywhere`, why no machine can build it; with `runs`, also why it could not run here.
         """
         if device not in self.devices():
             return f"does not support {device}"
@@ -255,7 +246,7 @@ class Backend(ABC):
         return None
 
     def choose_device(self, wanted: Device | None) -> Device:
-        """The device an artifact is built for: the one asked for, else the first that can be built for here."""
+        """`wanted` if the backend has it; otherwise the first device that this machine can build for."""
         if wanted is not None and wanted in self.devices():
             return wanted
         able = [device for device in self.devices() if self.probe_capability(device).builds]
@@ -263,49 +254,53 @@ class Backend(ABC):
 
     @abstractmethod
     def describe_options(self, device: Device) -> tuple[Option, ...]:
-        """All of its options, those of a build and those of a session, as `optpipe doctor --options` lists them."""
+        """The options of a build and of a session."""
 
     def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        """What a session takes, with the defaults; what only a build takes is not among them."""
+        """A session's options with their defaults."""
         return {each.name: each.default for each in self.describe_options(device) if not each.builds}
+
+    def merge_options(self, given: Mapping[str, Any], device: Device) -> dict[str, bool | int | str]:
+        """All options on `device`, with their defaults overridden by `given`; raises `BadInputError` as `merge_options`."""
+        return merge_options(given, {each.name: each.default for each in self.describe_options(device)}, self.name)
 
     @abstractmethod
     def recipe(self, device: Device, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What decides an artifact beside graph, shapes and precision: versions, the GPU it is tuned for, options."""
+        """The part of an artifact's key beyond graph, shapes, and precision: versions, the GPU it is tuned for, options."""
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
-        """What in the graph it cannot take, named; empty where the build can start."""
+        """The parts of the graph that it does not support, by name."""
         return ()
 
     @abstractmethod
     def build(self, request: BuildRequest) -> BuildResult:
-        """Builds into `request.directory`; raises `StageError` where the runtime refuses."""
+        """Builds into `request.directory`; raises `StageError` if the runtime refuses."""
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """Why an artifact cannot run here; None where it can."""
+        """Why an artifact cannot run here; None if it can."""
         return self.probe_capability(info.device).why_not
 
     @abstractmethod
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
-        """Loads an artifact whose hash was verified before: deserializing runs code."""
+        """Loads an artifact. Verify its hash first: deserializing runs code."""
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
-        """How an artifact is served with the runtime `options`; `version` is that of `package` in the evidence.
+        """How an artifact is served with the runtime `options`; `version` is the version of `package` in the evidence.
 
         Raises BadInputError for an artifact that needs more than its files.
         """
         return Serving()
 
     def describe_details(self, details: Mapping[str, Any]) -> Iterable[str]:  # noqa: ARG002
-        """What a user may want to know of an artifact's `details`, a line each."""
+        """An artifact's `details` for the user, one line each."""
         return ()
 
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:  # noqa: ARG002
-        """The batch sizes that have code of their own, which is verified too."""
+        """The batch sizes with dedicated code, which is verified too."""
         return ()
 
     def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """How elementwise work gets into the kernels beside it."""
+        """How to fuse elementwise work into the matrix kernels."""
         return f"another runtime may fuse elementwise work into the matrix kernels: optpipe build --backend {FUSING}, then optpipe bench"
 
     def layer_times(
@@ -320,25 +315,18 @@ class Backend(ABC):
     ) -> AbstractContextManager[LayerTimes]:
         """How `profile` finds the times of an artifact's layers; by default it does not.
 
-        `bound` and `inputs` are the inputs by name, where a session reads them and on the host. `scratch` is a folder for files.
+        `bound` and `inputs` are the inputs by name, on the session's device and on the host. `scratch` is a folder for files.
         """
         return nullcontext(LayerTimes())
 
 
 def prefers_channels_last(precision: Precision, device: Device) -> bool:
-    """The faster layout of images: channels last, but for FP32 on a GPU, where cuDNN's fast kernels without TF32 want channels first.
+    """Whether channels last is the faster layout of images: always except for FP32 without TF32 on a GPU.
 
-    ResNet-50 without TF32 on an H200: torch 20.0 ms channels first at batch 64, 23.5 channels last; ONNX Runtime 3,797 images/s
-    channels first at batch 256, 3,220 channels last.
+    ResNet-50 in FP32 on an H200: torch takes 20.0 ms with channels first at batch 64, 23.5 ms with channels last; ONNX
+    Runtime processes 3,797 images/s with channels first at batch 256, 3,220 with channels last.
     """
     return precision is not Precision.FP32 or device != "cuda"
-
-
-def describe_options(
-    defaults: Mapping[str, Any], texts: Mapping[str, str], built: Container[str] = ()
-) -> tuple[Option, ...]:
-    """Options with their texts; those in `built` are only a build's."""
-    return tuple(Option(name, value, texts[name], builds=name in built) for name, value in defaults.items())
 
 
 def merge_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, bool | int | str]:
@@ -351,7 +339,7 @@ def merge_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: s
 
 
 def _parse_like(value: Any, default: Any, key: str) -> Any:
-    """Text from the command line, read as the type that the option's default has."""
+    """Text from the command line as the type of the option's default."""
     if not isinstance(value, str) or isinstance(default, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""AOTInductor: the exported program compiled ahead of time into a package with a shared library.
+"""AOTInductor: compiles the exported program ahead of time into a package with a shared library.
 
 Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch.Export-ed Models".
 """
@@ -16,8 +16,6 @@ from optpipe.backends.base import (
     Device,
     Option,
     Serving,
-    describe_options,
-    merge_options,
 )
 from optpipe.backends.inductor_packages import (
     GENERAL,
@@ -28,8 +26,10 @@ from optpipe.backends.inductor_packages import (
     name_static_package,
     parse_static_batches,
 )
-from optpipe.backends.torch_int8 import LOWERING, find_stale_lowering
+from optpipe.backends.torch_int8 import LOWERING
 from optpipe.backends.torch_program import (
+    CUDA_GRAPH,
+    THREADS,
     TorchBackend,
     export_program,
     export_rewritten,
@@ -49,52 +49,44 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from optpipe.backends.base import Session
-    from optpipe.backends.torch_int8.tuning import SpeedOverFp16
+    from optpipe.stats.ratio import Ratio
 
 LEAST_CAPABILITY = {Precision.FP8: (8, 9), Precision.INT8: (9, 0)}
-"""Of a GPU: the INT8 kernels use the TMA copies and matrix instructions of Hopper."""
+"""Least compute capability: the INT8 kernels use TMA copies and matrix instructions of Hopper."""
 ON_CPU = "on a CPU, FP8 only shows which outputs a GPU gives; it is made for GPUs of compute capability 8.9 or later"
 STATIC_BATCHES = "static_batches"
-OPTIONS: dict[Device, dict[str, bool | int | str]] = {
-    "cpu": {"threads": 0, STATIC_BATCHES: ""},
-    "cuda": {"cuda_graph": True, "max_autotune": False, STATIC_BATCHES: ""},
-}
-"""`cuda_graph`: 0.41 instead of 0.97 ms for ResNet-50 in FP16 at batch 1 on an H200 with torch 2.11. It needs the package loaded
-for a single caller, as below: with torch's pool of runners the capture ended there."""
+_MAX_AUTOTUNE = Option("max_autotune", False, "times more kernels while it compiles", builds=True)
+_STATIC = Option(
+    STATIC_BATCHES,
+    "",
+    "batch sizes, such as 1,64, that get code of their own, on a GPU where it is faster",
+    builds=True,
+)
+OPTIONS: dict[Device, tuple[Option, ...]] = {"cpu": (THREADS, _STATIC), "cuda": (CUDA_GRAPH, _MAX_AUTOTUNE, _STATIC)}
+"""With a CUDA graph ResNet-50 in FP16 takes 0.41 instead of 0.97 ms at batch 1 on an H200 with torch 2.11. The capture fails with
+torch's pool of runners, so packages are loaded for a single caller."""
 TUNED = {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"}
-"""Matrix products, 1×1 convolutions among them, are chosen by time. Triton's own convolutions are not tried: the fastest took 430 times as
-long as cuDNN for a depthwise one, and minutes to time."""
+"""Matrix products and 1×1 convolutions are chosen by time. Triton's convolutions are not tried: for a depthwise convolution the
+fastest took 430 times as long as cuDNN, and minutes to time."""
 VARIANTS: dict[Device, tuple[Mapping[str, Any], ...]] = {"cpu": ({},), "cuda": ({}, TUNED)}
-"""Code for one batch size is compiled in each of these ways, and the fastest is kept. With torch 2.11 neither is always faster: tuned, a
-product with a bias is no longer cuBLASLt's, which adds the bias in its epilogue (12,608 × 768 → 3,072 in FP16 on an H200: 0.095 ms,
-0.162 with the bias added after it). Tuned code for all sizes is not tried: ViT-B/16 took 8.90 ms at batch 64, untuned 8.41."""
-BUILD_ONLY = ("max_autotune", STATIC_BATCHES)
-"""Of the options, those that decide what is compiled and mean nothing when it is loaded."""
-_HELP = {
-    "threads": "threads of one operator; 0 leaves the number to torch",
-    "cuda_graph": "captures an inference into a CUDA graph",
-    "max_autotune": "times more kernels while it compiles",
-    STATIC_BATCHES: "batch sizes, such as 1,64, that get code of their own, on a GPU where it is faster",
-}
+"""Code for one batch size is compiled with each of these settings, and the fastest is kept. With torch 2.11 neither is always faster:
+a tuned product with a bias does not use cuBLASLt, which adds the bias in its epilogue (12,608 × 768 → 3,072 in FP16 on an H200:
+0.095 ms, otherwise 0.162). Code for all sizes is not tuned: ViT-B/16 took 8.90 ms at batch 64, 8.41 untuned."""
 
 
 class Inductor(TorchBackend):
-    """torch's own compiler, without Python at run time."""
-
     name = "inductor"
     purpose = "ahead-of-time compiled PyTorch"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
-        return describe_options(OPTIONS[device], _HELP, BUILD_ONLY)
+        return OPTIONS[device]
 
     def precisions(self, device: Device) -> frozenset[Precision]:
-        """FP8 too, in linear layers; INT8 on a GPU, by optpipe's kernels."""
-        return (
-            TorchBackend.precisions(self, device) | {Precision.FP8} | ({Precision.INT8} if device == "cuda" else set())
-        )
+        """Adds FP8 in linear layers, and on a GPU INT8 by optpipe's kernels."""
+        own = {Precision.FP8, Precision.INT8} if device == "cuda" else {Precision.FP8}
+        return TorchBackend.precisions(self, device) | own
 
     def probe_capability(self, device: Device) -> Capability:
-        """torch, and for the CPU a C++ compiler."""
         found = TorchBackend.probe_capability(self, device)
         if found.builds and shutil.which("g++") is None and shutil.which("clang++") is None:
             why_not = "AOTInductor needs a C++ compiler; none was found"
@@ -104,30 +96,28 @@ class Inductor(TorchBackend):
     def find_obstacle(
         self, device: Device, precision: Precision | None = None, *, anywhere: bool = False, runs: bool = False
     ) -> str | None:
-        """For FP8 and INT8 also a GPU that is too old."""
         found = TorchBackend.find_obstacle(self, device, precision, anywhere=anywhere, runs=runs)
         return found or (find_old_gpu(device, precision) if precision in LEAST_CAPABILITY and not anywhere else None)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        """torch's version, the processor that the code is compiled for, and on a GPU what INT8's kernels depend on."""
         kernels = {"triton": get_package_version("triton"), "lowering": LOWERING} if device == "cuda" else {}
         return {
             "torch": get_package_version("torch"),
             **kernels,
             "compiled_for": name_processor(device),
-            "options": self._merge(options, device),
+            "options": self.merge_options(options, device),
         }
 
-    def _merge(self, options: Mapping[str, Any], device: Device) -> dict[str, bool | int | str]:
-        merged = merge_options(options, OPTIONS[device], self.name)
+    def merge_options(self, given: Mapping[str, Any], device: Device) -> dict[str, bool | int | str]:
+        merged = TorchBackend.merge_options(self, given, device)
         return {**merged, STATIC_BATCHES: ",".join(map(str, parse_static_batches(str(merged[STATIC_BATCHES]))))}
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Exports, compiles and packages; for FP8 on a GPU says where it is not faster than FP16.
+        """Exports, compiles, and packages; on a GPU compares FP8 and INT8 with FP16.
 
         Raises BadInputError for a static batch size outside the profile.
         """
-        options = self._merge(request.options, request.device)
+        options = self.merge_options(request.options, request.device)
         sizes = _choose_static_batches(request, str(options[STATIC_BATCHES]))
         made: dict[str, object] = {
             "compiled_for": name_processor(request.device),
@@ -152,10 +142,12 @@ class Inductor(TorchBackend):
                     f"{request.precision.upper()} against it: {why_not}"
                 )
         if lowered and on_gpu:
-            from optpipe.backends.torch_int8.tuning import explain_speeds
+            from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs, explain_speeds, record_speeds
 
-            speeds = _compare_with_fp16(request, rival.package)
-            made["against_fp16"] = {str(each.batch_size): each.to_dict() for each in speeds}
+            low, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
+            speeds = compare_calls(low, half, draw_inputs(request.card.inputs))
+            rival.package.unlink()
+            made["against_fp16"] = record_speeds(speeds)
             remarks = (*remarks, *explain_speeds(speeds, request.precision))
         kept, said = _keep_fastest(request, sizes, failures)
         made[STATIC_BATCHES] = kept
@@ -168,22 +160,24 @@ class Inductor(TorchBackend):
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         from optpipe.backends.torch_session import TorchSession
 
-        merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
+        merged = self.merge_options({**info.options, **options}, info.device)
         inputs = [tensor_from_dict(each) for each in info.details["inputs"]]
         packages = Packages(directory, info.device, inputs, self.list_static_batches(info))
         return TorchSession(packages, info, merged)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """As of all torch programs; in INT8 the operator has to be the one that the code was compiled for."""
-        return find_stale_lowering(info) or TorchBackend.find_run_blocker(self, info)
+        """INT8 code also needs the operator that it was compiled for."""
+        if "tactics" in info.details and info.details.get("lowering") != LOWERING:
+            return "built by an older version of the INT8 lowering; build it again"
+        return TorchBackend.find_run_blocker(self, info)
 
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:
         return tuple(info.details.get(STATIC_BATCHES, ()))
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton's PyTorch backend loads the code for all batch sizes alone, whose calling convention has positions, not names.
+        """Triton's PyTorch backend loads only the code for all batch sizes and addresses tensors by position.
 
-        It does not have the operator that INT8's code calls.
+        It does not have the operator that INT8 code calls.
         """
         if info.precision is Precision.INT8:
             return Serving()
@@ -198,7 +192,7 @@ class Inductor(TorchBackend):
 
 
 def find_old_gpu(device: Device, precision: Precision) -> str | None:
-    """Why this machine's GPU cannot run FP8 or INT8. None where it can, on the CPU, and on a machine without a GPU."""
+    """Why this machine's GPU cannot run FP8 or INT8; None if it can, on the CPU, and without a GPU."""
     if device == "cpu" or not list_gpus():
         return None
     gpu, least = list_gpus()[0], LEAST_CAPABILITY[precision]
@@ -211,7 +205,7 @@ def find_old_gpu(device: Device, precision: Precision) -> str | None:
 
 
 def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
-    """The sizes that get a package of their own; none without a batch axis."""
+    """The sizes that get a package; none without a batch axis."""
     low, usual, high = request.card.batch_range
     sizes = parse_static_batches(text)
     if outside := [size for size in sizes if not low <= size <= high]:
@@ -224,7 +218,7 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
 def _prepare_export(
     request: BuildRequest, made: dict[str, object]
 ) -> tuple[Callable[[BuildRequest], Any], tuple[str, ...]]:
-    """What exports the program in the shapes of a request, and what to say of it; INT8's measured tactics are noted in `made`."""
+    """The function that exports the program for a request, and remarks; adds INT8's measured tactics to `made`."""
     if request.precision is Precision.FP8:
         from optpipe.backends.torch_fp8 import lower_fp8
 
@@ -245,7 +239,7 @@ def _prepare_export(
 def _list_static(
     request: BuildRequest, sizes: Sequence[int], configs: Mapping[str, Any], export: Callable[[BuildRequest], Any]
 ) -> tuple[list[Compilation], ...]:
-    """For each variant a list with its code for each size; the first variant's packages have the names that are kept."""
+    """The compilations of each variant for all sizes; the packages of the first variant have the final names."""
     programs = {size: export(replace(request, card=fix_batch(request.card, size))) for size in sizes}
     variants = VARIANTS[request.device]
     return tuple(
@@ -258,16 +252,15 @@ def _list_static(
 
 
 def fix_batch(card: ModelCard, size: int) -> ModelCard:
-    """`card` for one batch size."""
     return card.with_profile((size, size, size), {})
 
 
 def _keep_fastest(
     request: BuildRequest, sizes: Sequence[int], failures: Mapping[str, str]
 ) -> tuple[list[int], list[str]]:
-    """The sizes that keep code of their own, under its name, and what to say of the others.
+    """Renames the packages that are kept, and deletes others; returns their sizes, and remarks on the other sizes.
 
-    On a GPU it is the fastest of the variants where that is measured to be faster than the code for all sizes.
+    A size keeps its fastest variant, on a GPU only if it is shown to be faster than the code for all sizes.
     """
     kept, said = [], []
     general = load_package(request.directory / GENERAL, request.device) if sizes and request.device == "cuda" else None
@@ -290,29 +283,22 @@ def _keep_fastest(
 
 
 def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", general: Any) -> "tuple[Path | None, str]":
-    """The fastest of the packages for `size`, or None and why, where `general`, the code for all sizes, is not shown to be slower.
+    """The fastest package for `size`, or None and the reason if it is not shown to be faster than `general`, the code for all sizes.
 
-    The first where there is no `general` to measure them against.
+    Without `general`, nothing is measured and the first package is returned.
     """
     best, *others = codes
     if general is None:
         return best, ""
-    from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs
+    from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs, is_faster
+
+    def compare(one: Any, other: Any) -> "Ratio":
+        return next(iter(compare_calls(one, other, inputs).values()))
 
     inputs, own = draw_inputs(fix_batch(request.card, size).inputs), load_package(best, request.device)
     for each in others:
         other = load_package(each, request.device)
-        if compare_calls(other, own, inputs)[0].pays:
+        if is_faster(compare(other, own)):
             best, own = each, other
-    (found,) = compare_calls(own, general, inputs)
-    return (best, "") if found.pays else (None, f"code of its own is {found.speed} times as fast")
-
-
-def _compare_with_fp16(request: BuildRequest, rival: "Path") -> "tuple[SpeedOverFp16, ...]":
-    """The package for all batch sizes against the same in FP16, which is then removed."""
-    from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs
-
-    low, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival))
-    speeds = compare_calls(low, half, draw_inputs(request.card.inputs))
-    rival.unlink()
-    return speeds
+    found = compare(own, general)
+    return (best, "") if is_faster(found) else (None, f"code of its own is {found} times as fast")

@@ -1,7 +1,7 @@
-"""AOTInductor's packages of one artifact: code for every batch size of the profile, and beside it code for single sizes.
+"""AOTInductor's packages of one artifact: code for all batch sizes of the profile, and code for single sizes.
 
-Code for one batch size has fixed shapes. Each package holds weights of its own. `python -m optpipe.backends.inductor_packages TF32 JOBS`
-compiles saved programs one after the other, so that of those which time kernels none is timed beside another.
+Code for one batch size has fixed shapes, and each package holds the weights. `python -m optpipe.backends.inductor_packages TF32 JOBS`
+compiles saved programs one after the other, so that no two of them time kernels at once.
 """
 
 import json
@@ -29,12 +29,12 @@ FAILURE = ".failure"
 
 
 def name_static_package(size: int, variant: int = 0) -> str:
-    """The file of the package for one batch size; of several variants the fastest gets the name of the first."""
+    """The file name of a package for one batch size; finally the fastest variant gets the name of the first."""
     return f"batch-{size}-variant-{variant}.pt2" if variant else f"batch-{size}.pt2"
 
 
 def parse_static_batches(text: str) -> tuple[int, ...]:
-    """`1,64` as sizes in ascending order, each once; of `none` none. Raises BadInputError for anything else."""
+    """Reads `1,64` as sorted sizes without duplicates, and `none` as no sizes. Raises BadInputError for anything else."""
     sizes = {each.strip() for each in text.split(",") if each.strip()} if text != "none" else set()
     if wrong := sorted(each for each in sizes if not each.isdecimal() or int(each) < 1):
         raise BadInputError(f"option static_batches={text}: '{wrong[0]}' is not a batch size; example: 1,64")
@@ -43,16 +43,13 @@ def parse_static_batches(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """One exported program and the file that its package becomes."""
-
     program: Any
     """A `torch.export.ExportedProgram`."""
     package: Path
     configs: Mapping[str, Any]
-    """Of `torch._inductor.config`."""
+    """Settings of `torch._inductor.config`."""
 
     def run(self) -> None:
-        """Compiles it here."""
         import torch
 
         set_assembler()
@@ -62,9 +59,9 @@ class Compilation:
 
 
 def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool) -> dict[str, str]:
-    """Compiles `first` in this process, beside it each of the sequences `others` in a process of its own.
+    """Compiles `first` in this process, and each of the sequences `others` in a parallel process.
 
-    Returns which of the others could not be compiled: the reason by the package's name. Raises what torch raises for `first`.
+    Returns the reasons why others could not be compiled, by the package's name. Raises what torch raises for `first`.
     """
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
@@ -98,7 +95,7 @@ def _start_process(
 
 
 class Packages:
-    """What a session calls: the code for the batch size of its inputs, else that for all sizes. Each is loaded when it is first needed."""
+    """Calls the code for the batch size of its inputs, or the code for all sizes. Packages are loaded on first use."""
 
     def __init__(
         self, directory: Path, device: Device, inputs: Sequence[TensorSpec], static_batches: Sequence[int]
@@ -113,7 +110,6 @@ class Packages:
         self._loaded = {GENERAL: load_package(directory / GENERAL, device)}
 
     def __call__(self, *inputs: Any) -> Any:
-        """The outputs of torch tensors on the device."""
         file = GENERAL
         if self._batched is not None:
             at, axis = self._batched
@@ -127,9 +123,8 @@ class Packages:
 def load_package(package: Path, device: Device) -> Any:
     """The package's library as a callable.
 
-    With torch 2.11 on an H200 a fresh process ended with signal 11 while loading, unless CUDA's libraries were loaded by
-    name first, which is what ONNX Runtime offers. Before that torch spent 25 s compiling probes of the processor's vector
-    instructions, which code for a GPU does not use.
+    With torch 2.11 on an H200, a new process ends with signal 11 while it loads a package, unless ONNX Runtime has loaded CUDA's
+    libraries by name. torch would also spend 25 s on probes of the CPU's vector instructions, which GPU code does not use.
     """
     import torch
 
@@ -147,7 +142,7 @@ def load_package(package: Path, device: Device) -> Any:
 
 
 def main() -> None:
-    """Compiles what another process saved; why one could not be compiled is left beside it, and the next one's turn comes."""
+    """Compiles programs that another process saved; writes the reason of a failure to a file and continues."""
     import torch
 
     from optpipe.backends.torch_int8.operators import register_operator
@@ -159,7 +154,7 @@ def main() -> None:
         package = Path(file)
         try:
             Compilation(torch.export.load(saved), package, configs).run()
-        except Exception as error:  # noqa: BLE001 - what torch, Triton and compilers refuse comes as many types
+        except Exception as error:  # noqa: BLE001 - torch, Triton, and compilers raise many types
             package.unlink(missing_ok=True)
             said = Path(saved).parent / package.with_suffix(FAILURE).name
             said.write_text(f"{type(error).__name__}: {first_line(error)}", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""An ONNX graph's layers, their types and their MACs."""
+"""Layers of ONNX graphs with their types and MACs, quantized layers, and 2:4 sparsity."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,10 @@ from optpipe.core.precision import LayerType, Precision
 if TYPE_CHECKING:
     import numpy as np
     import onnx
+    from numpy.typing import NDArray
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Operators that Q/DQ pairs are put around: their second input are weights."""
+"""Operators that get Q/DQ pairs; their second input is the weight."""
 _CONVOLUTIONS = {"Conv", "FusedConv", "QLinearConv", "ConvInteger", "NhwcFusedConv", "QLinearConvTranspose"}
 _PRODUCTS = {
     "MatMul",
@@ -30,14 +31,14 @@ _PRODUCTS = {
 }
 _RECURRENT = {"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"}
 _QUANTIZES_ITS_DATA = {"DynamicQuantizeMatMul", "DynamicQuantizeLSTM"}
-"""Operators that turn floating-point data into INT8 themselves and compute in it."""
+"""Operators that quantize floating-point data to INT8 and compute in INT8."""
 QUANTIZED = {
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger",
     "MatMulIntegerToFloat", "QLinearAdd", "QGemm", *_QUANTIZES_ITS_DATA,
 }  # fmt: skip
-"""A graph with any of these was quantized before it came here."""
+"""A graph with any of these is quantized already."""
 HALF_TYPES = {"fp16": 10, "bf16": 16}
-"""ONNX's numbers of the half-precision types."""
+"""ONNX's numbers for the half-precision types."""
 _NO_ARITHMETIC = {
     "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Pad", "QuantizeLinear",
     "DequantizeLinear", "ReorderInput", "ReorderOutput", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Tile",
@@ -49,13 +50,12 @@ _WEIGHT_POSITION = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3}
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """An ONNX graph with its constants, producers and consumers at hand, each looked up once."""
+    """An ONNX graph with lookup tables for its constants, producers, and consumers."""
 
     model: Any
 
     @cached_property
     def weights(self) -> "dict[str, onnx.TensorProto]":
-        """Its initializers by name."""
         return {each.name: each for each in self.model.graph.initializer}
 
     @cached_property
@@ -78,7 +78,7 @@ class OnnxGraph:
 
 
 def iterate_graphs(graph: Any) -> Iterator[Any]:
-    """A graph and those inside its nodes: the branches of If, the bodies of Loop and Scan."""
+    """A graph and the graphs inside its nodes: branches of If, bodies of Loop and Scan."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -87,21 +87,21 @@ def iterate_graphs(graph: Any) -> Iterator[Any]:
 
 
 def list_read_names(node: Any) -> set[str]:
-    """What a node reads: its inputs, and what the graphs inside it take from around them."""
+    """The tensors that a node and the graphs inside it read."""
     inner = (each for attribute in node.attribute for each in (attribute.g, *attribute.graphs))
     return {*node.input, *(name for graph in inner for each in iterate_nodes(graph) for name in each.input)}
 
 
 def iterate_nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph, and after them those of the graphs inside its nodes."""
+    """The nodes of a graph, followed by those of the graphs inside its nodes."""
     for each in iterate_graphs(graph):
         yield from each.node
 
 
 def drop_unknown_sizes(model: Any) -> Any:
-    """`model` without what ModelOpt states of sizes that it could not infer: it calls each of them `unk`.
+    """Removes the name `unk`, which ModelOpt gives each size that it could not infer, in place.
 
-    Sizes with one name are equal by ONNX's rules, and ONNX Runtime gives such tensors the same memory.
+    In ONNX, sizes with the same name are equal, and ONNX Runtime lets such tensors share memory.
     """
     for graph in iterate_graphs(model.graph):
         del graph.value_info[:]  # every runtime infers these itself
@@ -113,12 +113,12 @@ def drop_unknown_sizes(model: Any) -> Any:
 
 
 def find_quantized_operators(model: Any) -> list[str]:
-    """The operators that show that a graph is quantized already, each once."""
+    """The types of a graph's operators in QUANTIZED, sorted."""
     return sorted({node.op_type for node in iterate_nodes(model.graph)} & QUANTIZED)
 
 
 def is_quantized_dynamically(path: Path) -> bool:
-    """Whether the scales of a graph come from the data of each batch."""
+    """Whether a graph computes scales from the data of each batch."""
     import onnx
 
     found = find_quantized_operators(onnx.load(path, load_external_data=False))
@@ -126,9 +126,9 @@ def is_quantized_dynamically(path: Path) -> bool:
 
 
 def rename_inner_twins(model: Any) -> None:
-    """Gives what is written in two graphs under one name, an outer one and a branch, names of their own, in place.
+    """Renames tensors of inner graphs that have the name of a tensor in an outer graph, in place.
 
-    onnx's version converter numbers what it adds in each graph from one on, which is one name too often.
+    onnx's version converter makes such names: it numbers the tensors that it adds from one in each graph.
     """
     seen: set[str] = set()
     for number, graph in enumerate(iterate_graphs(model.graph)):
@@ -146,26 +146,20 @@ def rename_inner_twins(model: Any) -> None:
 
 
 def find_own_precision(graph: Any) -> Precision | None:
-    """INT8 for a graph with operators of quantization, FP16 or BF16 for one whose weights are; None for FP32."""
+    """INT8 for a quantized graph, FP16 or BF16 if most of its weight bytes have that type, None for FP32."""
     if find_quantized_operators(graph):
         return Precision.INT8
     sizes: dict[str, int] = {}
-    for tensor in _iterate_float_weights(graph):
-        kind = type_name_from_onnx(tensor.data_type)
-        sizes[kind] = sizes.get(kind, 0) + tensor.ByteSize()
+    for tensor in (each for inner in iterate_graphs(graph.graph) for each in inner.initializer):
+        if tensor.data_type in (1, *HALF_TYPES.values()):
+            kind = type_name_from_onnx(tensor.data_type)
+            sizes[kind] = sizes.get(kind, 0) + tensor.ByteSize()
     largest = max(sizes, key=lambda kind: sizes[kind], default="fp32")
     return Precision(largest) if largest in HALF_TYPES else None
 
 
-def _iterate_float_weights(graph: Any) -> Iterator[Any]:
-    for each in iterate_graphs(graph.graph):
-        for tensor in each.initializer:
-            if tensor.data_type in (1, *HALF_TYPES.values()):
-                yield tensor
-
-
 def name_nodes(model: Any) -> Any:
-    """`model` after giving every node a name of its own, in place: layers are referred to by it."""
+    """Gives every node a unique name, in place, which identifies its layer; returns `model`."""
     seen: set[str] = set()
     for index, node in enumerate(iterate_nodes(model.graph)):
         if not node.name or node.name in seen:
@@ -175,7 +169,7 @@ def name_nodes(model: Any) -> Any:
 
 
 def find_index_bounds(model: Any) -> dict[str, int]:
-    """For each graph input that picks rows of a table of constants: how many rows the smallest such table has."""
+    """For each graph input that indexes constant tables: the number of rows of the smallest table."""
     graph = OnnxGraph(model)
     bounds: dict[str, int] = {}
     for name in (each.name for each in model.graph.input):
@@ -194,14 +188,14 @@ def find_index_bounds(model: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class GraphTypes:
-    """Element types and shapes by tensor name, at the profile's `opt` shapes."""
+    """Element types and shapes by tensor name, for inputs of `opt` shapes."""
 
     types: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def type_name_from_onnx(element_type: int) -> str:
-    """`fp32` for `TensorProto.FLOAT`, and so on; other types by ONNX's own name."""
+    """`fp32` for `TensorProto.FLOAT`, and so on; other types keep ONNX's name in lower case."""
     import onnx
 
     short = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8", "DOUBLE": "fp64"}
@@ -210,7 +204,7 @@ def type_name_from_onnx(element_type: int) -> str:
 
 
 def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
-    """Types and shapes of all tensors, by ONNX's shape inference on the graph with its inputs at `opt`."""
+    """Types and shapes of all tensors, by ONNX's shape inference for inputs of `opt` shapes."""
     import onnx
 
     fixed = _copy_for_inference(model)
@@ -235,23 +229,17 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
             types[value.name] = type_name_from_onnx(tensor.elem_type)
             if tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim):
                 shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
-    for name, tensor in _iterate_constants(model.graph):
-        types[name] = type_name_from_onnx(tensor.data_type)
-        shapes[name] = tuple(tensor.dims)
+    for graph in iterate_graphs(model.graph):
+        nodes = (each for each in graph.node if each.op_type == "Constant")
+        constants = [(node.output[0], held.t) for node in nodes for held in node.attribute if held.HasField("t")]
+        for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
+            types[name] = type_name_from_onnx(tensor.data_type)
+            shapes[name] = tuple(tensor.dims)
     return GraphTypes(types, shapes)
 
 
-def _iterate_constants(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Constants by name: initializers, and what Constant nodes hold, also of inner graphs."""
-    for each in iterate_graphs(graph):
-        yield from ((tensor.name, tensor) for tensor in each.initializer)
-        for node in each.node:
-            if node.op_type == "Constant":
-                yield from ((node.output[0], held.t) for held in node.attribute if held.HasField("t"))
-
-
 def _copy_for_inference(model: Any) -> Any:
-    """A copy without the bytes of large weights: shape inference needs their shapes, and copies what it is given."""
+    """A copy of `model` in which large weights are inputs: shape inference copies the model and needs only their shapes."""
     import onnx
 
     copy = onnx.ModelProto()
@@ -268,7 +256,7 @@ def _copy_for_inference(model: Any) -> Any:
     copy.graph.value_info.extend(model.graph.value_info)
     declared = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) <= 1024:  # small ones may be shapes, axes or pads that inference has to read
+        if math.prod(tensor.dims) <= 1024:  # shapes, axes, or pads that inference reads
             copy.graph.initializer.append(tensor)
         elif tensor.name not in declared:
             copy.graph.input.append(
@@ -278,7 +266,7 @@ def _copy_for_inference(model: Any) -> Any:
 
 
 def count_node_macs(node: Any, known: GraphTypes) -> int:
-    """MACs of one node; 0 for those without a matrix product or whose shapes are unknown."""
+    """MACs of one node; 0 if it has no matrix product or its shapes are unknown."""
     shapes = known.shapes
     output = shapes.get(node.output[0])
     if node.op_type in _CONVOLUTIONS:
@@ -291,16 +279,16 @@ def count_node_macs(node: Any, known: GraphTypes) -> int:
         left = shapes.get(node.input[0])
         transposed = any(each.name == "transA" and each.i for each in node.attribute)
         return math.prod(output) * left[-2 if transposed else -1] if output and left else 0
-    if node.op_type in _RECURRENT:  # every step multiplies each sample with the weights of inputs and of state
+    if node.op_type in _RECURRENT:  # each step multiplies each sample by the weights of the input and of the state
         data, weights = shapes.get(node.input[0]), [shapes.get(name) for name in node.input[1:3]]
         return math.prod(data[:2]) * sum(math.prod(each) for each in weights if each) if data and all(weights) else 0
     return 0
 
 
 def layers_from_onnx(model: Any, inputs: Iterable[InputSpec], source: Any = None) -> tuple[LayerType, ...]:
-    """The layers of a graph, executed as its nodes stand, by the type of their data input.
+    """The nodes of a graph that compute, each with the type of its data input and its MACs.
 
-    `source` is the graph that a runtime made `model` of: shapes that get lost behind a runtime's own operators are found there.
+    `source` is the graph that a runtime optimized to `model`: it has the shapes that inference loses at the runtime's operators.
     """
     inputs = tuple(inputs)
     known = infer_graph_types(model, inputs)
@@ -318,18 +306,70 @@ def layers_from_onnx(model: Any, inputs: Iterable[InputSpec], source: Any = None
     )
 
 
-# 2:4 structured sparsity: at most two values other than zero in each four along the axis that a product sums over.
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer:
+    """A convolution or linear layer of a Q/DQ graph. A quantized number stands for itself times its scale."""
+
+    name: str
+    weight: "NDArray[Any]"
+    """INT8 or E4M3: (output channels, input channels of a group, kernel …) or (output features, input features)."""
+    weight_scale: "NDArray[np.float32]"
+    """One scale per output."""
+    scale: float
+    """Scale of the input."""
+    output_scale: float | None = None
+    """Scale of the output before any activation, if the graph quantizes it, such as the shortcut of an addition."""
+    kept: bool = False
+    """Whether the layer stays in floating point and only shares its weight with a quantized one."""
+
+
+def layers_from_qdq(
+    model: Any, have_same_weights: "Callable[[NDArray[Any], QuantizedLayer], bool]"
+) -> tuple[QuantizedLayer, ...]:
+    """The layers of a Q/DQ graph whose data and weights are dequantized, in the graph's order.
+
+    They include the floating-point layers that share a weight with one of them, by `have_same_weights(weights, layer)`.
+    """
+    import numpy as np
+    from onnx import numpy_helper
+
+    graph = OnnxGraph(name_nodes(model))
+
+    def read(name: str) -> "NDArray[Any]":
+        return np.array(numpy_helper.to_array(graph.weights[name]))
+
+    found: dict[str, QuantizedLayer] = {}
+    wide = {}
+    for node in (each for each in model.graph.node if each.op_type in ("Conv", "Gemm", "MatMul")):
+        straight = node.op_type == "Conv" or any(each.name == "transB" and each.i for each in node.attribute)
+        data, held = (graph.producers.get(name) for name in node.input[:2])
+        if data is None or held is None or {data.op_type, held.op_type} != {"DequantizeLinear"}:
+            if node.input[1] in graph.weights:
+                wide[node.name] = read(node.input[1]) if straight else read(node.input[1]).T
+            continue
+        weight = read(held.input[0]) if straight else np.ascontiguousarray(read(held.input[0]).T)
+        weight_scale = np.resize(read(held.input[1]).astype(np.float32).reshape(-1), len(weight))
+        after = [each for each in graph.consumers.get(node.output[0], []) if each.op_type == "QuantizeLinear"]
+        output_scale = float(read(after[0].input[1])) if after else None
+        found[node.name] = QuantizedLayer(node.name, weight, weight_scale, float(read(data.input[1])), output_scale)
+    for name, values in wide.items():
+        if (twin := next((each for each in found.values() if have_same_weights(values, each)), None)) is not None:
+            found[name] = replace(twin, name=name, kept=True)
+    return tuple(found[node.name] for node in model.graph.node if node.name in found)
+
+
+# 2:4 structured sparsity: at most two of each four values along the axis that a product sums over are not zero.
 #
 # Source: NVIDIA TensorRT documentation, "Structured Sparsity"; Mishra et al., Accelerating Sparse Deep Neural Networks, 2021.
 
 
 GROUP, KEPT = 4, 2
 _SAME_ZEROS = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
-"""Operators between a weight and its product that keep zeros: quantization of weights is symmetric."""
+"""Operators between a weight and its product that preserve zeros: quantization of weights is symmetric."""
 
 
 def list_sparse_products(model: Any) -> tuple[str, ...]:
-    """The names of the convolutions and matrix products whose constant weights have the pattern."""
+    """The names of convolutions and matrix products whose constant weights have the pattern."""
     from onnx import numpy_helper
 
     graph = OnnxGraph(model)
@@ -348,11 +388,11 @@ def list_sparse_products(model: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def has_pattern(weight: "np.ndarray", axis: int) -> bool:
-    """Whether `weight` has the pattern along `axis`, whose length has to be a multiple of four."""
-    if weight.ndim < 2 or weight.shape[axis] % GROUP:
-        return False
+def has_pattern(weight: "NDArray[Any]", axis: int) -> bool:
+    """Whether `weight` has the pattern along `axis`; False if the axis is not a multiple of four."""
     import numpy as np
 
+    if weight.ndim < 2 or weight.shape[axis] % GROUP:
+        return False
     groups = np.moveaxis(weight, axis, -1).reshape(-1, GROUP)
     return bool((np.count_nonzero(groups, axis=1) <= KEPT).all())

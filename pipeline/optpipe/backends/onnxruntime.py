@@ -1,12 +1,13 @@
 """ONNX Runtime on the CPU and on NVIDIA GPUs.
 
-The artifact is the graph as optimized by ONNX Runtime for one execution provider, with the provider's options beside
-it. Session options and provider options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
+The artifact is the graph as ONNX Runtime optimized it for one execution provider, and the provider's options.
+Source of session and provider options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from optpipe.backends.base import (
     Mark,
     Option,
     Serving,
-    describe_options,
-    merge_options,
     prefers_channels_last,
 )
 from optpipe.backends.onnx_graph import OnnxGraph, layers_from_onnx
@@ -37,24 +36,18 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 GRAPH_FILE = "model.onnx"
-CPU_OPTIONS: dict[str, bool | int | str] = {"threads": 0, "spinning": True}
-CUDA_OPTIONS: dict[str, bool | int | str] = {
-    "nhwc": True,
-    "cuda_graph": True,
-    "cudnn_search": "EXHAUSTIVE",
-    "fuse_conv_bias": False,  # pays from some batch size on, and compiles kernels for seconds at the first run of a shape
-}
-OPTIONS: dict[Device, dict[str, bool | int | str]] = {"cpu": CPU_OPTIONS, "cuda": CUDA_OPTIONS}
-"""All but `threads` change how a session runs, not what the artifact is; they are recorded with every measurement."""
-_HELP = {
-    "threads": "threads of one operator; 0 leaves the number and their places to ONNX Runtime",
-    "spinning": "threads wait busily for work; off, they give their core to others",
-    "nhwc": "channels last inside the CUDA provider; where it is not given, precision and model decide",
-    "cuda_graph": "captures an inference into a CUDA graph; off by itself where a node has no CUDA kernel",
-    "cudnn_search": "how cuDNN chooses algorithms: EXHAUSTIVE, HEURISTIC, or DEFAULT",
-    "fuse_conv_bias": "fuses convolution and bias; compiles for seconds at the first run of a shape",
-}
-
+OPTIONS: dict[Device, tuple[Option, ...]] = {
+    "cpu": (
+        Option("threads", 0, "threads of one operator; 0 leaves the number and their places to ONNX Runtime"),
+        Option("spinning", True, "threads wait busily for work; off, they give their core to others"),
+    ),
+    "cuda": (
+        Option("nhwc", True, "channels last inside the CUDA provider; where it is not given, precision and model decide"),
+        Option("cuda_graph", True, "captures an inference into a CUDA graph; off by itself where a node has no CUDA kernel"),
+        Option("cudnn_search", "EXHAUSTIVE", "how cuDNN chooses algorithms: EXHAUSTIVE, HEURISTIC, or DEFAULT"),
+        Option("fuse_conv_bias", False, "fuses convolution and bias; compiles for seconds at the first run of a shape"),
+    ),
+}  # fmt: skip
 
 TRITON_RELEASES = {
     "1.17": "24.04",
@@ -71,17 +64,17 @@ TRITON_RELEASES = {
 
 
 class OnnxRuntime(Backend):
-    """The one runtime that this project needs on every machine."""
+    """The runtime that this project needs on every machine."""
 
     name = "onnxruntime"
     purpose = "ONNX inference on CPU and GPU"
     package = "onnxruntime-gpu"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
-        return describe_options(OPTIONS[device], _HELP)
+        return OPTIONS[device]
 
     def precisions(self, device: Device) -> frozenset[Precision]:
-        """All but FP8 on a GPU; the CPU provider computes FP16 and BF16 in FP32, so those would be precisions in name only."""
+        """All except FP8 on a GPU. The CPU provider computes FP16 and BF16 in FP32, so the CPU has only FP32 and INT8."""
         return (
             frozenset(Precision) - {Precision.FP8} if device == "cuda" else frozenset((Precision.FP32, Precision.INT8))
         )
@@ -90,7 +83,6 @@ class OnnxRuntime(Backend):
         return ("cuda", "cpu")
 
     def probe_capability(self, device: Device) -> Capability:
-        """Whether its provider for `device` is there."""
         version = get_package_version("onnxruntime-gpu") or get_package_version("onnxruntime")
         if version is None:
             return Capability(False, False, None, "onnxruntime is not installed", "`pip install onnxruntime-gpu`")
@@ -103,30 +95,28 @@ class OnnxRuntime(Backend):
             "version": self.probe_capability("cpu").version,
             "provider": PROVIDERS[device],
             "gpu": get_gpu_name() if device == "cuda" else None,
-            "options": merge_options(options, OPTIONS[device], self.name),
-            # what nobody insists on is switched off where a graph does not run with it
+            "options": self.merge_options(options, device),
+            # a build switches off options that the user did not set and that the graph does not run with
             **({"insisted": sorted(options)} if options and device == "cuda" else {}),
             **({"qdq": "as written", "nhwc": "where it convolves"} if device == "cuda" else {}),
         }
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        """Operators without a kernel in this provider: ONNX Runtime names them when it makes a session."""
         from optpipe.backends.onnxruntime_session import find_graph_refusal
 
         reason = find_graph_refusal(request.graph, request.device)
         return () if reason is None else (reason,)
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Optimizes the graph for the provider and reads the types out of the optimized graph."""
         import onnx
 
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, optimize_graph
 
         on_gpu = request.device == "cuda"
-        options = merge_options(request.options, OPTIONS[request.device], self.name)
+        options = self.merge_options(request.options, request.device)
         source, target = onnx.load(request.graph), request.directory / GRAPH_FILE
         if on_gpu and "nhwc" not in request.options:
-            # where nothing convolves it gains nothing, and it put 43 copies to the host into BERT, which then had no CUDA graph
+            # NHWC gains nothing without convolutions; in BERT it added 43 copies to the host, which prevent a CUDA graph
             convolves = any(node.op_type.startswith("Conv") for node in source.graph.node)
             options["nhwc"] = convolves and prefers_channels_last(request.precision, request.device)
         quantize_floats = not on_gpu and needs_weight_pass(source)
@@ -135,8 +125,8 @@ class OnnxRuntime(Backend):
         if separate_biases(model) if on_gpu else protect_convolutions(model):
             onnx.save(model, target)
         layers = layers_from_onnx(model, request.card.inputs, source)
-        if request.precision is Precision.TF32:
-            layers = tuple(_as_tf32(layer) for layer in layers)
+        if request.precision is Precision.TF32:  # cuDNN and cuBLAS may then use TF32 for FP32 products
+            layers = tuple(replace(each, type="tf32") if each.macs and each.type == "fp32" else each for each in layers)
         tensor_cores = on_gpu and may_use_tensor_cores(layers)
         switched_off = _find_options_to_disable(target, request, options, tensor_cores) if on_gpu else {}
         options |= dict.fromkeys(switched_off, False)
@@ -154,12 +144,12 @@ class OnnxRuntime(Backend):
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
-        merged = merge_options({**info.options, **options}, OPTIONS[info.device], self.name)
+        merged = self.merge_options({**info.options, **options}, info.device)
         tensor_cores = bool(info.details.get("tensor_cores"))
         return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton's own backend takes the number of threads alone; a folder takes every option."""
+        """Triton's own backend takes only the number of threads; a folder takes every option."""
         on_gpu = info.device == "cuda"
         provider = {"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {}
         spinning = {} if options.get("spinning", True) else {"session.intra_op.allow_spinning": "0"}
@@ -181,7 +171,6 @@ class OnnxRuntime(Backend):
         )
 
     def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """Its own fusion is of biases alone."""
         return (
             "optpipe build --backend torch,inductor, then optpipe bench: both fuse elementwise work into the matrix kernels (torch for "
             "FP16 and BF16 convolutions); onnxruntime.fuse_conv_bias=true fuses biases"
@@ -198,17 +187,17 @@ class OnnxRuntime(Backend):
         mark: Mark,  # noqa: ARG002
         scratch: Path,
     ) -> Iterator[LayerTimes]:
-        """In a second session, which notes its nodes: noting slows what it measures.
+        """Times nodes in a second session, because timing slows the session down.
 
-        It launches them one by one, also on a GPU: no node runs when a CUDA graph is replayed.
+        The session launches nodes one by one, also on a GPU: a CUDA graph's replay would run no nodes.
         """
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, read_node_runs
 
-        merged = {**merge_options(options, OPTIONS[info.device], self.name), "cuda_graph": False}
+        merged = {**self.merge_options(options, info.device), "cuda_graph": False}
         tensor_cores, profile = bool(info.details.get("tensor_cores")), scratch / "nodes"
         found = LayerTimes()
         if info.device == "cpu":
-            yield found  # what is measured meanwhile has the processor to itself
+            yield found  # the caller measures before this session uses the processor
         with OnnxRuntimeSession(
             directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores, profile=profile
         ) as session:
@@ -216,7 +205,15 @@ class OnnxRuntime(Backend):
                 for _ in range(5):
                     session.run(inputs)
             else:
-                found.iteration = _make_iteration(session, inputs)
+                import torch
+
+                binding = session.bind(inputs)
+
+                def iteration() -> None:
+                    binding.launch()
+                    torch.cuda.current_stream().synchronize()
+
+                found.iteration = iteration
                 for _ in range(3):
                     found.iteration()
                 yield found
@@ -231,20 +228,8 @@ class OnnxRuntime(Backend):
             found.layer_ns = {name: float(statistics.median(values)) for name, values in times.items()}
 
 
-def _make_iteration(session: "Session", inputs: Mapping[str, "np.ndarray"]) -> Callable[[], None]:
-    import torch
-
-    binding = session.bind(inputs)
-
-    def iteration() -> None:
-        binding.launch()
-        torch.cuda.current_stream().synchronize()
-
-    return iteration
-
-
 def find_triton_releases(version: str) -> str:
-    """Which Triton releases have the ONNX Runtime of `version`, or the newest known one where none has."""
+    """The Triton releases with ONNX Runtime `version`, or the newest known release if none has it."""
     for series, releases in TRITON_RELEASES.items():
         if version.startswith(f"{series}."):
             return f"Triton {releases} carries ONNX Runtime {series}"
@@ -256,11 +241,11 @@ def find_triton_releases(version: str) -> str:
 
 
 def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
-    """Whether the provider may: not where a product is of FP32, which it would round to TF32 unasked.
+    """Whether `use_tf32` may be on: only if no product is FP32, which the provider would round to TF32.
 
-    Its option `use_tf32` means more than its name: without it, cuDNN's plans for Tensor Cores are dropped for FP16 and BF16
-    convolutions too wherever cuDNN has another plan (onnxruntime/core/providers/cuda/nn/conv.cc, the deselected numeric
-    note TENSOR_CORE). ResNet-50's first convolution took 767 instead of 120 us at batch 64 on an H200.
+    Without the option, the provider also drops cuDNN's Tensor Core plans for FP16 and BF16 convolutions if cuDNN has another
+    plan (onnxruntime/core/providers/cuda/nn/conv.cc, the deselected numeric note TENSOR_CORE). ResNet-50's first convolution
+    then takes 767 instead of 120 us at batch 64 on an H200.
     """
     return all(layer.type != "fp32" for layer in layers if layer.macs)
 
@@ -268,13 +253,13 @@ def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
 def _find_options_to_disable(
     graph: Path, request: BuildRequest, options: Mapping[str, Any], tensor_cores: bool
 ) -> dict[str, str]:
-    """Options that this graph does not run with and that nobody insisted on, each with ONNX Runtime's reason.
+    """Options that the user did not set and that this graph does not run with, each with ONNX Runtime's reason.
 
     Quantized graphs may have nodes without a CUDA kernel, which cannot be captured or converted to NHWC.
     """
     import numpy as np
 
-    from optpipe.backends.onnxruntime_session import find_options_refusal
+    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 
     inputs = {each.name: np.ones(each.opt, each.dtype) for each in request.card.inputs}
     found: dict[str, str] = {}
@@ -282,35 +267,32 @@ def _find_options_to_disable(
         tried = {**options, **others_off, **dict.fromkeys(found, False)}
         if not tried[name] or name in request.options:
             continue
-        if (reason := find_options_refusal(graph, tried, inputs, tensor_cores=tensor_cores)) is not None:
-            found[name] = reason
+        try:
+            OnnxRuntimeSession(graph, "cuda", tried, tensor_cores=tensor_cores).run(inputs)
+        except StageError as error:
+            found[name] = str(error)
     return found
 
 
-def _as_tf32(layer: LayerType) -> LayerType:
-    """cuDNN and cuBLAS may use TF32 for FP32 products once it is allowed."""
-    return LayerType(layer.name, layer.op, "tf32", layer.macs) if layer.macs and layer.type == "fp32" else layer
-
-
-# Biases of FP16 and BF16 convolutions as additions of their own, which ONNX Runtime's CUDA provider does faster.
+# Biases of FP16 and BF16 convolutions become separate additions, which ONNX Runtime's CUDA provider computes faster.
 #
-# A convolution's own bias goes through cudnnAddTensor there, a pass over the whole activation at about a quarter of the memory's
-# bandwidth. With the option `fuse_conv_bias` the provider asks cuDNN for one kernel that convolves and adds, and ONNX Runtime
-# puts the additions back into the convolutions before. ResNet-50 in FP16 under a CUDA graph on an H200, ONNX Runtime 1.31, ms:
+# The provider adds a convolution's bias by cudnnAddTensor, a pass over the whole activation at about a quarter of the memory's
+# bandwidth. With the option `fuse_conv_bias` the provider asks cuDNN for one kernel that convolves and adds, after ONNX Runtime
+# has put the additions back into the convolutions. ResNet-50 in FP16 in a CUDA graph on an H200, ONNX Runtime 1.31, in ms:
 #
 #     batch size                                        1      64     256
 #     bias of the convolution                        0.65    5.64    21.9
-#     addition of its own                            0.62    4.22    15.9
-#     `fuse_conv_bias`, the first convolution too    0.64    4.06    15.2    (837 us of the 4.06 are the first one's, 120 without)
+#     separate addition                              0.62    4.22    15.9
+#     `fuse_conv_bias`, the first convolution too    0.64    4.06    15.2    (the first convolution: 837 us of the 4.06, 120 without)
 
 
 FUSED_CHANNEL_MULTIPLE = 8
-"""cuDNN's kernels with an addition want a multiple of so many FP16 input channels per group for Tensor Cores; a first
-convolution of three channels, or a depthwise one, has faster kernels without."""
+"""cuDNN's kernels with an addition require FP16 input channels per group in multiples of this to use Tensor Cores. A first
+convolution of three channels, or a depthwise one, has faster kernels without the addition."""
 
 
 def separate_biases(model: Any) -> int:
-    """Takes the constant biases out of the half-precision convolutions of `model`, in place; returns how many there were."""
+    """Moves constant biases out of half-precision convolutions, in place; returns their number."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph, nodes, biases = OnnxGraph(model), [], {}
@@ -333,33 +315,24 @@ def separate_biases(model: Any) -> int:
             terms.reverse()  # ConvAddFusion looks for the constant as the second input, so this one stays an addition
         nodes.append(helper.make_node("Add", terms, [output], name=f"{node.name or output}_bias"))
     count = len(nodes) - len(model.graph.node)
-    _replace_nodes(model.graph, nodes, biases.values())
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    read = {name for node in nodes for name in node.input} | graph.outputs
+    kept = [each for each in model.graph.initializer if each.name in read]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend([*kept, *biases.values()])
     return count
 
 
-def _replace_nodes(graph: Any, nodes: list[Any], constants: Any) -> None:
-    """The new nodes with their constants; initializers that nothing reads any more go."""
-    del graph.node[:]
-    graph.node.extend(nodes)
-    read = {name for node in nodes for name in node.input} | {each.name for each in graph.output}
-    kept = [each for each in graph.initializer if each.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend([*kept, *constants])
-
-
-# What a Q/DQ graph leaves in floating point, kept from a pass of ONNX Runtime that quantizes it on the CPU.
+# ONNX Runtime has a pass that quantizes floating-point layers of a Q/DQ graph on the CPU.
 #
-# The pass takes convolutions and linear layers with FP32 weights between DequantizeLinear and QuantizeLinear for unfinished, and
-# quantizes their weights with one scale for all channels (onnxruntime, pull request 22969). In a graph made here these are the
+# It takes convolutions and linear layers with FP32 weights between DequantizeLinear and QuantizeLinear for unfinished, and
+# quantizes their weights with one scale for all channels (onnxruntime, pull request 22969). In optpipe's graphs these are the
 # layers that `--budget` or a calibration table keeps out of INT8.
 
 
-_FLOAT = 1
-"""`TensorProto.FLOAT`."""
-
-
 def needs_weight_pass(model: Any) -> bool:
-    """Whether a layer with INT8 weights has a bias in FP32, as other tools write it: only the pass makes an INT8 kernel of it."""
+    """Whether a layer with INT8 weights has an FP32 bias, as other tools write it: only the pass makes an INT8 kernel of it."""
     graph = OnnxGraph(model)
     return any(
         len(node.input) > 2
@@ -372,18 +345,18 @@ def needs_weight_pass(model: Any) -> bool:
 
 
 def protect_convolutions(model: Any) -> int:
-    """Makes the FP32 convolutions between Q/DQ pairs FusedConv without an activation, in place; returns how many.
+    """Turns FP32 convolutions between Q/DQ pairs into FusedConv without an activation, in place; returns their number.
 
-    That is the same kernel, and the pass leaves it alone wherever the graph is loaded, also by a server.
+    It is the same kernel, and the pass ignores it wherever the graph is loaded, also by a server.
     """
-    from onnx import helper
+    from onnx import TensorProto, helper
 
     graph, found = OnnxGraph(model), []
     for node in model.graph.node:
         producer, weight = graph.producers.get(node.input[0] if node.input else ""), None
         if node.op_type == "Conv" and producer is not None and producer.op_type == "DequantizeLinear":
             weight = graph.weights.get(node.input[1])
-        if weight is not None and weight.data_type == _FLOAT:
+        if weight is not None and weight.data_type == TensorProto.FLOAT:
             found.append(node)
     for node in found:
         node.op_type, node.domain = "FusedConv", "com.microsoft"

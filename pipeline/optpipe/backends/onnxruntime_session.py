@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Device
 
 BIAS_FUSION_PASS = "ConvAddFusion"
-"""Would put the additions that `separate_biases` makes back into the convolutions."""
+"""Puts the additions that `separate_biases` makes back into the convolutions."""
 WEIGHT_PASS = "WeightBiasQuantization"
-"""Quantizes what stands in floating point between Q/DQ pairs: see `protect_convolutions`."""
+"""Quantizes floating-point layers between Q/DQ pairs: see `protect_convolutions`."""
 PROVIDERS: dict["Device", str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ORT_TYPES = {
     "tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16", "tensor(int64)": "int64",
@@ -29,26 +29,25 @@ _ORT_TYPES = {
 
 _NODE_SUFFIX = "_kernel_time"
 QDQ_AS_WRITTEN = ("session.disable_quant_qdq", "1")
-"""Leaves out ONNX Runtime's passes over Q/DQ pairs, which prepare integer kernels; its CUDA provider has none. What they
-do there is harm: biases become INT32 with scale(input) * scale(weight), which is zero or subnormal where scales are FP16
-(`digits` fell from 99.5 % to 9.6 % on an H200); weights stay behind a DequantizeLinear of their own, in which form the
-NHWC layout is refused; and every consumer of a dequantized tensor gets a copy of it. Source of the setting:
-onnxruntime_session_options_config_keys.h."""
+"""Leaves out ONNX Runtime's passes over Q/DQ pairs. They prepare integer kernels, which its CUDA provider does not have, and
+do harm there: biases become INT32 with scale(input) * scale(weight), which is zero or subnormal if scales are FP16 (`digits`
+fell from 99.5% to 9.6% on an H200); weights keep a DequantizeLinear, with which the NHWC layout is refused; and every
+consumer of a dequantized tensor gets a copy of it. Source of the setting: onnxruntime_session_options_config_keys.h."""
 
 
 def create_inference_session(
     graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str], *, quantize_floats: bool = False
 ) -> Any:
-    """ONNX Runtime's own session of a file or of a graph in memory; `provider` are the CUDA provider's options.
+    """An `onnxruntime.InferenceSession` of a file or of a serialized graph; `provider` holds the CUDA provider's options.
 
-    With `quantize_floats`, ONNX Runtime quantizes on the CPU what stands in floating point between Q/DQ pairs.
+    With `quantize_floats`, ONNX Runtime quantizes floating-point layers between Q/DQ pairs on the CPU.
 
-    Raises StageError where ONNX Runtime refuses the graph, MissingError where its CUDA provider does not start.
+    Raises StageError if ONNX Runtime refuses the graph, MissingError if its CUDA provider does not start.
     """
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    ort.set_default_logger_severity(4)  # what matters is raised; cuDNN's tries at fusing are logged as errors
+    ort.set_default_logger_severity(4)  # real errors are raised; cuDNN logs attempts at fusion as errors
     options.log_severity_level = 4
     options.add_session_config_entry(*RECORD_ASSIGNMENT)
     if device == "cuda":
@@ -82,12 +81,12 @@ def create_inference_session(
 
 
 def _reason(error: Exception) -> str:
-    """The first line without the error code and the C++ signature that stand before it."""
+    """The first line of an error without its code and C++ signature."""
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
 def find_graph_refusal(graph: Path, device: "Device") -> str | None:
-    """Why ONNX Runtime cannot take `graph`, in its own words; None where it can."""
+    """ONNX Runtime's reason for refusing `graph`; None if it accepts it."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -100,9 +99,9 @@ def find_graph_refusal(graph: Path, device: "Device") -> str | None:
 
 
 def optimize_graph(graph: Path, target: Path, device: "Device", *, quantize_floats: bool = False) -> None:
-    """Writes the graph as the provider fuses it. Layout changes are left to loading: they depend on the processor.
+    """Writes the graph as the provider fuses it. Layouts depend on the processor, so loading changes them, not this.
 
-    `quantize_floats` as in `create_inference_session`.
+    See `create_inference_session` for `quantize_floats`.
     """
     import onnxruntime as ort
 
@@ -112,20 +111,9 @@ def optimize_graph(graph: Path, target: Path, device: "Device", *, quantize_floa
     create_inference_session(graph, device, options, {}, quantize_floats=quantize_floats)
 
 
-def find_options_refusal(
-    graph: Path, options: Mapping[str, Any], inputs: Mapping[str, "np.ndarray"], *, tensor_cores: bool
-) -> str | None:
-    """Why the CUDA provider cannot load and run a graph with `options`; None where it can."""
-    try:
-        OnnxRuntimeSession(graph, "cuda", options, tensor_cores=tensor_cores).run(inputs)
-    except StageError as error:
-        return str(error)
-    return None
-
-
 @contextmanager
 def translate_runtime_errors() -> Iterator[None]:
-    """Raises `BadInputError` where ONNX Runtime rejects the inputs, `StageError` where it fails on the graph."""
+    """Raises `BadInputError` if ONNX Runtime rejects the inputs, `StageError` if it fails on the graph."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     try:
@@ -148,12 +136,11 @@ class OnnxRuntimeSession:
         tensor_cores: bool = False,
         profile: Path | None = None,
     ) -> None:
-        """`tensor_cores` allows CUDA to use them, for products of FP32 too, which are TF32 then.
+        """Loads the graph.
 
-        With `profile`, a file's beginning, ONNX Runtime notes when it runs each node: see `end_profiling`.
-
-        Raises:
-            StageError: `cuda_graph` is on and a node has no CUDA kernel: such a graph cannot be captured.
+        `tensor_cores` lets CUDA use Tensor Cores, also for FP32 products, as TF32. With `profile`, the prefix of a file, ONNX
+        Runtime records when it runs each node: see `end_profiling`. Raises StageError if `cuda_graph` is on and a node has no
+        CUDA kernel.
         """
         import onnxruntime as ort
 
@@ -164,14 +151,23 @@ class OnnxRuntimeSession:
         settings = ort.SessionOptions()
         settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         settings.intra_op_num_threads = int(options.get("threads", 0))
-        if not options.get("spinning", True):  # threads that wait for work give their core to others
+        if not options.get("spinning", True):
             settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if profile is not None:
             settings.enable_profiling = True
             settings.profile_file_prefix = str(profile)
-        self._session = create_inference_session(
-            graph, device, settings, _provider_options(options, tensor_cores) if device == "cuda" else {}
-        )
+        provider = {}
+        if device == "cuda":
+            provider = {
+                "user_compute_stream": str(_get_stream_handle()),
+                "use_tf32": str(int(tensor_cores)),  # of every type: see onnxruntime.may_use_tensor_cores
+                "prefer_nhwc": str(int(options["nhwc"])),
+                "enable_cuda_graph": str(int(options["cuda_graph"])),
+                "cudnn_conv_algo_search": str(options["cudnn_search"]),
+                "cudnn_conv_use_max_workspace": "1",
+                "fuse_conv_bias": str(int(options["fuse_conv_bias"])),
+            }
+        self._session = create_inference_session(graph, device, settings, provider)
         self.inputs = tuple(_make_spec(each) for each in self._session.get_inputs())
         self.outputs = tuple(_make_spec(each) for each in self._session.get_outputs())
 
@@ -182,7 +178,7 @@ class OnnxRuntimeSession:
         del self._session
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-        """Host to host; never through a CUDA graph, so that shapes may change from call to call."""
+        """Runs without a CUDA graph, so shapes may change from call to call."""
         import onnxruntime as ort
 
         options = ort.RunOptions()
@@ -193,20 +189,18 @@ class OnnxRuntimeSession:
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
     def find_placement(self, layers: Iterable[LayerType]) -> Placement:
-        """Which nodes do not run on the device's own provider; `layers` say what each is worth in MACs."""
         return placement_from_session(self._session, PROVIDERS[self.device], layers)
 
     def end_profiling(self) -> tuple[int, Path]:
-        """When the profile began, in nanoseconds of the system clock, and the JSON file that holds it."""
+        """The start of the profile, in nanoseconds of the system clock, and its JSON file."""
         started_ns = int(self._session.get_profiling_start_time_ns())
         return started_ns, Path(self._session.end_profiling())
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
-        """Buffers for these shapes; with `cuda_graph`, each binding has a graph of its own."""
+        """Buffers for these shapes; with `cuda_graph`, each binding has its own graph."""
         outputs = self.run(inputs)
         if self.device == "cpu":
-            own = {name: array.copy() for name, array in outputs.items()}  # not memory of the session's arena
-            return HostBinding(self._session, inputs, own)
+            return HostBinding(self._session, inputs, {name: array.copy() for name, array in outputs.items()})
         import torch
 
         self._graphs += 1
@@ -216,16 +210,12 @@ class OnnxRuntimeSession:
         return _DeviceBinding(self._session, filled, empty, graph_id=graph_id, waits=self._own_stream)
 
     def bind_in_place(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Binding:
-        """Binds torch CUDA tensors where they lie: nothing is copied, and no CUDA graph keeps their addresses."""
+        """Binds torch CUDA tensors without a copy and without a CUDA graph."""
         return _DeviceBinding(self._session, inputs, outputs, graph_id=-1, waits=self._own_stream)
 
 
 def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
-    """The nodes in a profile of ONNX Runtime that began at `started_ns`, in the order in which they ran.
-
-    Raises:
-        StageError: the file is not such a profile.
-    """
+    """The node runs of an ONNX Runtime profile that began at `started_ns`, in order. Raises StageError for another file."""
     try:
         events = json.loads(profile.read_text(encoding="utf-8"))
         named = (
@@ -244,22 +234,10 @@ def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
 
 
 def _get_stream_handle() -> int:
-    """The handle of torch's current CUDA stream; 0 is the default one, in whose place ONNX Runtime makes a stream of its own."""
+    """The handle of torch's current CUDA stream. For 0, the default stream, ONNX Runtime creates a separate stream."""
     import torch
 
     return int(torch.cuda.current_stream().cuda_stream)
-
-
-def _provider_options(options: Mapping[str, Any], tensor_cores: bool) -> dict[str, str]:
-    return {
-        "user_compute_stream": str(_get_stream_handle()),
-        "use_tf32": str(int(tensor_cores)),  # of every type: see onnxruntime.may_use_tensor_cores
-        "prefer_nhwc": str(int(options["nhwc"])),
-        "enable_cuda_graph": str(int(options["cuda_graph"])),
-        "cudnn_conv_algo_search": str(options["cudnn_search"]),
-        "cudnn_conv_use_max_workspace": "1",
-        "fuse_conv_bias": str(int(options["fuse_conv_bias"])),
-    }
 
 
 def _make_spec(value: Any) -> TensorSpec:
@@ -268,7 +246,7 @@ def _make_spec(value: Any) -> TensorSpec:
 
 
 class HostBinding:
-    """A copy of `inputs`, and the arrays `outputs`, which have the shapes that the session answers with."""
+    """A copy of `inputs`, and the arrays `outputs`, which have the shapes of the session's outputs."""
 
     def __init__(self, session: Any, inputs: Mapping[str, "np.ndarray"], outputs: Mapping[str, "np.ndarray"]) -> None:
         import numpy as np
@@ -282,33 +260,29 @@ class HostBinding:
                 bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def launch(self) -> None:
-        """Runs to the end."""
         self._session.run_with_iobinding(self._io)
 
 
-def _run_options(graph_id: int | None, *, waits: bool) -> Any:
-    """`waits` where the session has a stream of its own: nothing else would order a launch before what torch does next."""
-    import onnxruntime as ort
-
-    options = ort.RunOptions()
-    if not waits:
-        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    if graph_id is not None:
-        options.add_run_config_entry("gpu_graph_id", str(graph_id))
-    return options
-
-
 class _DeviceBinding:
-    """CUDA tensors where they lie."""
+    """CUDA tensors, bound without a copy.
+
+    `waits` makes each launch synchronous. It is needed if the session has a separate stream, since nothing else would order
+    a launch before torch's next kernel.
+    """
 
     def __init__(
         self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *, graph_id: int | None, waits: bool
     ) -> None:
         import numpy as np
+        import onnxruntime as ort
 
         self.inputs, self.outputs = dict(inputs), dict(outputs)
         self._session = session
-        self._options = _run_options(graph_id, waits=waits)
+        self._options = ort.RunOptions()
+        if not waits:
+            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if graph_id is not None:
+            self._options.add_run_config_entry("gpu_graph_id", str(graph_id))
         self._io = session.io_binding()
         for bind, tensors in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):
             for name, tensor in tensors.items():
@@ -316,22 +290,18 @@ class _DeviceBinding:
                 bind(name, "cuda", 0, dtype, tuple(tensor.shape), tensor.data_ptr())
 
     def launch(self) -> None:
-        """Enqueues on the stream that was torch's current one when the session was loaded."""
+        """Enqueues on the stream that was torch's current stream when the session was loaded."""
         self._session.run_with_iobinding(self._io, self._options)
 
 
-# Where ONNX Runtime runs each node: the execution providers that it chose itself, read from a loaded session.
-#
-# A provider without a kernel for a node leaves it to the CPU, and nothing says so.
-# Source: onnxruntime_session_options_config_keys.h, `session.record_ep_graph_assignment_info`.
-
-
 RECORD_ASSIGNMENT = ("session.record_ep_graph_assignment_info", "1")
-"""The session setting without which `get_provider_graph_assignment_info` is refused."""
+"""The session setting for `get_provider_graph_assignment_info`: a provider silently leaves nodes without a kernel to the CPU.
+
+Source: onnxruntime_session_options_config_keys.h."""
 
 
 def placement_from_session(session: Any, provider: str, layers: Iterable[LayerType]) -> Placement:
-    """What of the session's graph does not run on `provider`; the MACs are those of `layers` of the same name.
+    """The nodes that do not run on `provider`, with their share of the MACs of `layers`, which are matched by name.
 
     `session` is an `onnxruntime.InferenceSession` that was made with `RECORD_ASSIGNMENT`.
     """

@@ -6,9 +6,8 @@ from typing import Any
 from optpipe.backends.base import Backend, Device, merge_options
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
-from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX
+from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX, TorchTensorRT
 from optpipe.backends.torch_eager import TorchEager
-from optpipe.backends.torch_tensorrt import TorchTensorRT
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.plan import choices_from_text
@@ -23,32 +22,29 @@ BACKENDS: dict[str, Backend] = {
 def backends_from_text(text: str, device: Device | None, precisions: Collection[Precision] = ()) -> tuple[Backend, ...]:
     """Reads `--backend`: names, `all`, or `auto`.
 
-    `auto` is the best that can run here and, beside it, every one that builds here ahead of time; for FP8 the one that has it.
+    `auto` is the best backend that can run here and every backend that builds here ahead of time; for FP8 also those that have it.
     """
     words = choices_from_text(text, ["auto", "all", *BACKENDS], "--backend")
     if "all" in words:
         return tuple(BACKENDS.values())
-    automatic = _choose_automatic(device) if "auto" in words else ()
+    ahead: list[Backend] = []
+    runnable: list[Backend] = []
+    for backend in BACKENDS.values() if "auto" in words else ():
+        found = [backend.probe_capability(each) for each in backend.devices() if device in (None, each)]
+        if not runnable and any(each.runs and each.builds for each in found):
+            runnable = [backend]
+        elif backend.ahead_of_time and any(each.builds for each in found):
+            ahead.append(backend)
+    automatic = (*ahead, *runnable)
     if automatic and Precision.FP8 in precisions:
         automatic += tuple(each for each in BACKENDS.values() if Precision.FP8 in each.precisions("cuda"))
     return tuple(dict.fromkeys((*automatic, *(BACKENDS[word] for word in words if word != "auto"))))
 
 
-def _choose_automatic(device: Device | None) -> tuple[Backend, ...]:
-    built, runnable = [], None
-    for backend in BACKENDS.values():
-        found = [backend.probe_capability(each) for each in backend.devices() if device in (None, each)]
-        if runnable is None and any(each.runs and each.builds for each in found):
-            runnable = backend
-        elif backend.ahead_of_time and any(each.builds for each in found):
-            built.append(backend)
-    return (*built, *([runnable] if runnable else ()))
-
-
 def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> dict[str, bool | int | str]:
-    """An artifact's own runtime options, overridden by what was given, text read as the type of each.
+    """An artifact's runtime options, overridden by `given`, whose text is parsed.
 
-    Raises BadInputError for an option that its backend does not have, or only when it builds.
+    Raises BadInputError for an option that its backend does not have or that only a build takes.
     """
     name, backend = info.backend, BACKENDS[info.backend]
     known = backend.runtime_options(info.device)
@@ -61,7 +57,7 @@ def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> d
 
 
 def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, dict[str, str]]:
-    """Reads `BACKEND.KEY=VALUE`, repeated: the options by backend. Raises BadInputError for anything else."""
+    """Reads texts such as `BACKEND.KEY=VALUE` as options by backend. Raises BadInputError for anything else."""
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         name, _, value = text.partition("=")

@@ -1,7 +1,7 @@
-"""TensorRT 11 and 10, and TensorRT-RTX: one code for all, since they share their Python API.
+"""TensorRT 11 and 10, and TensorRT-RTX, which share their Python API; and Torch-TensorRT, which makes TensorRT engines.
 
-The network is strongly typed: each tensor keeps the type that the ONNX graph gives it, so the types of the layers'
-inputs are the precision. TensorRT-RTX builds ahead of time on a machine without a GPU.
+The network is strongly typed: each tensor keeps its type in the ONNX graph, so the types of the layers' inputs are the
+precision. TensorRT-RTX builds ahead of time on a machine without a GPU.
 Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working with Dynamic Shapes".
 """
 
@@ -14,7 +14,16 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving
+from optpipe.backends.base import (
+    Backend,
+    BuildRequest,
+    BuildResult,
+    Capability,
+    Device,
+    Option,
+    Serving,
+    merge_options,
+)
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes
 from optpipe.backends.tensorrt_builder import (
     BuilderOptions,
@@ -33,6 +42,7 @@ from optpipe.backends.tensorrt_builder import (
     write_timing_cache,
 )
 from optpipe.backends.tensorrt_session import list_session_options
+from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program, layers_from_program
 from optpipe.core.entries import ENGINE_LAYERS, ArtifactInfo, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import LayerType, Precision
@@ -47,7 +57,7 @@ ENGINE_FILE = "model.engine"
 
 
 class TensorRT(Backend):
-    """The library for data-center GPUs, and what the two have in common."""
+    """TensorRT for data-center GPUs, and the base of TensorRT-RTX."""
 
     name = "tensorrt"
     purpose = "engines for data-center GPUs"
@@ -60,14 +70,12 @@ class TensorRT(Backend):
         return (*list_builder_options(self.library), *list_session_options(self.library))
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
-        """All but FP8, which only torch is given."""
         return frozenset(Precision) - {Precision.FP8}
 
     def devices(self) -> tuple[Device, ...]:
         return ("cuda",)
 
     def probe_capability(self, device: Device) -> Capability:
-        """Whether the library is there, and a GPU that it takes."""
         version = get_package_version(self.package)
         if version is None or importlib.util.find_spec(self.library) is None:
             return Capability(False, False, None, f"{self.library} is not installed", self.install)
@@ -79,11 +87,10 @@ class TensorRT(Backend):
         return Capability(self.ahead_of_time or bool(list_gpus()), why_not is None, version, why_not)
 
     def find_gpu_refusal(self, compute_capability: str) -> str | None:  # noqa: ARG002
-        """Why it does not run on a GPU of this compute capability."""
+        """Why engines do not run on a GPU of this compute capability; None if they do."""
         return None
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """The library's version, the GPU an engine is tuned for (none when built ahead of time), and the options."""
         return {
             "library": self.library,
             "version": get_package_version(self.package),
@@ -96,22 +103,18 @@ class TensorRT(Backend):
 
     def _read_options(self, given: Mapping[str, Any]) -> BuilderOptions:
         options = options_from_given(given, self.library, self.name)
-        told_by_library = (
-            options.tactic_sources,
-            options.compute_capabilities,
-            options.hardware_compatibility != "none",
-        )
-        if any(told_by_library) and importlib.util.find_spec(self.library):
+        narrowed = options.tactic_sources or options.compute_capabilities or options.hardware_compatibility != "none"
+        if narrowed and importlib.util.find_spec(self.library):
             require_supported(self._library(), options)
         return options
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        """The operators that the ONNX parser refuses, with the parser's own reason."""
+        """The operators that the ONNX parser refuses, with its reasons."""
         trt, options = self._library(), self._read_options(request.options)
         logger = create_logger(trt)
         builder = trt.Builder(logger)
         load_plugins(builder.get_plugin_registry(), list_plugins(options), self.library, logger)
-        network = create_network(trt, builder)  # builder and network have to outlive the parser
+        network = create_network(trt, builder)  # builder and network must outlive the parser
         parser = trt.OnnxParser(network, logger)
         if parser.parse_from_file(str(request.graph)):
             return ()
@@ -121,11 +124,10 @@ class TensorRT(Backend):
         )
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Parses, configures, builds, and reads the types out of the network that was built."""
         trt, options = self._library(), self._read_options(request.options)
         if options.sparse_weights:
             _require_sparse_weights(request.graph)
-        copy_plugins(options, request.directory)  # they are loaded already: `find_unsupported` comes first
+        copy_plugins(options, request.directory)  # `find_unsupported` has loaded them
         logger = create_logger(trt)
         builder = trt.Builder(logger)
         network = create_network(trt, builder)
@@ -160,7 +162,6 @@ class TensorRT(Backend):
         return why_not
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        """Deserializes an engine; raises `StageError` where the runtime refuses it."""
         from optpipe.backends.tensorrt_session import TensorRTSession
 
         weights = info.details.get("refit_from")
@@ -170,7 +171,7 @@ class TensorRT(Backend):
         return TensorRTSession(self._library(), engine, options, weights=graph, lean_runtime=lean_runtime)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton's own backend loads the engine's file alone, for one version of the library."""
+        """Triton's own backend loads only the engine's file, for one version of the library."""
         built_with = options_from_details(info.details)
         _require_weights(built_with)
         if built_with.plugins:
@@ -196,14 +197,14 @@ class TensorRT(Backend):
 
 
 def _explain(reason: str) -> str:
-    """Why the parser refuses a node, in words that a user can act on where its own name a flag of the C++ API."""
+    """The parser's reason for refusing a node, rephrased if it only names a flag of the C++ API."""
     if "shiftIsAllZeros" not in reason:
         return reason
     return "its zero point is not 0\nquantize the model symmetrically, or build it with --backend onnxruntime"
 
 
 def _require_sparse_weights(graph: Path) -> None:
-    """Raises BadInputError where no product could use a sparse kernel: the option would change nothing, in silence."""
+    """Raises BadInputError if no product could use a sparse kernel: the option would silently change nothing."""
     import onnx
 
     from optpipe.backends.onnx_graph import list_sparse_products
@@ -216,7 +217,7 @@ def _require_sparse_weights(graph: Path) -> None:
 
 
 class TensorRTRTX(TensorRT):
-    """The library for GeForce and workstation GPUs: compute capability 7.5, 8.x and 12.x, not 9.0 or 10.x."""
+    """TensorRT-RTX for GeForce and workstation GPUs: compute capability 7.5, 8.x, and 12.x, not 9.0 or 10.x."""
 
     name = "tensorrt-rtx"
     purpose = "engines for RTX GPUs, which can be built without one"
@@ -231,7 +232,7 @@ class TensorRTRTX(TensorRT):
         return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton has no backend for it: optpipe's session loads the plugin libraries too."""
+        """Triton has no backend for it; optpipe's session also loads plugin libraries."""
         _require_weights(options_from_details(info.details))
         return Backend.serving(self, info, options, version)
 
@@ -244,12 +245,95 @@ def _require_weights(built_with: BuilderOptions) -> None:
 
 
 def name_server_release(package: str, version: str) -> str:
-    """Which Triton releases load an engine of TensorRT."""
     return f"an engine of {package} {version} loads only in a Triton release with the same version: see NVIDIA's support matrix"
 
 
 TENSORRT = TensorRT()
 TENSORRT_RTX = TensorRTRTX()
+
+
+class TorchTensorRT(Backend):
+    """Torch-TensorRT converts an exported torch program to a TensorRT engine, which then runs as any other.
+
+    Its import needs a GPU: `torch-tensorrt-rtx` 2.14.0 (with TensorRT-RTX 1.6.1, torch 2.14.1, no driver) queries the device's
+    compute capability and the current device. With torch.cuda's queries replaced, it converts a program and TensorRT-RTX builds
+    the engine, but the converter deserializes it at once, which needs the driver. No machine of ours tests this class, unlike
+    `tensorrt` (tests/fakes/tensorrt_api/README.md). Source: Torch-TensorRT documentation, "Exporting a serialized TensorRT
+    engine" (`convert_exported_program_to_serialized_trt_engine`).
+    """
+
+    name = "torch-tensorrt"
+    purpose = "TensorRT engines directly from PyTorch"
+    package = "torch-tensorrt"
+    needs_module = True
+
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
+        workspace, *others = TENSORRT.describe_options(device)
+        return (workspace, *(each for each in others if not each.builds))
+
+    def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
+        return TORCH_PRECISIONS
+
+    def devices(self) -> tuple[Device, ...]:
+        return ("cuda",)
+
+    def probe_capability(self, device: Device) -> Capability:
+        version = get_package_version("torch-tensorrt")
+        if version is None or importlib.util.find_spec("torch_tensorrt") is None:
+            install = "`uv sync --no-dev --extra torch-tensorrt` in a checkout; TensorRT comes from NVIDIA's index"
+            return Capability(False, False, None, "torch-tensorrt is not installed", install)
+        if device == "cpu" or not list_gpus():
+            return Capability(False, False, version, "no NVIDIA GPU on this machine")
+        return Capability(True, True, version)
+
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {
+            "torch_tensorrt": get_package_version("torch-tensorrt"),
+            "torch": get_package_version("torch"),
+            "gpu": get_gpu_name(),
+            "options": merge_options(options, {"workspace_bytes": 0}, self.name),
+        }
+
+    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
+        """The operators without a converter."""
+        from torch_tensorrt.dynamo import CONVERTERS
+
+        program = export_program(request).run_decompositions()
+        targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+        return tuple(
+            sorted(str(target) for target in targets if target not in CONVERTERS and hasattr(target, "overloadpacket"))
+        )
+
+    def build(self, request: BuildRequest) -> BuildResult:
+        """Converts with explicit types, so that the engine has the program's types."""
+        import torch_tensorrt
+
+        program = export_program(request)
+        inputs = [
+            torch_tensorrt.Input(min_shape=e.min, opt_shape=e.opt, max_shape=e.max, name=e.name)
+            for e in request.card.inputs
+        ]
+        plan = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine(
+            program,
+            arg_inputs=inputs,
+            use_explicit_typing=True,
+            disable_tf32=request.precision is not Precision.TF32,
+            workspace_size=merge_options(request.options, {"workspace_bytes": 0}, self.name)["workspace_bytes"],
+            require_full_compilation=True,
+        )
+        (request.directory / ENGINE_FILE).write_bytes(plan)
+        layers = layers_from_program(program, request.precision)
+        return BuildResult(layers, ENGINE_FILE, details={"gpu": get_gpu_name()})
+
+    def find_run_blocker(self, info: ArtifactInfo) -> str | None:
+        return TENSORRT.find_run_blocker(info)
+
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
+        return TENSORRT.load(directory, info, options)
+
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
+        """optpipe's own session serves it, with the same version of the library."""
+        return Serving(name_server_release(self.package, version))
 
 
 _TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
@@ -270,28 +354,29 @@ _NO_ARITHMETIC = (
 
 
 def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[LayerType, ...]:
-    """The layers of a strongly typed network by the type of their data input.
+    """The layers of a strongly typed network with the type of their data input.
 
-    The MACs come from the ONNX node that a layer was made of; several layers of one node, as the two products of
-    an LSTM, share them. The parser goes node by node: a layer without a name belongs to the node of the layer before it.
-    A product whose node is not known is `unattributed`: its share is not proven.
+    The MACs are those of the ONNX node of a layer; several products of one node, as in an LSTM, share them. The parser writes the
+    node as `[ONNX Layer: NAME | ...]` and proceeds node by node, so a layer without a name belongs to the previous layer's node.
+    A product of an unknown node is `unattributed`: its share is not proven.
     """
     import onnx
 
     model = onnx.load(request.graph)
     known = infer_graph_types(model, request.card.inputs)
     macs = {node.name: count_node_macs(node, known) for node in iterate_nodes(model.graph)}
-    owners = _find_owners(network)
-    products = Counter(
-        owners[index]
-        for index in range(network.num_layers)
-        if get_enum_name(network.get_layer(index).type) in PRODUCT_LAYERS
-    )
+    parsed = [network.get_layer(index) for index in range(network.num_layers)]
+    owners = [""]
+    for layer in parsed:
+        metadata = str(layer.metadata or "")
+        named = metadata.startswith(_METADATA)
+        owners.append(metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0] if named else owners[-1])
+    owned = list(zip(parsed, owners[1:], strict=True))
+    products = Counter(owner for layer, owner in owned if get_enum_name(layer.type) in PRODUCT_LAYERS)
     tf32 = request.precision is Precision.TF32
-    dequantized = _find_outputs(network, trt.LayerType.DEQUANTIZE)
+    dequantized = {layer.get_output(0).name for layer in parsed if layer.type == trt.LayerType.DEQUANTIZE}
     layers = []
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
+    for layer, owner in owned:
         op = get_enum_name(layer.type)
         data = layer.get_input(0)
         if data is None or op in _NO_ARITHMETIC:
@@ -300,10 +385,10 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
         amount = 0
         if op in PRODUCT_LAYERS:
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
-            amount = macs.get(owners[index], 0) // products[owners[index]]
-            if owners[index] not in macs:
+            amount = macs.get(owner, 0) // products[owner]
+            if owner not in macs:
                 sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
-                kind, amount = "unattributed", prod(size for size in sizes if size > 0)  # as far as they are known
+                kind, amount = "unattributed", prod(size for size in sizes if size > 0)  # the known sizes
         elif kind not in _TYPES.values():
             continue
         layers.append(LayerType(layer.name, op, kind, amount))
@@ -316,40 +401,24 @@ def get_enum_name(value: Any) -> str:
 
 
 def get_type_name(dtype: Any) -> str:
-    """`fp16` for the library's HALF; its own word in small letters where we have none."""
+    """`fp16` for the library's HALF, and so on; other types keep the library's name in lower case."""
     name = get_enum_name(dtype)
     return _TYPES.get(name, name.lower())
 
 
-def _find_owners(network: Any) -> list[str]:
-    """For each layer the name of the ONNX node that it was made of: the parser writes it as `[ONNX Layer: NAME | ...]`."""
-    found, owner = [], ""
-    for index in range(network.num_layers):
-        metadata = str(network.get_layer(index).metadata or "")
-        if metadata.startswith(_METADATA):
-            owner = metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0]
-        found.append(owner)
-    return found
-
-
-def _find_outputs(network: Any, kind: Any) -> frozenset[str]:
-    layers = (network.get_layer(index) for index in range(network.num_layers))
-    return frozenset(layer.get_output(0).name for layer in layers if layer.type == kind)
-
-
-# What TensorRT's engine inspector says of an engine, kept with the artifact.
+# The output of TensorRT's engine inspector is stored with the artifact.
 #
-# The inspector needs a deserialized engine, and deserializing needs the GPU; without one, the parsed network's layers are kept.
+# The inspector needs a deserialized engine, which needs the GPU; without one, the layers of the parsed network are stored.
 # Source: NVIDIA TensorRT 11 documentation, "Engine Inspector".
 
 
 INSPECTOR_FILE = "inspector.json"
-"""The inspector's own JSON, as the library wrote it."""
+"""The inspector's JSON, unchanged."""
 FROM_INSPECTOR = "engine inspector"
 
 
 def keep_layers(trt: Any, logger: Any, plan: Any, network: Any, directory: Path) -> None:
-    """Writes the engine's layers, and the inspector's JSON where the engine deserializes, into `directory`."""
+    """Writes the engine's layers into `directory`, and the inspector's JSON if the engine deserializes."""
     runtime = trt.Runtime(logger) if list_gpus() else None
     engine = runtime.deserialize_cuda_engine(plan) if runtime is not None else None
     if engine is None:
@@ -363,9 +432,9 @@ def keep_layers(trt: Any, logger: Any, plan: Any, network: Any, directory: Path)
 
 
 def layers_from_parsed(network: Any) -> tuple[EngineLayer, ...]:
-    """The layers of a network before the builder fused them, without constants and what is computed from them alone.
+    """The layers of a network before fusion, without those that depend only on constants.
 
-    A product whose input was dequantized takes it as INT8: the builder fuses the two.
+    A product of a dequantized input has an INT8 input, since the builder fuses the two.
     """
     found = []
     constant: set[str] = set()
@@ -386,7 +455,7 @@ def layers_from_parsed(network: Any) -> tuple[EngineLayer, ...]:
 
 
 def layers_from_inspector(text: str) -> tuple[EngineLayer, ...]:
-    """Reads the inspector's JSON; where the engine was built without details it holds names alone."""
+    """Reads the inspector's JSON; for an engine that was built without details, it holds only names."""
     found = []
     for layer in json.loads(text)["Layers"]:
         if isinstance(layer, str):

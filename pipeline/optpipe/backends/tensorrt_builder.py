@@ -1,4 +1,4 @@
-"""From a graph and options to a builder's configuration: flags, profiles, plugins, and the timing cache's file."""
+"""Options of a build, and the builder's configuration: flags, profiles, plugins, and the timing cache."""
 
 import os
 import shutil
@@ -17,21 +17,20 @@ from optpipe.core.records import record_from_plain
 from optpipe.workspace.environment import list_gpus
 from optpipe.workspace.locks import hold_lock
 
-# What the builder of TensorRT or TensorRT-RTX can be asked for: one typed record for both, checked before anything runs.
+# The builder options of TensorRT and TensorRT-RTX, checked before anything runs.
 #
-# Names and meanings follow NVIDIA's `trtexec`; an option that one of the two libraries lacks is refused with the reason.
+# Names and meanings follow NVIDIA's `trtexec`; an option that a library lacks is refused with the reason.
 # Source: NVIDIA TensorRT 11 documentation, "Advanced Topics", and TensorRT-RTX 1.7, "CPU-Only AOT and TensorRT-RTX Engines".
 
 
 MAX_OPTIMIZATION_LEVEL = 5
-"""Of `builder_optimization_level`."""
 HARDWARE_COMPATIBILITY = {"none": "NONE", "ampere+": "AMPERE_PLUS", "sameComputeCapability": "SAME_COMPUTE_CAPABILITY"}
-"""trtexec's words, and the library's."""
+"""trtexec's names and the library's."""
 _ALWAYS_IN_KEY = ("workspace_bytes", "optimization_level")
 PLUGIN_PREFIX = "plugin-"
-"""Of the copies of plugin libraries in an artifact, which are loaded before its engine."""
+"""Prefix of the copies of plugin libraries in an artifact, which are loaded before its engine."""
 _NOT_IN_KEY = ("timing_cache",)
-"""It shortens a build; where the file lies says nothing about the engine."""
+"""A timing cache shortens a build; its path does not change the engine."""
 
 
 def _describe(default: Any, text: str, *choices: str) -> Any:
@@ -40,8 +39,6 @@ def _describe(default: Any, text: str, *choices: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BuilderOptions:
-    """The options of one build."""
-
     workspace_bytes: int = _describe(
         0, "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit"
     )
@@ -79,7 +76,6 @@ _LACKING = {
 
 
 def list_builder_options(library: str) -> tuple[Option, ...]:
-    """The options that the builder of `library` takes."""
     return tuple(
         Option(each.name, each.default, each.metadata["help"], builds=True, choices=each.metadata["choices"])
         for each in fields(BuilderOptions)
@@ -88,7 +84,7 @@ def list_builder_options(library: str) -> tuple[Option, ...]:
 
 
 def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> BuilderOptions:
-    """The record of the options in `given`, text or values.
+    """The record of the options in `given`, whose text is parsed.
 
     Raises:
         BadInputError: an option or value that the library does not take, or a plugin that is not a file.
@@ -101,7 +97,15 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
     known = {name: value for name, value in defaults.items() if name not in _LACKING[library]}
     chosen: dict[str, Any] = {**defaults, **merge_options(given, known, backend)}
     options = BuilderOptions(**chosen)
-    _require_known_values(options)
+    if options.optimization_level > MAX_OPTIMIZATION_LEVEL:
+        raise BadInputError(
+            f"option optimization_level={options.optimization_level}: expected 0 to {MAX_OPTIMIZATION_LEVEL}"
+        )
+    if options.hardware_compatibility not in HARDWARE_COMPATIBILITY:
+        raise BadInputError(
+            f"option hardware_compatibility={options.hardware_compatibility}: "
+            f"choose from {', '.join(HARDWARE_COMPATIBILITY)}"
+        )
     find_profiles(options)
     if len(capabilities_from_text(options.compute_capabilities)) > 1 and (options.refit or options.strip_weights):
         raise BadInputError(
@@ -120,27 +124,15 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
     return options
 
 
-def _require_known_values(options: BuilderOptions) -> None:
-    if options.optimization_level > MAX_OPTIMIZATION_LEVEL:
-        raise BadInputError(
-            f"option optimization_level={options.optimization_level}: expected 0 to {MAX_OPTIMIZATION_LEVEL}"
-        )
-    if options.hardware_compatibility not in HARDWARE_COMPATIBILITY:
-        raise BadInputError(
-            f"option hardware_compatibility={options.hardware_compatibility}: "
-            f"choose from {', '.join(HARDWARE_COMPATIBILITY)}"
-        )
-
-
 def options_from_details(details: Mapping[str, Any]) -> BuilderOptions:
-    """The options that an artifact was built with, by its `details`; the defaults where a backend records none."""
+    """The build options in an artifact's `details`, or the defaults if its backend records none."""
     return record_from_plain(details.get("builder", {}), BuilderOptions, "the artifact's manifest")
 
 
 def describe_in_key(options: BuilderOptions) -> dict[str, Any]:
-    """What an artifact's key holds: the options that change the engine, plugins by their hash.
+    """The options that change the engine, for the artifact's key, with plugins by their hash.
 
-    An option at its default is left out, so that a new option renames no artifact.
+    Options at their defaults are left out, so that a new option does not rename artifacts.
     """
     defaults = asdict(BuilderOptions())
     found = {
@@ -154,17 +146,17 @@ def describe_in_key(options: BuilderOptions) -> dict[str, Any]:
 
 
 def list_plugins(options: BuilderOptions) -> tuple[Path, ...]:
-    """The plugin libraries in the order in which they are loaded."""
+    """The plugin libraries in load order."""
     return tuple(Path(part.strip()) for part in options.plugins.split(",") if part.strip())
 
 
 def find_profiles(options: BuilderOptions) -> tuple[tuple[int, int, int], ...]:
-    """The batch ranges of `profiles`; empty where the input's own range is the only one."""
+    """The batch ranges of the option `profiles`; empty for the model's own range."""
     return batch_ranges_from_text(options.profiles) if options.profiles else ()
 
 
 def list_profile_shapes(options: BuilderOptions, inputs: tuple[InputSpec, ...]) -> list[tuple[InputSpec, ...]]:
-    """For each optimization profile the inputs with its shapes; raises BadInputError where it leaves the model's own range."""
+    """The inputs with the shapes of each optimization profile; raises BadInputError if one is outside the model's range."""
     profiles = []
     for low, usual, high in find_profiles(options):
         for each in inputs:
@@ -179,7 +171,7 @@ def list_profile_shapes(options: BuilderOptions, inputs: tuple[InputSpec, ...]) 
 
 
 def capabilities_from_text(text: str) -> tuple[str, ...]:
-    """Reads `8.6,12.0` as the library's names, `SM86` and `SM120`; which of them exist is the library's to say."""
+    """Reads `8.6,12.0` as the library's names, `SM86` and `SM120`, without a check that the library has them."""
     names = []
     for part in (part.strip() for part in text.split(",") if part.strip()):
         major, _, minor = part.partition(".")
@@ -190,7 +182,7 @@ def capabilities_from_text(text: str) -> tuple[str, ...]:
 
 
 def sources_from_text(text: str) -> tuple[tuple[str, bool], ...]:
-    """Reads `-EDGE_MASK_CONVOLUTIONS,+JIT_CONVOLUTIONS` as names, each with whether it is added."""
+    """Reads `-EDGE_MASK_CONVOLUTIONS,+JIT_CONVOLUTIONS` as names and whether to add them."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if wrong := [part for part in parts if part[0] not in "+-" or len(part) == 1]:
         raise BadInputError(
@@ -200,18 +192,18 @@ def sources_from_text(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 _MAGIC_BYTES = 8
-"""A timing cache begins with the library's own mark."""
+"""A timing cache begins with the library's magic number."""
 _LOADED: set[tuple[str, str]] = set()
-"""Plugin libraries of this process, by runtime and hash: its registry is one, and refuses a second copy."""
+"""Plugin libraries in this process, by runtime and hash: the runtime's registry refuses a second copy."""
 
 
 def create_network(trt: Any, builder: Any) -> Any:
-    """Strongly typed: asked for by flag in TensorRT 10, the only kind there is from 11 on."""
+    """A strongly typed network: TensorRT 10 needs the flag, TensorRT 11 has no others."""
     return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 
 
 def create_logger(trt: Any) -> Any:
-    """A logger that stays silent and keeps the first error for the message to the user."""
+    """A silent logger that keeps the first error for the user's message."""
 
     class Quiet(trt.ILogger):
         def __init__(self) -> None:
@@ -265,7 +257,7 @@ def create_config(trt: Any, builder: Any, request: BuildRequest, options: Builde
 
 
 def require_supported(trt: Any, options: BuilderOptions) -> None:
-    """Raises BadInputError for a kernel source, a GPU or a compatibility that this version of the library does not know."""
+    """Raises BadInputError for a kernel source, GPU, or compatibility that this version of the library does not have."""
     level = HARDWARE_COMPATIBILITY[options.hardware_compatibility]
     if level not in trt.HardwareCompatibilityLevel.__members__:
         raise BadInputError(
@@ -310,7 +302,7 @@ def _set_compute_capabilities(trt: Any, config: Any, options: BuilderOptions) ->
 
 
 def load_plugins(registry: Any, files: Iterable[Path], library: str, logger: Any) -> None:
-    """Loads plugin libraries, once in a process: this runs their code. Raises BadInputError for one that is refused."""
+    """Loads plugin libraries once per process, which runs their code. Raises BadInputError if one is refused."""
     for file in files:
         known = (library, hash_file(file))
         if known in _LOADED:
@@ -339,9 +331,9 @@ def _read_timing_cache(trt: Any, config: Any, file: Path) -> None:
 
 
 def write_timing_cache(config: Any, file: Path) -> None:
-    """Adds what this build timed to the file: other builds may have written to it meanwhile, and lose nothing.
+    """Merges this build's timings into the file, to which other builds may have written in the meantime.
 
-    Where another GPU model or version took the file over meanwhile, it is left to it, as the build's log says.
+    If the file is now of another GPU model or version, it stays unchanged, and the build's log says so.
     """
     with _lock_file(file):
         cache = config.get_timing_cache()
@@ -355,7 +347,7 @@ def write_timing_cache(config: Any, file: Path) -> None:
 
 
 def _read_cache_file(config: Any, file: Path) -> bytes:
-    """Its bytes, empty where there is none; raises BadInputError for another kind of file, which is left as it is."""
+    """The file's bytes, empty if it does not exist; raises BadInputError for another kind of file."""
     if not file.exists():
         return b""
     with read_as_user_file(file, "a timing cache"):
@@ -368,6 +360,6 @@ def _read_cache_file(config: Any, file: Path) -> bytes:
 
 @contextmanager
 def _lock_file(file: Path) -> Iterator[None]:
-    """One build at a time reads or writes the cache; the lock lies beside it, since the file itself is replaced."""
+    """Locks the cache through another file, since the cache file is replaced."""
     with read_as_user_file(file, "a timing cache"), hold_lock(file.with_name(f".{file.name}.lock")):
         yield

@@ -1,4 +1,4 @@
-"""A TensorRT or TensorRT-RTX engine at run time, on torch's CUDA memory and streams."""
+"""Sessions of TensorRT and TensorRT-RTX engines on torch's CUDA memory and streams."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _RUNTIME_CACHE = Option(
 
 
 def list_session_options(library: str) -> tuple[Option, ...]:
-    """What a session of `tensorrt` or `tensorrt_rtx` takes; only the latter compiles kernels when it loads."""
+    """The session options of `tensorrt` or `tensorrt_rtx`; only the latter compiles kernels when it loads."""
     return (_CUDA_GRAPH, _RUNTIME_CACHE) if library == "tensorrt_rtx" else (_CUDA_GRAPH,)
 
 
@@ -55,10 +55,10 @@ class TensorRTSession:
         weights: Path | None = None,
         lean_runtime: bool = False,
     ) -> None:
-        """Loads the plugin libraries beside the engine, then the engine.
+        """Loads the plugin libraries in the engine's folder, then the engine.
 
-        `weights` is the ONNX graph that an engine without weights takes them from. With `lean_runtime` the engine is
-        version-compatible: it holds its own runtime, which runs as code.
+        `weights` is the ONNX graph with the weights of an engine without weights. With `lean_runtime` the engine is
+        version-compatible: it contains a runtime, whose code is run.
         """
         known = {each.name: each.default for each in list_session_options(trt.__name__)}
         self._options = merge_options(options, known, trt.__name__)
@@ -121,7 +121,7 @@ class TensorRTSession:
         del self._context, self._engine, self._runtime
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-        """Host to host, without a CUDA graph."""
+        """Runs without a CUDA graph."""
         import torch
 
         binding = self._bind_buffers(inputs)
@@ -130,7 +130,7 @@ class TensorRTSession:
         return {name: tensor.cpu().numpy() for name, tensor in binding.outputs.items()}
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
-        """Fixed buffers; captured into a CUDA graph unless `cuda_graph` is off."""
+        """Captures a CUDA graph unless `cuda_graph` is off."""
         binding = self._bind_buffers(inputs)
         return CudaGraphBinding(binding) if self._options["cuda_graph"] else binding
 
@@ -153,7 +153,7 @@ class TensorRTSession:
         return _EngineBinding(self._context, on_device, outputs)
 
     def _select_profile(self, shapes: Mapping[str, Shape]) -> None:
-        """Switches to the optimization profile that fits best, where the engine has several."""
+        """Switches to the best optimization profile if the engine has several."""
         import torch
 
         count = self._engine.num_optimization_profiles
@@ -173,7 +173,7 @@ class TensorRTSession:
 
 
 def choose_profile(profiles: Sequence[Mapping[str, tuple[Shape, ...]]], shapes: Mapping[str, Shape]) -> int | None:
-    """The profile (min, opt and max shape by input) that holds `shapes` and whose opt has the nearest number of elements."""
+    """The index of the profile (min, opt, and max shape by input) that contains `shapes` and has the nearest opt size, or None."""
 
     def holds(profile: Mapping[str, tuple[Shape, ...]]) -> bool:
         return all(
@@ -204,7 +204,6 @@ class _EngineBinding:
             context.set_tensor_address(name, tensor.data_ptr())
 
     def launch(self) -> None:
-        """Enqueues on torch's current stream."""
         import torch
 
         if not self._context.execute_async_v3(torch.cuda.current_stream().cuda_stream):

@@ -17,11 +17,12 @@ from optpipe.backends.base import (
     NodeCost,
     Option,
     ProgramCosts,
-    describe_options,
-    merge_options,
 )
 from optpipe.backends.torch_program import (
+    CUDA_GRAPH,
+    THREADS,
     TorchBackend,
+    add_constant,
     export_program,
     layers_from_program,
     record_tensors,
@@ -39,13 +40,6 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 PROGRAM_FILE = "model.pt2"
-OPTIONS: dict[Device, dict[str, bool | int | str]] = {"cpu": {"threads": 0}, "cuda": {"cuda_graph": True, "fuse": True}}
-"""`fuse`: convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each; off, the program as it was exported."""
-_HELP = {
-    "threads": "threads of one operator; 0 leaves the number to torch",
-    "cuda_graph": "captures an inference into a CUDA graph",
-    "fuse": "convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each",
-}
 
 
 class TorchEager(TorchBackend):
@@ -55,26 +49,27 @@ class TorchEager(TorchBackend):
     purpose = "PyTorch baseline"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
-        return describe_options(OPTIONS[device], _HELP)
+        if device == "cpu":
+            return (THREADS,)
+        fuse = "convolutions, additions and ReLUs in FP16 or BF16 in one cuDNN kernel each"
+        return CUDA_GRAPH, Option("fuse", True, fuse)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        """torch's version."""
-        return {"torch": get_package_version("torch"), "options": merge_options(options, OPTIONS[device], self.name)}
+        return {"torch": get_package_version("torch"), "options": self.merge_options(options, device)}
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Exports and saves the program."""
         import torch
 
         program = export_program(request)
         torch.export.save(program, request.directory / PROGRAM_FILE)
-        options = merge_options(request.options, OPTIONS[request.device], self.name)
+        options = self.merge_options(request.options, request.device)
         layers = layers_from_program(program, request.precision)
         return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         from optpipe.backends.torch_session import TorchSession
 
-        chosen = resolve_session_options(info, options)
+        chosen = self.merge_options({**info.options, **options}, info.device)
         return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, chosen)
 
     @contextmanager
@@ -88,11 +83,12 @@ class TorchEager(TorchBackend):
         mark: Mark,
         scratch: "Path",  # noqa: ARG002
     ) -> Iterator[LayerTimes]:
-        """On a GPU: each module inside a range called after it."""
+        """Marks a range for each module, on a GPU."""
         if info.device != "cuda":
             yield LayerTimes()
         else:
-            yield _mark_modules(directory / PROGRAM_FILE, resolve_session_options(info, options), bound, mark)
+            chosen = self.merge_options({**info.options, **options}, info.device)
+            yield _mark_modules(directory / PROGRAM_FILE, chosen, bound, mark)
 
 
 def _mark_modules(path: "Path", options: Mapping[str, Any], inputs: Mapping[str, Any], mark: Mark) -> LayerTimes:
@@ -115,19 +111,14 @@ def _mark_modules(path: "Path", options: Mapping[str, Any], inputs: Mapping[str,
 
 
 def _get_layer_name(node: Any) -> str:
-    """The module that a node of an exported program comes from, such as `layer1.0.conv1`; else the node's own name."""
+    """The module that a node of an exported program comes from, such as `layer1.0.conv1`, or the node's own name."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return path.removeprefix("L['self'].") or str(node.name)
 
 
-def resolve_session_options(info: ArtifactInfo, options: Mapping[str, Any]) -> dict[str, bool | int | str]:
-    """What a session of an artifact runs with: `options` over those it was built with over the defaults."""
-    return merge_options({**info.options, **options}, OPTIONS[info.device], "torch")
-
-
 def load_program(path: "Path", options: Mapping[str, Any]) -> Any:
-    """The saved program as a GraphModule, fused where `options` ask for it; refuses one with pickles in it."""
+    """The saved program as a GraphModule, fused if the option `fuse` is on. Raises `StageError` if it holds pickles."""
     import torch
 
     refuse_pickles(path)
@@ -142,14 +133,14 @@ _OPERATORS = {
     "cudnn_convolution_add_relu": "Conv", "linear": "Gemm", "mm": "MatMul", "bmm": "MatMul", "matmul": "MatMul",
     "batch_norm": "BatchNormalization", "layer_norm": "LayerNormalization", "group_norm": "GroupNormalization",
 }  # fmt: skip
-"""Operators that rules know by their names in ONNX; the others keep torch's. `torch.export` leaves linear layers whole."""
+"""ONNX's names, which rules expect, of torch operators; others keep torch's name. `torch.export` does not split linear layers."""
 
 
 def count_program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callable[[Any], str]) -> ProgramCosts:
-    """Calls the GraphModule once on `inputs`, node by node.
+    """Runs the GraphModule once on `inputs`, node by node.
 
-    `name_of(node)` names a node; nodes of one name are one row, with the operator and type of its largest. Bytes are those of inputs,
-    weights and outputs, each moved once; what is only another view of an input moves none. Raises what the program raises.
+    Nodes with the same `name_of(node)` become one row with the operator, type, and channels of the largest. Each node moves its
+    inputs, weights, and outputs once; a view of an input moves no bytes. Raises what the program raises.
     """
     import torch
 
@@ -167,7 +158,14 @@ def count_program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callab
         answer = Counted(program).run(*inputs.values())
     weights = {node.target: attrgetter(node.target)(program) for node in program.graph.nodes if node.op == "get_attr"}
     edges = [*inputs.values(), *weights.values(), *_flatten([answer])]
-    return ProgramCosts(tuple(_sum_by_name(rows)), sum(each.nbytes for each in edges))
+    grouped: dict[str, list[NodeCost]] = {}
+    for row in rows:
+        grouped.setdefault(row.name, []).append(row)
+    nodes = []
+    for same in grouped.values():
+        largest = max(same, key=lambda row: (row.macs, row.bytes))
+        nodes.append(replace(largest, macs=sum(row.macs for row in same), bytes=sum(row.bytes for row in same)))
+    return ProgramCosts(tuple(nodes), sum(each.nbytes for each in edges))
 
 
 def _count_cost(label: str, operation: Any, given: tuple[Any, ...], result: Any) -> NodeCost:
@@ -179,13 +177,18 @@ def _count_cost(label: str, operation: Any, given: tuple[Any, ...], result: Any)
     view = any(each.data_ptr() == result.data_ptr() and each.numel() == result.numel() for each in tensors)
     in_place = bool(getattr(getattr(operation, "_schema", None), "is_mutable", False))
     operator = _OPERATORS.get(name, name)
+    channels = None
+    if operator in ("Conv", "Gemm"):
+        image, weight = given[:2]
+        groups = image.shape[1] // weight.shape[1] if weight.dim() > 2 else 1
+        channels = (int(weight.shape[1]), int(weight.shape[0]) // groups)
     return NodeCost(
         name=label,
         op=operator,
         type=type_name_from_torch((floats or [result])[0].dtype),
         macs=_count_macs(operator, given, result),
         bytes=0 if view and not in_place else sum(each.nbytes for each in (*tensors, result)),
-        channels=_count_channels(given[0], given[1]) if operator in ("Conv", "Gemm") else None,
+        channels=channels,
     )
 
 
@@ -198,7 +201,7 @@ def _flatten(values: Any) -> Iterator[Any]:
 
 
 def _count_macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
-    """Each value of a product takes one multiply-add per value that it sums over; attention is two products."""
+    """An output element of a product takes one multiply-add per summed element; attention is two products."""
     match operator:
         case "Conv":
             return int(result.numel() * prod(given[1].shape[1:]))
@@ -210,27 +213,11 @@ def _count_macs(operator: str, given: tuple[Any, ...], result: Any) -> int:
     return 0
 
 
-def _count_channels(given: Any, weight: Any) -> tuple[int, int]:
-    groups = given.shape[1] // weight.shape[1] if weight.dim() > 2 else 1
-    return int(weight.shape[1]), int(weight.shape[0]) // groups
-
-
-def _sum_by_name(rows: list[NodeCost]) -> Iterator[NodeCost]:
-    """One row per name: sums, and the operator, type and channels of the largest node."""
-    grouped: dict[str, list[NodeCost]] = {}
-    for row in rows:
-        grouped.setdefault(row.name, []).append(row)
-    for same in grouped.values():
-        largest = max(same, key=lambda row: (row.macs, row.bytes))
-        yield replace(largest, macs=sum(row.macs for row in same), bytes=sum(row.bytes for row in same))
-
-
-# Convolutions of an exported torch program with all that follows them, in one cuDNN kernel each.
+# Fusion of convolutions with batch normalization, addition, and ReLU into one cuDNN kernel.
 #
-# Eager torch runs batch normalization, addition and ReLU as kernels of their own, and each reads and writes the whole
-# activation: in ResNet-50 that is most of the memory traffic. cuDNN does convolution, bias, addition and ReLU in one kernel
-# (NVIDIA cuDNN documentation, "Runtime Fusion Engines"), which torch offers as `aten::cudnn_convolution_relu` and
-# `aten::cudnn_convolution_add_relu`.
+# Eager torch runs a kernel for each of them, which reads and writes the whole activation: in ResNet-50 that is most of the
+# memory traffic. cuDNN computes convolution, bias, addition, and ReLU in one kernel (NVIDIA cuDNN documentation, "Runtime
+# Fusion Engines"), which torch offers as `aten::cudnn_convolution_relu` and `aten::cudnn_convolution_add_relu`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +230,10 @@ class _Convolution:
 
 
 def fuse_convolutions(program: Any) -> int:
-    """Rewrites the GraphModule `program`; returns how many convolutions are one kernel with their ReLU now.
+    """Rewrites the GraphModule `program` in place; returns the number of fused convolutions.
 
-    Fused are 2-d convolutions in FP16 or BF16 with one group that a ReLU follows, directly or after an addition. The others
-    stay as they are: a folded bias without ReLU is slower than batch normalization. Weights are scaled in FP32.
+    It fuses 2-d convolutions in FP16 or BF16 with one group that a ReLU follows, directly or after an addition. Without a ReLU, a
+    folded bias is slower than batch normalization. Weights are scaled in FP32.
     """
     import torch
 
@@ -260,7 +247,7 @@ def fuse_convolutions(program: Any) -> int:
             _replace_relu(program, relu, aten.cudnn_convolution_relu.default, found, ())
         elif _calls(source, aten.add.Tensor, aten.add_.Tensor) and len(source.users) == 1 and not source.kwargs:
             _fuse_addition(program, relu, source)
-    program.delete_all_unused_submodules()  # the weights that nothing reads any more
+    program.delete_all_unused_submodules()
     program.graph.lint()
     program.recompile()
     return sum("cudnn_convolution" in str(node.target) for node in program.graph.nodes)
@@ -271,7 +258,7 @@ def _calls(node: Any, *targets: Any) -> bool:
 
 
 def _fold_convolution(program: Any, last: Any) -> _Convolution | None:
-    """The convolution whose value, normalized or not, is `last` and is used nowhere else."""
+    """The convolution whose value, normalized or not, is `last`, if nothing else uses it."""
     import torch
 
     aten = torch.ops.aten
@@ -297,7 +284,7 @@ def _fold_convolution(program: Any, last: Any) -> _Convolution | None:
 
 
 def _fold_normalization(program: Any, node: Any, kernel: Any, shift: Any) -> tuple[Any, Any]:
-    """Weight and bias of a convolution that gives what it and the batch normalization `node` give."""
+    """The weight and bias of a convolution that replaces it and the batch normalization `node`."""
     scale, offset, mean, variance = (
         None if each is None else _get_tensor(program, each).float() for each in node.args[1:5]
     )
@@ -314,7 +301,7 @@ def _list_arguments(node: Any) -> tuple[Any, ...]:
 
 
 def _is_changed_in_place(value: Any, but_by: Any = None) -> bool:
-    """Whether something overwrites `value`, which the fused kernel, placed where its ReLU was, would read too late."""
+    """Whether a node overwrites `value`: the fused kernel stands at the place of its ReLU and would read it too late."""
     schemas = ((user, getattr(user.target, "_schema", None)) for user in value.users if user is not but_by)
     return any(schema is not None and schema.is_mutable and user.args[0] is value for user, schema in schemas)
 
@@ -324,14 +311,17 @@ def _get_tensor(program: Any, node: Any) -> Any:
 
 
 def _fuse_addition(program: Any, relu: Any, addition: Any) -> None:
-    """One side's convolution adds the other side; where that is a convolution too, its bias joins the sum."""
+    """Fuses one side's convolution with the addition of the other side; if that is a convolution too, its bias is added here."""
     import torch
 
     aten = torch.ops.aten
     left, right = addition.args
     in_place = addition.target is aten.add_.Tensor
-    if not _have_same_type(left, right) or (in_place and len(left.users) > 1):
+    first, second = (getattr(each, "meta", {}).get("val") for each in (left, right))
+    if first is None or second is None or (in_place and len(left.users) > 1):
         return
+    if first.dtype != second.dtype or str(first.shape) != str(second.shape):
+        return  # cuDNN's sum neither broadcasts nor converts
     found, other = _fold_convolution(program, left), right
     if found is None:
         found, other = _fold_convolution(program, right), left
@@ -344,22 +334,13 @@ def _fuse_addition(program: Any, relu: Any, addition: Any) -> None:
     _replace_relu(program, relu, aten.cudnn_convolution_add_relu.default, found, (other, 1.0))
 
 
-def _have_same_type(left: Any, right: Any) -> bool:
-    """Two tensors of one shape and type: cuDNN's sum neither broadcasts nor converts."""
-    first, second = (getattr(each, "meta", {}).get("val") for each in (left, right))
-    if first is None or second is None:
-        return False
-    return bool(first.dtype == second.dtype) and str(first.shape) == str(second.shape)
-
-
 def _replace_relu(program: Any, relu: Any, operation: Any, found: _Convolution, added: tuple[Any, ...]) -> None:
-    """`operation` in place of `relu`, and everything that only `relu` used goes."""
     relu.replace_all_uses_with(_call(program, relu, operation, found, added))
     _erase(program, relu)
 
 
 def _call(program: Any, before: Any, operation: Any, found: _Convolution, added: tuple[Any, ...] = ()) -> Any:
-    """A new node: the convolution with constants of its own, in the type of the old ones."""
+    """A new node: the convolution with new constants in the type of the old ones."""
     import torch
 
     given, old, _bias, *rest = _list_arguments(found.node)
@@ -368,7 +349,7 @@ def _call(program: Any, before: Any, operation: Any, found: _Convolution, added:
     number = sum(name.startswith("fused_") for name, _ in program.named_buffers(recurse=False))
     with program.graph.inserting_before(before):
         constants = [
-            None if value is None else _add_constant(program, f"fused_{kind}_{number}", value)
+            None if value is None else add_constant(program, f"fused_{kind}_{number}", value)
             for kind, value in (
                 ("weight", weight),
                 ("bias", found.bias if found.bias is None else found.bias.to(dtype)),
@@ -379,13 +360,8 @@ def _call(program: Any, before: Any, operation: Any, found: _Convolution, added:
     return node
 
 
-def _add_constant(program: Any, name: str, value: Any) -> Any:
-    program.register_buffer(name, value)
-    return program.graph.get_attr(name)
-
-
 def _erase(program: Any, node: Any) -> None:
-    """Takes `node` out, then what nothing uses any more; not what the graph is given."""
+    """Removes `node`, and then its inputs that nothing else uses, except placeholders."""
     if node.users or node.op not in ("call_function", "get_attr"):
         return
     inputs = node.all_input_nodes

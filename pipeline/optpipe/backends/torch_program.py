@@ -1,7 +1,7 @@
-"""An exported torch program in one precision: what the torch, inductor and torch-tensorrt backends start from.
+"""Exported torch programs in one precision, from which the torch, inductor, and torch-tensorrt backends start.
 
-The precision is set on the module before export, as types of its parameters; inputs and outputs stay FP32, as in the
-ONNX graphs. It is read back from the exported program's own operators.
+The module's parameters are cast before the export; inputs and outputs stay FP32, as in the ONNX graphs. The precision is read
+back from the operators of the exported program.
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.base import Backend, BuildRequest, Capability, Device, prefers_channels_last
+from optpipe.backends.base import Backend, BuildRequest, Capability, Device, Option, prefers_channels_last
 from optpipe.core.card import InputSpec, ModelCard
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line
@@ -33,16 +33,18 @@ _DATA_MOVEMENT = {
     "_to_copy", "clone", "view", "permute", "expand", "cat", "slice", "select", "unsqueeze", "squeeze", "alias",
 }  # fmt: skip
 TORCH_PRECISIONS = frozenset(_DTYPES)
-"""Of exported programs. INT8 is not here: torch's own convolutions have no INT8 kernel on a GPU; `torch_int8` has."""
+"""Precisions of exported programs. torch has no INT8 convolutions on a GPU; `torch_int8` has."""
+THREADS = Option("threads", 0, "threads of one operator; 0 leaves the number to torch")
+CUDA_GRAPH = Option("cuda_graph", True, "captures an inference into a CUDA graph")
 
 
 def type_name_from_torch(dtype: Any) -> str:
-    """A torch type as precisions are called: `fp16` for `torch.float16`; others by their own name."""
+    """`fp16` for `torch.float16`, and so on; other types keep torch's name."""
     return _NAMES.get(str(dtype), str(dtype).removeprefix("torch."))
 
 
 def cast_module(precision: Precision, module: Any, device: Device) -> Any:
-    """`module` with parameters of `precision` on `device`, in the layout that is fast there; FP32 tensors in and out."""
+    """Casts `module` to `precision` and moves it to `device`, in place; the result takes and returns FP32 tensors."""
     import torch
 
     dtype = getattr(torch, _DTYPES[precision])
@@ -63,7 +65,7 @@ def cast_module(precision: Precision, module: Any, device: Device) -> Any:
 
 
 def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
-    """Floating tensors in `dtype`, images in `layout`; token ids stay as they are."""
+    """Casts floating-point tensors to `dtype`, and images to `layout`."""
     import torch
 
     if not tensor.is_floating_point():
@@ -72,7 +74,7 @@ def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
 
 
 def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...]:
-    """Seeded tensors of the `opt` shapes; an open dimension of size 1 becomes 2, since export takes 1 for a constant."""
+    """Seeded tensors of the `opt` shapes; an open dimension of size 1 becomes 2, since export specializes on 1."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +92,7 @@ def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any
 
 
 def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], ...]:
-    """One named dimension per open axis: the batch axis of all inputs is the same batch, equal ranges share a name."""
+    """One named dimension per open axis. Inputs share the batch, and equal ranges of one axis share a dimension."""
     import torch
 
     dims: dict[tuple[str, int, int], Any] = {}
@@ -106,10 +108,10 @@ def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], 
 
 
 def export_program(request: BuildRequest) -> Any:
-    """`torch.export` of the source module in the precision asked for, run once: export does not see that an FP32 tensor made
-    in forward meets FP16 weights.
+    """`torch.export` of the source module in the requested precision.
 
-    Raises what `export_module` raises, and `StageError` where the program does not run.
+    Raises what `export_module` raises, and `StageError` if the program does not run: export does not see that an FP32 tensor
+    made in forward meets FP16 weights.
     """
     import torch
 
@@ -127,8 +129,16 @@ def export_program(request: BuildRequest) -> Any:
     return program
 
 
+def export_with_weights(request: BuildRequest, precision: Precision) -> tuple[Any, dict[str, Any]]:
+    """The exported program in `precision`, and the module's FP32 weights by the program's names for them."""
+    module = request.module() if request.module else None
+    weights = {} if module is None else {f"model.{name}": each for name, each in module.state_dict().items()}
+    wanted = replace(request, precision=precision, module=(lambda: module) if module else None)
+    return export_program(wanted), weights
+
+
 def export_rewritten(program: Any, request: BuildRequest) -> Any:
-    """`torch.export` of a GraphModule that was rewritten after its export, as `export_module` does it."""
+    """`export_module` for a GraphModule that was rewritten after its export."""
     import torch
 
     class Rewritten(torch.nn.Module):
@@ -143,7 +153,7 @@ def export_rewritten(program: Any, request: BuildRequest) -> Any:
 
 
 def copy_where_needed(program: Any) -> None:
-    """Views of a GraphModule become reshapes: exported again, a tensor may lie in another way than the one that was recorded."""
+    """Turns the views of a GraphModule into reshapes: in another export, a tensor may have other strides than the recorded ones."""
     import torch
 
     aten = torch.ops.aten
@@ -156,7 +166,7 @@ def copy_where_needed(program: Any) -> None:
 def export_module(module: Any, request: BuildRequest) -> Any:
     """`torch.export` of a module whose starred forward takes the card's inputs.
 
-    Raises `StageError` with torch's reason, where it does not export the module in all shapes of the card.
+    Raises `StageError` with torch's reason if torch cannot export the module for all shapes of the card.
     """
     import torch
 
@@ -167,7 +177,7 @@ def export_module(module: Any, request: BuildRequest) -> Any:
 
 @contextmanager
 def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
-    """Whatever torch raises while the block works on the model becomes a `StageError` with torch's reason and a way out."""
+    """Turns errors of torch into a `StageError` with torch's reason and a way out."""
     try:
         yield
     except OptpipeError:
@@ -175,20 +185,52 @@ def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
     except Exception as error:
         low, _, high = card.batch_range
         fixed = "a fixed size (--batch 1) or " if low != high else ""
-        raise StageError(f"{what} {card.name}: {_find_reason(error)}\ntry {fixed}another backend") from error
+        reason, lines = (
+            f"{type(error).__name__}: {first_line(error)}",
+            [each.strip() for each in str(error).splitlines()],
+        )
+        if "Suggested fixes:" in lines:  # constraints are violated
+            suggested = [each for each in lines[lines.index("Suggested fixes:") + 1 :] if " = " in each]
+            reason = escape(f"{lines[0].partition('!')[0]}; torch suggests {', '.join(suggested)}")
+        raise StageError(f"{what} {card.name}: {reason}\ntry {fixed}another backend") from error
 
 
-def _find_reason(error: Exception) -> str:
-    """torch's error on one line: of violated constraints, the range that torch suggests in place of the one asked for."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    if "Suggested fixes:" not in lines:
-        return f"{type(error).__name__}: {first_line(error)}"
-    suggested = [line for line in lines[lines.index("Suggested fixes:") + 1 :] if " = " in line]
-    return escape(f"{lines[0].partition('!')[0]}; torch suggests {', '.join(suggested)}")
+def read_arguments(node: Any) -> dict[str, Any]:
+    """The arguments of a torch operator's call by name, including defaults."""
+    schema = getattr(node.target, "_schema", None)
+    known = () if schema is None else schema.arguments
+    defaults = {each.name: each.default_value for each in known if each.has_default_value()}
+    return {**defaults, **{each.name: value for each, value in zip(known, node.args, strict=False)}, **node.kwargs}
+
+
+def read_product(node: Any) -> tuple[Any, Any, Any, bool] | None:
+    """A linear layer's input, weight, and bias, and whether the weight is (input features, output features).
+
+    The first three are nodes of the program; the bias may be None. None if `node` is not a product with a stored weight.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    given = read_arguments(node) if node.op == "call_function" else {}
+    if node.target is aten.linear.default:
+        found = (given["input"], given["weight"], given["bias"], False)
+    elif node.target is aten.addmm.default and given["alpha"] == given["beta"] == 1:  # GPT-2's layers
+        found = (given["mat1"], given["mat2"], given["self"], True)
+    elif node.target in (aten.mm.default, aten.matmul.default):
+        found = (*node.args, None, True)
+    else:
+        return None
+    return found if getattr(found[1], "op", None) == "get_attr" else None
+
+
+def add_constant(program: Any, name: str, value: Any) -> Any:
+    """Stores a tensor in a GraphModule; returns the node that reads it."""
+    program.register_buffer(name, value)
+    return program.graph.get_attr(name)
 
 
 def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, ...]:
-    """The operators of an exported program by the type of their first floating input, with their MACs."""
+    """The operators of an exported program with the type of their first floating-point input, and their MACs."""
     import torch
     from torch.utils.flop_counter import flop_registry
 
@@ -215,7 +257,7 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
 
 
 def _count_flops(count: Any, node: Any) -> int:
-    """Floating-point operations of a node at the sizes of the example: two per multiply-add."""
+    """Floating-point operations of a node for the example's sizes: two per multiply-add."""
     import torch
 
     def sized(value: Any) -> Any:
@@ -233,7 +275,7 @@ def _count_flops(count: Any, node: Any) -> int:
 
 
 def refuse_pickles(package: Path) -> None:
-    """Raises `StageError` where a torch package holds anything that loading would unpickle."""
+    """Raises `StageError` if loading a torch package would unpickle anything."""
     with zipfile.ZipFile(package) as archive:
         for name in archive.namelist():
             if name.endswith("_config.json") and _names_pickle(json.loads(archive.read(name))):
@@ -249,10 +291,10 @@ def _names_pickle(value: Any) -> bool:
 
 
 def set_assembler() -> None:
-    """Has Triton assemble in this process with the ptxas that torch's compile workers take, unless TRITON_PTXAS_PATH names one.
+    """Makes Triton use the ptxas of torch's compile workers in this process, unless TRITON_PTXAS_PATH is set.
 
-    torch 2.11 ships ptxas 13.0, and Triton 12.8. The workers set this variable for themselves alone, and Triton's cache is keyed by the
-    assembler's version: each candidate was compiled once more, one after the other, in the process that timed it.
+    torch 2.11 ships ptxas 13.0 and Triton 12.8. Only the workers set this variable, and the assembler's version is part of the
+    key of Triton's cache: the process that times kernels would compile each of them again.
     """
     import torch
 
@@ -262,7 +304,7 @@ def set_assembler() -> None:
 
 
 def set_float32_products(*, tf32: bool) -> None:
-    """FP32 means IEEE arithmetic unless TF32 was asked for: in cuBLAS, in cuDNN and in what they are called from."""
+    """Switches TF32 for FP32 products on or off in cuBLAS and cuDNN; off means IEEE arithmetic."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -270,43 +312,40 @@ def set_float32_products(*, tf32: bool) -> None:
 
 
 class TorchBackend(Backend):
-    """All of a backend but its recipe, its build and its session."""
+    """The common part of torch's backends."""
 
     package = "torch"
     needs_module = True
 
     def precisions(self, device: Device) -> frozenset[Precision]:
-        """Floating point; TF32 is a type of NVIDIA's Tensor Cores."""
         return TORCH_PRECISIONS if device == "cuda" else TORCH_PRECISIONS - {Precision.TF32}
 
     def devices(self) -> tuple[Device, ...]:
         return ("cuda", "cpu")
 
     def probe_capability(self, device: Device) -> Capability:
-        """torch is always there; a GPU may not be."""
         version = get_package_version("torch")
         if device == "cuda" and not list_gpus():
             return Capability(False, False, version, "no NVIDIA GPU on this machine")
         return Capability(True, True, version)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """It needs the kind of processor that it was compiled for, and the torch whose library its code calls."""
+        """Compiled code needs the same kind of processor and the same version of torch's library."""
         here, version = name_processor(info.device), get_package_version("torch")
         if (made_for := info.details.get("compiled_for", here)) != here:
             return f"compiled for {made_for}, this is {here}"
         if (made_by := info.details.get("compiled_by", version)) != version:
             return f"compiled by torch {made_by}, this is torch {version}"
-        return TorchBackend.probe_capability(self, info.device).why_not  # what only building needs may be missing
+        return TorchBackend.probe_capability(self, info.device).why_not  # without what only a build needs
 
     def advise_fusion(self, options: Mapping[str, Any]) -> str:
-        """torch fuses where it is told to; beside it the other of the two does."""
         if not options.get("fuse", True):
             option = f"optpipe build --option {self.name}.fuse=true"
             return f"{option} fuses elementwise work into the matrix kernels; so does --backend inductor"
         return Backend.advise_fusion(self, options).replace(f"{self.name},", "")
 
     def describe_details(self, details: Mapping[str, Any]) -> Iterator[str]:
-        """What computes an INT8 network at each batch size, and what the build measured against FP16, in turns on its GPU."""
+        """The kernels of an INT8 network at each batch size, and its measured speed relative to FP16."""
         for batch, chosen in details.get("tactics", {}).items():
             kernels = ", ".join(f"{name} {count}" for name, count in sorted(chosen["kernels"].items()))
             yield f"tactics  batch {batch}: {format_duration(chosen['sum_us'] * 1e3)} in {kernels}"
@@ -316,12 +355,12 @@ class TorchBackend(Backend):
 
 
 def name_processor(device: Device) -> str | None:
-    """The GPU, or the CPU, that code for `device` is compiled for here."""
+    """The name of the GPU or CPU here."""
     return (get_gpu_name() if device == "cuda" else None) or read_cpu_model()
 
 
 def record_tensors(request: BuildRequest) -> dict[str, Any]:
-    """Names, types and shapes of inputs and outputs, which a torch package does not keep."""
+    """Names, types, and shapes of inputs and outputs, which a torch package does not store."""
     card = request.card
     return {
         "inputs": [each.tensor.to_dict() for each in card.inputs],

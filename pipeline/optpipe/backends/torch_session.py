@@ -1,4 +1,4 @@
-"""Sessions of torch programs: the eager one and AOTInductor's compiled one differ only in what they call."""
+"""Sessions of torch programs, eager or compiled by AOTInductor."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TorchSession:
-    """A callable on torch tensors as a session."""
+    """A session of a callable on torch tensors."""
 
     def __init__(self, call: Callable[..., Any], info: ArtifactInfo, options: Mapping[str, Any]) -> None:
         import torch
@@ -44,7 +44,7 @@ class TorchSession:
         return {name: tensor.cpu().numpy() for name, tensor in binding.tensors.items()}
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
-        """Fixed inputs; on a GPU captured into a CUDA graph unless `cuda_graph` is off."""
+        """Captures a CUDA graph on a GPU unless `cuda_graph` is off."""
         binding = self._bind_buffers(inputs)
         binding.launch()
         if self.device == "cuda" and self._options["cuda_graph"]:
@@ -67,21 +67,19 @@ class _TorchBinding:
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Views of the input tensors."""
         return self._on_host(self._inputs)
 
     @property
     def outputs(self) -> Mapping[str, Any]:
-        """The outputs of the last launch."""
         return self._on_host(self.tensors)
 
     def _on_host(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: tensor.numpy() for name, tensor in tensors.items()} if self._device == "cpu" else tensors
 
     def launch(self) -> None:
-        """Calls the program; eager torch and AOTInductor allocate their outputs anew each time.
+        """Calls the program, which allocates new outputs each time.
 
-        Raises `StageError` with torch's reason where it refuses, as a program does whose export fixed what these inputs change.
+        Raises `StageError` with torch's reason, for example if the export specialized on a size that these inputs do not have.
         """
         import torch
 
@@ -103,13 +101,13 @@ WARM_UP_LAUNCHES = 3
 
 
 class CudaGraphBinding:
-    """Captures `binding.launch` once; has the same buffers."""
+    """A CUDA graph of `binding.launch` with the same buffers."""
 
     def __init__(self, binding: Binding) -> None:
         import torch
 
         self.inputs = binding.inputs
-        self._binding = binding  # its buffers live as long as the graph that writes to them
+        self._binding = binding  # keeps the buffers alive that the graph writes to
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -119,7 +117,7 @@ class CudaGraphBinding:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             binding.launch()
-        # a launch may have made new output tensors while it was captured; the graph writes to those
+        # the captured launch may have allocated new outputs, to which the graph writes
         self.outputs = binding.outputs
 
     def launch(self) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
-from optpipe.backends.onnxruntime import CPU_OPTIONS
+from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.tensorrt import TensorRT
 from optpipe.core.process import end_with_parent
@@ -26,7 +26,7 @@ EMPTY = Path(__file__).parents[3] / "benchmarks" / "empty_job.py"
 def load(_backend, directory, _info, _options):
     parents = json.loads((directory / "manifest.json").read_text())["parents"]
     (model,) = (path for each in parents for path in directory.parent.glob(f"model-{each}/{ONNX}"))
-    return OnnxRuntimeSession(model, "cpu", CPU_OPTIONS)
+    return OnnxRuntimeSession(model, "cpu", OnnxRuntime().runtime_options("cpu"))
 
 
 if __name__ == "__main__":

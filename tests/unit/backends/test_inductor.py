@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -30,9 +29,8 @@ def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_c
             if each is not None:
                 (folder / name).write_text(str(each), encoding="utf-8")
         patch.setattr(inductor, "load_package", lambda package, _: int(package.read_text(encoding="utf-8")))
-        patch.setattr(
-            tuning, "compare_calls", lambda low, half, _: (SimpleNamespace(pays=low < half, speed=half / low),)
-        )
+        patch.setattr(tuning, "compare_calls", lambda low, half, _: {1: half / low})
+        patch.setattr(tuning, "is_faster", lambda speed: speed > 1)
         patch.setattr(tuning, "draw_inputs", lambda _: ())
         request = BuildRequest(CARD, Precision.FP16, folder, None, "cuda", {}, folder)
         kept, said = inductor._keep_fastest(request, sorted(by_size), failures)

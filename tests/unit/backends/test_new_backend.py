@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import optpipe
-from optpipe.backends.base import Backend, BuildResult, Capability, LayerTimes, describe_options, merge_options
+from optpipe.backends.base import Backend, BuildResult, Capability, LayerTimes, Option
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text
 from optpipe.build.build import BuildPlan, build_model
@@ -76,7 +76,7 @@ class Toy(Backend):
     package = "onnx"
 
     def describe_options(self, device):  # noqa: ARG002
-        return describe_options({"scale": 1}, {"scale": "what the outputs are multiplied by"})
+        return (Option("scale", 1, "what the outputs are multiplied by"),)
 
     def precisions(self, device):  # noqa: ARG002
         return frozenset((Precision.FP32,))
@@ -88,7 +88,7 @@ class Toy(Backend):
         return Capability(True, True, onnx.__version__)
 
     def recipe(self, device, options):
-        return {"version": onnx.__version__, "options": merge_options(options, self.runtime_options(device), self.name)}
+        return {"version": onnx.__version__, "options": self.merge_options(options, device)}
 
     def build(self, request):
         shutil.copyfile(request.graph, request.directory / FILE)

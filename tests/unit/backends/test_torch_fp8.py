@@ -12,8 +12,9 @@ from tests.fakes.graphs import onnx_model
 from optpipe.backends import inductor, torch_fp8
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor import Inductor
+from optpipe.backends.onnx_graph import QuantizedLayer
 from optpipe.backends.registry import backends_from_text
-from optpipe.backends.torch_fp8 import Fp8Layer, layers_from_graph, lower_fp8, make_linear
+from optpipe.backends.torch_fp8 import lower_fp8, make_linear
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.card import InputSpec
@@ -44,7 +45,7 @@ def test_a_layer_gives_the_sums_of_numpy_rounded_to_fp16():
     weight, given = (rng.standard_normal(shape).astype(np.float32) for shape in ((32, 48), (3, 5, 48)))
     bias = rng.standard_normal(32).astype(np.float16)
     weight_scale, scale = choose_scale(float(np.abs(weight).max())), np.float32(2.0**-8)  # some are clamped
-    layer = Fp8Layer("layer", round_to_e4m3(weight, weight_scale), float(weight_scale), float(scale))
+    layer = QuantizedLayer("layer", round_to_e4m3(weight, weight_scale), np.full(32, weight_scale), float(scale))
     half = given.astype(np.float16)
     data = round_to_e4m3(half.astype(np.float32), scale).astype(np.float32)
     product = data @ layer.weight.astype(np.float32).T * (scale * weight_scale) + bias.astype(np.float32)
@@ -62,7 +63,7 @@ def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_ever
     layers = layers_from_program(program, Precision.FP8)
     eight = [each for each in layers if each.type == "fp8"]
     assert {each.op for each in eight} == {"_scaled_mm"}
-    assert len(eight) == len(layers_from_graph(graph)) > 7
+    assert len(eight) == sum(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in graph.graph.initializer) > 7
     proof = prove_precision(Precision.FP8, layers)
     assert proof.proven
     assert 0.8 < proof.share.macs["fp8"] < 1  # attention is not in FP8
@@ -108,7 +109,8 @@ def test_layers_are_found_as_modules_write_them_and_unknown_ones_are_named():
     for name, each in known.items():
         values = each.contiguous().numpy()
         scale = choose_scale(float(np.abs(values).max()))
-        layers.append(Fp8Layer(name, round_to_e4m3(values, scale), float(scale), 2.0 ** -(6 if name == "b" else 5)))
+        weight, read_scale = round_to_e4m3(values, scale), 2.0 ** -(6 if name == "b" else 5)
+        layers.append(QuantizedLayer(name, weight, np.full(len(weight), scale), read_scale))
     program = torch.export.export(module, (given,)).module()
     assert torch_fp8.replace_linear_layers(program, layers, wide) == ("other",)
     scales = [float(each.scale) for _, each in program.named_children() if hasattr(each, "weight_scale")]

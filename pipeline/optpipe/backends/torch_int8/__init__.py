@@ -1,18 +1,9 @@
 """INT8 layers of torch programs on NVIDIA GPUs.
 
-The program is the module's own, exported and compiled by torch; its convolutions and linear layers are an operator with kernels in
-Triton. Between such layers activations are INT8 in NHWC. Convolution, bias, residual addition, activation and requantization are one
-kernel; what stays in floating point runs in FP16, and quantizing is code that torch's compiler joins with what is ahead of it.
+torch exports and compiles the module's program, in which an operator with Triton kernels computes convolutions and linear layers.
+Activations between such layers are INT8 in NHWC. One kernel computes convolution, bias, residual addition, activation, and
+requantization; other layers run in FP16, and torch's compiler fuses the quantization with the code before it.
 """
 
-from optpipe.core.entries import ArtifactInfo
-
 LOWERING = 5
-"""Raised where a program becomes other steps, or the operator takes other arguments: a package calls it as it was then."""
-
-
-def find_stale_lowering(info: ArtifactInfo) -> str | None:
-    """Why the operator here is not the one that an artifact was compiled for; None where it is."""
-    if "tactics" not in info.details or info.details.get("lowering") == LOWERING:
-        return None
-    return "built by an older version of the INT8 lowering; build it again"
+"""Increase it if programs become other steps or the operator's arguments change: packages call the operator they were built for."""

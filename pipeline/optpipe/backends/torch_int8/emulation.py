@@ -1,8 +1,8 @@
-"""The integer arithmetic of the layers on the CPU: what the GPU's kernels have to give.
+"""The arithmetic of the layers on the CPU: the reference for the GPU's kernels.
 
-INT8 layers are exact up to the fused multiply-add of a layer's end, which is computed here in FP64 and rounded to FP32: a value
-may differ from the kernel's by one step, and only where it lies within FP32's resolution of the middle between two steps. Layers
-in FP16 sum in another order and may differ by one step of the quantization behind them.
+INT8 layers are exact up to the fused multiply-add at a layer's end, which is computed here in FP64 and rounded to FP32: a value
+may differ from the kernel's by one step if it lies within FP32's resolution of the middle between two steps. Layers in FP16 sum
+in another order and may differ by one step of the quantization after them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def compute_step(step: steps.Step, given: Operands) -> "torch.Tensor":
-    """What one step gives from tensors on the CPU: INT8 or FP16, (images, channels, height, width) or (..., features)."""
+    """A step's output for tensors on the CPU: INT8 or FP16, (images, channels, height, width) or (..., features)."""
     import torch
 
     output = steps.make_output(step, given.data)
@@ -75,25 +75,25 @@ def _end(step: steps.Convolution | steps.Stem | steps.Depthwise, value: Any, inv
 
 
 def quantize(value: Any, inverse_scale: float) -> Any:
-    """Rounded half to even and clamped, of torch tensors on any device."""
+    """Scales, rounds half to even, and clamps a torch tensor on any device."""
     import torch
 
     return (value.float() * inverse_scale).round().clamp(LOWEST, HIGHEST).to(torch.int8)
 
 
 def _order_padding(padding: Sequence[int]) -> tuple[int, ...]:
-    """As `torch.nn.functional.pad` takes it."""
+    """Padding in the order of `torch.nn.functional.pad`."""
     top, left, below, right = padding
     return left, right, top, below
 
 
 def _scale_and_add(total: Any, scale: Any, bias: Any) -> Any:
-    """A fused multiply-add in FP32: the INT32 sum becomes FP32 first, the product is not rounded."""
+    """A fused multiply-add in FP32: the INT32 sum is converted to FP32 first, and the product is not rounded."""
     return (total.float().double() * scale.double() + bias.double()).float()
 
 
 def _convolve_cells(step: steps.Stem, given: Any, arranged: Any, bias: Any) -> Any:
-    """With stride 1 over cells of 2x2 pixels by 4 channels, as the kernel does it."""
+    """A convolution with stride 1 over cells of 2x2 pixels by 4 channels, as in the kernel."""
     import torch
 
     spanned, lead = step.count_cells()

@@ -1,4 +1,4 @@
-"""One launch of one kernel that computes a step: shapes, memory layouts and arguments, and the output that it fills."""
+"""Launches of the kernels that compute steps: shapes, memory layouts, arguments, and outputs."""
 
 from collections.abc import Callable, Mapping
 from math import ceil, gcd
@@ -8,13 +8,13 @@ from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.tactics import Operands
 
 _RESIDENT = 2
-"""Blocks of a persistent kernel for each multiprocessor."""
+"""Blocks of a persistent kernel per multiprocessor."""
 
 
 def _launch_kernel(
     kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], settings: Mapping[str, int], **fixed: Any
 ) -> None:
-    """One launch that may begin before the kernel ahead of it has ended; the kernel itself waits for that one."""
+    """Launches a kernel by programmatic dependent launch: it starts before the previous one ends, and waits for it itself."""
     meta = {key: value for key, value in settings.items() if key != "warps"}
     kernel[grid](
         *arguments, **meta, **fixed, num_warps=settings["warps"], num_stages=settings.get("STAGES", 1), launch_pdl=True
@@ -22,7 +22,7 @@ def _launch_kernel(
 
 
 def _describe_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[int, ...]) -> Any:
-    """A TMA descriptor of contiguous memory seen in `shape`."""
+    """A TMA descriptor of contiguous memory in `shape`."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     strides = [1]
@@ -32,7 +32,7 @@ def _describe_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[int, ...])
 
 
 def as_channels_last(tensor: Any, *, flat: bool = False) -> Any:
-    """The memory of a tensor as (images, height, width, channels), or with `flat` as it is: copied where it lies otherwise."""
+    """A contiguous tensor (images, height, width, channels), or with `flat` in its own shape; copies only if needed."""
     return tensor.contiguous() if flat or tensor.dim() == 2 else tensor.permute(0, 2, 3, 1).contiguous()
 
 
@@ -67,7 +67,7 @@ def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[
 
 
 def _pair_with_added(output: Any, given: Operands) -> tuple[Any, Any]:
-    """A kernel takes its output in place of what is not added."""
+    """The output and the added tensor; without one, a kernel takes its output instead."""
     return output, output if given.added is None else given.added
 
 
@@ -95,7 +95,7 @@ def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[
 
 
 def _describe_swizzled_tiles(tensor: Any, shape: tuple[int, int], block: tuple[int, int]) -> Any:
-    """A TMA descriptor with the layout in shared memory that the Tensor Cores read."""
+    """A TMA descriptor with the Tensor Cores' layout in shared memory."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -211,7 +211,7 @@ def _launch_depthwise(step: steps.Depthwise, given: Operands, settings: Mapping[
 
 
 def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mapping[str, int]) -> Any:
-    """cuDNN's convolution, or torch's own, then the activation; FP16 out."""
+    """torch's convolution and activation, with an FP16 output."""
     import torch
 
     _, bias, weight = given.constants
@@ -248,4 +248,4 @@ LAUNCHERS: dict[str, Callable[[Any, Operands, Mapping[str, int]], Any]] = {
     "int8_wgmma_product": _launch_product,
     "int8_wgmma_product_at_once": _launch_at_once,
 }
-"""By the kernel's name: called with the step, what it reads, and the tactic's settings; gives the output."""
+"""By kernel: from a step, its operands, and a tactic's settings to the output."""

@@ -1,134 +1,83 @@
 """A module's FP16 program whose layers compute in INT8 with the weights and ranges of a Q/DQ graph.
 
-The graph's layers are found in the program by their weights, batch normalization folded in. What follows such a layer (addition,
-activation, quantization for the layers behind it) joins it, and so does what follows a depthwise convolution or the first one.
-Between layers that agree on a range activations stay in INT8, also those that a residual addition reads.
+The graph's layers are matched to the program's by their weights, after batch normalization is folded in. Addition, activation,
+and quantization after such a layer are fused with it, also after a depthwise convolution or the first one. Between layers with
+the same range activations stay in INT8, also if a residual addition reads them.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnx_graph import OnnxGraph, name_nodes
+from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq
 from optpipe.backends.torch_int8 import steps, tactics
 from optpipe.backends.torch_int8.emulation import quantize
 from optpipe.backends.torch_int8.operators import register_operator
-from optpipe.backends.torch_program import copy_where_needed, export_program
+from optpipe.backends.torch_program import (
+    add_constant,
+    copy_where_needed,
+    export_with_weights,
+    read_arguments,
+    read_product,
+)
 from optpipe.core.precision import Precision
 
 ALIGNED = 16
-"""TMA strides are multiples of 16 bytes: so are the channels of INT8 tensors, with zeros behind them where need be."""
+"""TMA strides are multiples of 16 bytes, so INT8 tensors have zero-padded channels in multiples of 16."""
 _ALIGNED_HALVES = 8
-"""Channels of FP16: 16 bytes."""
+"""The same for FP16 channels."""
 _LEAST_DEPTH = 32
-"""Bytes of the smallest block of input channels: fewer are filled up with zeros."""
+"""Bytes of the smallest block of input channels."""
 _STEM_CHANNELS = 4
 _STEM_OUTPUTS = (16, 32, 64, 128)
 _TOLERANCE = 0.6
-"""In steps of a weight: rounding, and a scale that the graph holds in FP16."""
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Layer:
-    """A convolution or linear layer of a Q/DQ graph. An INT8 number stands for itself times its scale."""
-
-    name: str
-    weight: NDArray[np.int8]
-    """(output channels, input channels of a group, kernel …), of a linear layer (output features, input features)."""
-    weight_scale: NDArray[np.float32]
-    """One for each output."""
-    scale: float
-    """Of what the layer reads."""
-    output_scale: float | None = None
-    """Of its output before any activation, where the graph quantizes that, as the shortcut of an addition."""
-    kept: bool = False
-    """Whether it stays in floating point and only shares its weight with one in INT8."""
-
-
-def layers_from_graph(model: Any) -> tuple[Int8Layer, ...]:
-    """The layers of a Q/DQ graph whose data and weights are dequantized from INT8, in the graph's order.
-
-    Between them those that stay in floating point and share a weight with one of them.
-    """
-    import onnx
-
-    graph = OnnxGraph(name_nodes(model))
-
-    def read(name: str) -> NDArray[Any]:
-        return np.array(onnx.numpy_helper.to_array(graph.weights[name]))
-
-    found, wide = {}, {}
-    for node in (each for each in model.graph.node if each.op_type in ("Conv", "Gemm", "MatMul")):
-        turned = node.op_type == "Conv" or any(each.name == "transB" and each.i for each in node.attribute)
-        data, held = (graph.producers.get(name) for name in node.input[:2])
-        if data is None or held is None or {data.op_type, held.op_type} != {"DequantizeLinear"}:
-            if node.input[1] in graph.weights:
-                wide[node.name] = read(node.input[1]) if turned else read(node.input[1]).T
-            continue
-        weight = read(held.input[0]) if turned else np.ascontiguousarray(read(held.input[0]).T)
-        weight_scale = np.resize(read(held.input[1]).astype(np.float32).reshape(-1), len(weight))
-        behind = [each for each in graph.consumers.get(node.output[0], []) if each.op_type == "QuantizeLinear"]
-        output_scale = float(read(behind[0].input[1])) if behind else None
-        found[node.name] = Int8Layer(node.name, weight, weight_scale, float(read(data.input[1])), output_scale)
-    for name, values in wide.items():
-        if (twin := next((each for each in found.values() if _have_same_weights(values, each)), None)) is not None:
-            found[name] = replace(twin, name=name, kept=True)
-    return tuple(found[node.name] for node in model.graph.node if node.name in found)
+"""In steps of a weight: covers rounding, and scales that the graph stores in FP16."""
 
 
 def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
-    """The program as a GraphModule in all shapes of the card, FP16 around its INT8 layers, without tactics; and what must be said of
-    layers that the graph has in INT8 and the program leaves in FP16.
+    """The program as a GraphModule for all shapes of the card, FP16 outside its INT8 layers, without tactics; and a remark if INT8
+    layers of the graph stay in FP16. Layers that share a weight are taken in order.
     """
     import onnx
 
     register_operator()
-    module = request.module() if request.module else None
-    wide = {} if module is None else {f"model.{name}": each for name, each in module.state_dict().items()}
-    half = replace(request, precision=Precision.FP16, module=(lambda: module) if module else None)
-    program = export_program(half).run_decompositions({}).module()
-    missed = replace_layers(program, layers_from_graph(onnx.load(request.graph)), wide)
+    exported, wide = export_with_weights(request, Precision.FP16)
+    program = exported.run_decompositions({}).module()
+    layers = layers_from_qdq(onnx.load(request.graph), _have_same_weights)
+    missed = _Lowering(program, list(layers), wide).run()
     return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
-
-
-def replace_layers(program: Any, layers: Iterable[Int8Layer], wide: Mapping[str, Any]) -> tuple[str, ...]:
-    """Rewrites the functional GraphModule `program`, with the weights that `wide` has in FP32 by name.
-
-    Layers that share a weight are taken in order. Returns those for INT8 that stay in FP16, each with the reason.
-    """
-    return _Lowering(program, list(layers), wide).run()
 
 
 @dataclass(eq=False, slots=True)
 class _Layer:
-    """A layer of the program with what joins it."""
+    """A layer of the program with the nodes that are fused with it."""
 
     node: Any
     given: Any
     weight: Any
-    """In FP32, (outputs, input channels of a group, kernel …), batch normalization folded in."""
+    """FP32, (outputs, input channels of a group, kernel …), with batch normalization."""
     bias: Any
-    """In FP32, (outputs)."""
+    """FP32, (outputs)."""
     last: Any
-    """The node with its value, later that of all that joined it; the step stands there."""
+    """The last fused node, which the step replaces."""
     stride: tuple[int, ...] = ()
     padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
     computed_bias: Any = None
-    """A node that gives the bias of a linear layer."""
-    table: Int8Layer | None = None
+    """A node that computes the bias of a linear layer."""
+    table: QuantizedLayer | None = None
     added: Any = None
     activation: str = ""
     pool: Any = None
     output_scale: float | None = None
-    """Of an output in INT8."""
+    """Scale of an INT8 output."""
 
     @property
     def flat(self) -> bool:
@@ -136,25 +85,27 @@ class _Layer:
 
     @property
     def line(self) -> bool:
-        """Whether it is over a sequence, (samples, channels, steps)."""
+        """Whether its input is a sequence, (samples, channels, steps)."""
         return len(self.stride) == 1
 
 
 @dataclass
 class _Lowering:
     program: Any
-    waiting: list[Int8Layer]
+    waiting: list[QuantizedLayer]
+    """Layers of the graph that are not matched yet."""
     wide: Mapping[str, Any]
+    """FP32 weights by name."""
     layers: dict[Any, _Layer] = field(default_factory=dict)
-    """By the node that computes them."""
+    """Matched layers by their node."""
     scales: dict[Any, float] = field(default_factory=dict)
-    """Of the tensors that a layer reads in INT8."""
+    """Scales of tensors that a layer reads in INT8, by node."""
     additions: dict[Any, _Layer] = field(default_factory=dict)
-    """The layers that take residual additions in."""
+    """Layers by the residual addition that is fused with them."""
     replaced: dict[Any, Any] = field(default_factory=dict)
-    """Floating tensors, and those that hold their values now."""
+    """New nodes of floating-point tensors by the old ones."""
     written: dict[Any, Any] = field(default_factory=dict)
-    """Tensors, and what holds them in INT8, channels filled up."""
+    """Nodes of INT8 tensors with padded channels, by the node of the value."""
     missed: list[str] = field(default_factory=list)
 
     def run(self) -> tuple[str, ...]:
@@ -162,12 +113,9 @@ class _Lowering:
             if (layer := self._read_layer(node)) is not None:
                 self._take(layer)
         self._find_scales()
-        for layer in self.layers.values():
-            self._find_addition(layer)
-        for layer in self.layers.values():
-            self._find_end(layer)
-        for layer in self.layers.values():
-            self._find_output(layer)
+        for find in (self._find_addition, self._find_end, self._find_output):
+            for layer in self.layers.values():
+                find(layer)
         lasts = {layer.pool or layer.last: layer for layer in self.layers.values()}
         for number, node in enumerate(list(self.program.graph.nodes)):
             if node in lasts:
@@ -181,30 +129,25 @@ class _Lowering:
         return (*self.missed, *never)
 
     def _read_layer(self, node: Any) -> _Layer | None:
-        """A call with a stored weight; None for any other node."""
+        """The layer of a call with a stored weight; None for any other node."""
         import torch
 
         aten = torch.ops.aten
-        given = read_arguments(node) if node.op == "call_function" else {}
-        bias = None
-        if node.target in (aten.conv1d.default, aten.conv2d.default, aten.linear.default):
-            source, held, bias = given["input"], given["weight"], given["bias"]
-        elif node.target is aten.addmm.default and given["alpha"] == given["beta"] == 1:
-            source, held, bias = given["mat1"], given["mat2"], given["self"]
-        elif node.target in (aten.mm.default, aten.matmul.default):
-            source, held = node.args
+        if convolves := node.target in (aten.conv1d.default, aten.conv2d.default):
+            given = read_arguments(node)
+            source, held, bias, transposed = given["input"], given["weight"], given["bias"], False
+        elif (product := read_product(node)) is not None:
+            source, held, bias, transposed = product
         else:
             return None
-        if getattr(held, "op", None) != "get_attr" or getattr(source, "op", None) == "get_attr":
+        if held.op != "get_attr" or getattr(source, "op", None) == "get_attr":
             return None
-        if "stride" not in given and held.meta["val"].dim() != 2:
+        if not convolves and held.meta["val"].dim() != 2:
             return None
-        weight = self._read(held)
-        if node.target not in (aten.conv1d.default, aten.conv2d.default, aten.linear.default):
-            weight = weight.t()
+        weight = self._read(held).t() if transposed else self._read(held)
         stored = bias is not None and bias.op == "get_attr" and bias.meta["val"].dim() == 1
         shift = self._read(bias) if stored else weight.new_zeros(len(weight))
-        if "stride" not in given:
+        if not convolves:
             return _Layer(node, source, weight, shift, node, computed_bias=None if stored else bias)
         if bias is not None and not stored:
             return None
@@ -238,7 +181,7 @@ class _Lowering:
         return replace(layer, weight=weight, bias=bias if shift is None else bias + shift, last=value)
 
     def _take(self, layer: _Layer) -> None:
-        """Keeps a layer that has a kernel, and pairs it with the graph's."""
+        """Matches a layer with the graph's, and keeps it if it has a kernel."""
         match = next((each for each in self.waiting if _have_same_weights(layer.weight.numpy(), each)), None)
         if match is not None:
             self.waiting = [each for each in self.waiting if each is not match]
@@ -260,7 +203,7 @@ class _Lowering:
                 self.scales.setdefault(layer.last, layer.table.output_scale)
 
     def _find_addition(self, layer: _Layer) -> None:
-        """A residual addition joins the convolution whose other side has a scale in INT8, of two such the one that runs last."""
+        """Fuses a residual addition with the convolution whose other side has an INT8 scale; of two such, the one that runs last."""
         import torch
 
         reader = _get_only(layer.last.users)
@@ -281,7 +224,7 @@ class _Lowering:
             self.additions[reader] = layer
 
     def _find_end(self, layer: _Layer) -> None:
-        """An activation, and behind one that is never negative a max pooling."""
+        """Fuses an activation, and max pooling after one that is never negative."""
         reader = _get_only(layer.last.users)
         if reader is None or layer.line or layer.computed_bias is not None:
             return
@@ -293,7 +236,7 @@ class _Lowering:
             layer.pool = pool
 
     def _find_output(self, layer: _Layer) -> None:
-        """INT8 where all that read the value take it so."""
+        """Makes the output INT8 if all its readers take it in INT8."""
         if layer.pool is not None:
             if self._is_read_in_int8(layer, layer.pool):
                 layer.output_scale = self.scales[layer.pool]
@@ -360,7 +303,7 @@ class _Lowering:
         if layer.added is not None:
             added, added_scale = self._read_int8(layer.added, self.scales[layer.added], 1), self.scales[layer.added]
         if layer.line:
-            given = self.program.graph.call_function(_unsqueeze, (given,))
+            given = self.program.graph.call_method("unsqueeze", (given, 2))
         factors = (float(np.float32(added_scale) / ahead), float(np.float32(1.0) / output_scale))
         new = self._call(name, step, given, added, constants, factors)
         self._write(layer, step, new, outputs)
@@ -401,13 +344,12 @@ class _Lowering:
         device = next(iter(self.program.parameters())).device
         kept = []
         for index, values in enumerate(constants):
-            self.program.register_buffer(f"{name}_{index}", torch.from_numpy(np.array(values)).to(device))
-            kept.append(self.program.graph.get_attr(f"{name}_{index}"))
+            kept.append(add_constant(self.program, f"{name}_{index}", torch.from_numpy(np.array(values)).to(device)))
         arguments = (given, added, kept, *factors, steps.text_from_step(step), "")
         return self.program.graph.call_function(register_operator(), arguments)
 
     def _write(self, layer: _Layer, step: steps.Step, new: Any, outputs: int) -> None:
-        """Notes in what a value lies now."""
+        """Makes the readers of the layer's value read `new`."""
         import torch
 
         graph = self.program.graph
@@ -423,19 +365,19 @@ class _Lowering:
             self.written[layer.pool or layer.last] = new
             return
         if layer.line:
-            new = graph.call_function(_squeeze, (new,))
+            new = graph.call_method("squeeze", (new, 2))
         if step.outputs > outputs:
-            new = graph.call_function(_cut, (new, -1 if layer.flat else 1, outputs))
+            new = graph.call_method("narrow", (new, -1 if layer.flat else 1, 0, outputs))
         if layer.computed_bias is not None:
-            new = graph.call_function(_add, (new, layer.computed_bias))
+            new = graph.call_function(add, (new, layer.computed_bias))
         if layer.last.meta["val"].dtype != torch.float16:
-            new = graph.call_function(_convert, (new, layer.last.meta["val"].dtype))
+            new = graph.call_method("to", (new, layer.last.meta["val"].dtype))
         new.meta = dict(layer.last.meta)
         layer.last.replace_all_uses_with(new)
         self.replaced[layer.last] = new
 
     def _read_int8(self, tensor: Any, scale: float, axis: int) -> Any:
-        """A tensor in INT8, its channels filled up: as it was written, or quantized once behind where it is written."""
+        """A tensor in INT8 with padded channels: as a layer wrote it, or quantized once after the node that computes it."""
         key = tensor if tensor in self.written else (tensor, scale, axis)
         if key not in self.written:
             source = self.replaced.get(tensor, tensor)
@@ -447,7 +389,7 @@ class _Lowering:
 
 
 def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
-    """INT8, with `spare` zeros behind `axis`."""
+    """INT8, with `spare` zeros at the end of `axis`."""
     import torch
 
     found = quantize(value, inverse_scale)
@@ -455,54 +397,23 @@ def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
     return torch.nn.functional.pad(found, (*(0, 0) * behind, 0, spare)) if spare else found
 
 
-def _unsqueeze(value: Any) -> Any:
-    return value.unsqueeze(2)
-
-
-def _squeeze(value: Any) -> Any:
-    return value.squeeze(2)
-
-
-def _cut(value: Any, axis: int, length: int) -> Any:
-    return value.narrow(axis, 0, length)
-
-
-def _add(value: Any, other: Any) -> Any:
-    return value + other
-
-
-def _convert(value: Any, dtype: Any) -> Any:
-    return value.to(dtype)
-
-
-def read_arguments(node: Any) -> dict[str, Any]:
-    """The arguments of a call of a torch operator by name, with its defaults."""
-    schema = getattr(node.target, "_schema", None)
-    known = () if schema is None else schema.arguments
-    defaults = {each.name: each.default_value for each in known if each.has_default_value()}
-    return {**defaults, **{each.name: value for each, value in zip(known, node.args, strict=False)}, **node.kwargs}
-
-
-def _have_same_weights(values: NDArray[Any], layer: Int8Layer) -> bool:
-    """Whether the graph's integers are `values`, rounded."""
+def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
+    """Whether FP32 weights round to the layer's integers."""
     if values.shape != layer.weight.shape:
         return False
     rows, whole, scale = (each.reshape(len(values), -1) for each in (values, layer.weight, layer.weight_scale))
-    return _is_near(rows[:1], whole[:1], scale[:1]) and _is_near(rows, whole, scale)
-
-
-def _is_near(values: NDArray[Any], whole: NDArray[Any], scale: NDArray[Any]) -> bool:
-    return bool(np.abs(values / scale - whole).max() < _TOLERANCE)
+    some = (1, len(values))  # the first row rejects most layers
+    return all(bool(np.abs(rows[:n] / scale[:n] - whole[:n]).max() < _TOLERANCE) for n in some)
 
 
 def _get_only(nodes: Iterable[Any]) -> Any:
-    """The one of a single node; None for several or none."""
+    """The only node; None for several or none."""
     found = list(nodes)
     return found[0] if len(found) == 1 else None
 
 
 def _find_obstacle(layer: _Layer) -> str | None:
-    """Why no INT8 kernel takes a layer; None where one does."""
+    """Why no INT8 kernel computes a layer; None if one does."""
     if layer.flat:
         return None
     if len(set(layer.stride)) > 1 or len(set(layer.dilation)) > 1:
@@ -522,7 +433,7 @@ def _is_depthwise(layer: _Layer) -> bool:
 
 
 def _is_stem(layer: _Layer) -> bool:
-    """A convolution of an input of the network with few channels and stride 2."""
+    """Whether it convolves an input of the network that has few channels, with stride 2."""
     if len(layer.stride) != 2 or layer.groups > 1 or _find_input(layer.given) is None:
         return False
     outputs, channels, height, width = layer.weight.shape
@@ -531,7 +442,7 @@ def _is_stem(layer: _Layer) -> bool:
 
 
 def _find_input(node: Any) -> Any:
-    """The FP32 input of the program that a node is, cast to another type or not; None for any other."""
+    """The program's FP32 input if a node is one or casts one; None for any other."""
     import torch
 
     aten = torch.ops.aten
@@ -557,7 +468,7 @@ def _name_activation(node: Any) -> str | None:
 
 
 def _is_plain_pool(node: Any) -> bool:
-    """Max pooling with a square kernel and as many zeros on every side."""
+    """Whether a node is max pooling with a square kernel and the same padding on all sides."""
     import torch
 
     if node.target is not torch.ops.aten.max_pool2d.default:
@@ -568,18 +479,18 @@ def _is_plain_pool(node: Any) -> bool:
 
 
 def _list_sides(values: Any) -> list[int]:
-    """Both of a pair, which may be written as one number."""
+    """A pair from one or two numbers."""
     found = [values] if isinstance(values, int) else list(values)
     return found * 2 if len(found) == 1 else found
 
 
 def _get_shape(node: Any) -> tuple[Any, ...]:
-    """Sizes as text where they depend on the batch, so that equal ones compare as equal."""
+    """The shape of a node's tensor; symbolic sizes become text, so that equal ones compare equal."""
     return tuple(each if isinstance(each, int) else str(each) for each in node.meta["val"].shape)
 
 
 def merge_groups(weight: NDArray[np.int8], groups: int) -> tuple[NDArray[np.int8], int]:
-    """(output channels, rows, columns, input channels of a group) over fewer groups, with zeros; and their number."""
+    """Weights (output channels, rows, columns, input channels of a group) in fewer groups, with zeros, and their number."""
     outputs, *kernel, depth = weight.shape
     merged = 1 if groups == 1 else choose_merge(groups, outputs, depth) or 1
     wide = np.zeros((groups, outputs // groups, *kernel, merged, depth), np.int8)
@@ -589,8 +500,9 @@ def merge_groups(weight: NDArray[np.int8], groups: int) -> tuple[NDArray[np.int8
 
 
 def choose_merge(groups: int, outputs: int, depth: int) -> int | None:
-    """How many groups of a convolution with `outputs` outputs and `depth` inputs a group become one, with zeros between them: so that
-    its outputs are a multiple of ALIGNED and, where that can be, its inputs fill a block. None where no number does.
+    """The number of groups to merge into one, so that its outputs are a multiple of ALIGNED and, if possible, its inputs fill a block.
+
+    `depth` is the number of input channels of a group. None if no number fits.
     """
     fitting = [each for each in (1, 2, 4, 8) if groups % each == 0 and outputs // groups * each % ALIGNED == 0]
     return next((each for each in fitting if depth * each >= _LEAST_DEPTH), fitting[-1] if fitting else None)

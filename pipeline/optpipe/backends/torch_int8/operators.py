@@ -1,7 +1,7 @@
-"""The INT8 layers as one operator of torch, which programs are exported, compiled and packaged with.
+"""A torch operator for INT8 layers, with which programs are exported, compiled, and packaged.
 
-`optpipe::layer` carries all that a layer needs: its constants as tensors, the step and the tactics as text. On a GPU it launches a
-kernel, on the CPU it computes the same integers. A process that loads such a program has to register the operator first.
+`optpipe::layer` takes a layer's constants as tensors, and its step and tactics as text. On a GPU it launches a kernel; on the CPU
+it computes the same integers. Register the operator before loading such a program.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ SCHEMA = (
 
 @cache
 def register_operator() -> Any:
-    """The operator, known to torch, its exporter, its compilers and its counter of operations. Registered once in a process."""
+    """Registers the operator with torch, its exporter, compilers, and FLOP counter, once per process."""
     import torch
     from torch.utils.flop_counter import register_flop_formula
 
@@ -31,7 +31,7 @@ def register_operator() -> Any:
     set_assembler()
     library = torch.library.Library("optpipe", "DEF")
     library.define(SCHEMA)
-    library.impl("layer", _compute, "CPU")
+    library.impl("layer", lambda *arguments: compute_step(*_read(*arguments)[:2]), "CPU")
     library.impl("layer", _launch, "CUDA")
     torch.library.register_fake("optpipe::layer", _make_empty, lib=library)
     register_flop_formula(torch.ops.optpipe.layer, get_raw=True)(_count_flops)
@@ -40,16 +40,15 @@ def register_operator() -> Any:
 
 
 _KEPT: list[Any] = []
-"""torch forgets an operator whose library is collected."""
-
-
-def _compute(*arguments: Any) -> Any:
-    return compute_step(*_read(*arguments)[:2])
+"""torch unregisters an operator when its library is garbage-collected."""
 
 
 def _launch(*arguments: Any) -> Any:
+    """Launches the tactic that was measured at the nearest batch size."""
     step, given, tactics = _read(*arguments)
-    return launch_step(step, given, _choose_tactic(tactics, given.data.shape[0]))
+    known, size = tactics_from_text(tactics), given.data.shape[0]
+    nearest = min(known, key=lambda each: (abs(each - size), each), default=None)
+    return launch_step(step, given, None if nearest is None else known[nearest])
 
 
 def _read(
@@ -64,15 +63,9 @@ def _make_empty(*arguments: Any) -> Any:
 
 
 def launch_step(step: steps.Step, given: Operands, tactic: Tactic | None = None) -> Any:
-    """Enqueues a step on torch's current stream; gives its output. Without a tactic the likeliest runs."""
+    """Enqueues a step on torch's current stream and returns its output; by default with its likeliest tactic."""
     chosen = tactic or next(list_tactics(step, given.data))
     return LAUNCHERS[chosen.kernel](step, given, chosen.settings)
-
-
-def _choose_tactic(text: str, size: int) -> Tactic | None:
-    """The one measured at the nearest size."""
-    known = tactics_from_text(text)
-    return known[min(known, key=lambda each: (abs(each - size), each))] if known else None
 
 
 def _count_flops(*arguments: Any, out_val: Any) -> int:
@@ -81,7 +74,7 @@ def _count_flops(*arguments: Any, out_val: Any) -> int:
 
 
 def describe_layer(node: Any) -> LayerType:
-    """A node of an exported program that calls the operator, without its MACs."""
+    """The layer of a node of an exported program that calls the operator, without its MACs."""
     step = steps.step_from_text(node.args[5])
     kind = "fp16" if isinstance(step, steps.Stem | steps.Depthwise) else "int8"
     return LayerType(node.name, type(step).__name__, kind, 0)

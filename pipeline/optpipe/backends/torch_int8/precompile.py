@@ -1,7 +1,8 @@
-"""Compiles Triton's kernels side by side, in processes of their own, before they are timed.
+"""Compiles Triton kernels in parallel processes before they are timed.
 
-Triton compiles a kernel in the process that launches it, one after the other. `triton.knobs.runtime.jit_cache_hook` is told what would be
-compiled and may leave it out; what another process compiled is found in Triton's cache on the disk (triton/runtime/jit.py).
+Triton compiles kernels one after the other, in the process that launches them. `triton.knobs.runtime.jit_cache_hook` sees each
+kernel before it is compiled and can skip it; kernels that another process compiled are in Triton's cache on disk
+(triton/runtime/jit.py).
 """
 
 import json
@@ -17,14 +18,14 @@ from typing import Any
 from optpipe.core.process import end_with_parent, open_process_group
 
 LEAST = 4
-"""Kernels, below which starting processes takes longer."""
+"""With fewer kernels, starting processes takes longer."""
 MOST = 16
-"""Processes: each takes up to 0.6 GB."""
+"""The most processes; each takes up to 0.6 GB."""
 
 
 @contextmanager
 def collect_kernels() -> "Iterator[dict[str, None]]":
-    """While the block runs, kernels that are not compiled yet are collected and not launched: JSON that Triton writes, each once."""
+    """Collects kernels that are not compiled yet instead of launching them, as JSON from Triton, without duplicates."""
     from triton import knobs
 
     found: dict[str, None] = {}
@@ -42,7 +43,7 @@ def collect_kernels() -> "Iterator[dict[str, None]]":
 
 
 def compile_side_by_side(kernels: Sequence[str]) -> None:
-    """Leaves in Triton's cache those that compile, for the GPU at hand; the others fail where they are launched."""
+    """Compiles kernels into Triton's cache for the current GPU; those that do not compile fail again when they are launched."""
     from triton.runtime import driver
 
     count = min(len(kernels), len(os.sched_getaffinity(0)), MOST)
@@ -62,7 +63,7 @@ def compile_side_by_side(kernels: Sequence[str]) -> None:
 
 
 def compile_kernel(kernel: str, target: Any) -> Any:
-    """One of what `collect_kernels` gives, as Triton's `JITFunction.preload` does it, without a GPU."""
+    """Compiles JSON from `collect_kernels` without a GPU, as in Triton's `JITFunction.preload`."""
     import triton
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -86,7 +87,7 @@ def _freeze(value: Any) -> Any:
 
 
 def main() -> None:
-    """Compiles every `sys.argv[3]`-th kernel of a file, from the `sys.argv[2]`-th."""
+    """Compiles every `sys.argv[3]`-th kernel of a file, starting at number `sys.argv[2]`."""
     from triton.backends.compiler import GPUTarget
 
     end_with_parent()
@@ -95,7 +96,7 @@ def main() -> None:
     for kernel in jobs["kernels"][int(sys.argv[2]) :: int(sys.argv[3])]:
         try:
             compile_kernel(kernel, target)
-        except Exception as error:  # noqa: BLE001 - what Triton refuses comes as many types; it is named where it is timed
+        except Exception as error:  # noqa: BLE001 - Triton raises many types; timing reports the failure
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of a step read beside activations, and the kernels and settings that could compute it."""
+"""The constants of a step in the order of its kernels, and the kernels and settings that can compute it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from optpipe.backends.torch_int8 import steps
 
 FEW_TILES, MANY_TILES = 200, 60
-"""Tiles of 64 rows and 128 columns below which a layer may leave multiprocessors idle, so that smaller tiles are tried, and
-above which there may be enough for larger ones; between the two both are."""
+"""Numbers of tiles of 64 rows and 128 columns: below the first, smaller tiles are tried, since multiprocessors may be idle; above
+the second, larger ones."""
 ONCE = 4
-"""Blocks of input channels that may be copied at once."""
+"""Most blocks of input channels to copy at once."""
 MANY_OUTPUTS = 500_000
-"""Outputs of a depthwise convolution above which strips of several are tried."""
+"""Outputs of a depthwise convolution above which strips of several outputs are tried."""
 _MANY_STRIPS = ((16, 64, 4, 4), (32, 32, 4, 4), (16, 64, 2, 4))
 _FEW_STRIPS = ((16, 64, 2, 4), (16, 32, 2, 2))
-"""Strips of outputs and channels of a tile, outputs of a strip, and warps."""
+"""Strips and channels of a tile, outputs of a strip, and warps."""
 _BLOCK_DEPTHS = (128, 64, 32)
 _COLUMNS = 256
 """Scales and biases are padded to a multiple of the widest tile."""
@@ -28,7 +28,7 @@ _COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Tactic:
-    """A kernel by name, with its settings."""
+    """A kernel's name and settings."""
 
     kernel: str
     settings: Mapping[str, int]
@@ -39,27 +39,26 @@ class Tactic:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What a step reads, torch tensors on one device."""
+    """The inputs of a step, torch tensors on one device."""
 
     data: Any
-    """INT8, or FP16 of a depthwise convolution, or FP32 of a stem."""
+    """INT8, FP16 for a depthwise convolution, FP32 for a stem."""
     added: Any
-    """INT8 like the output, or None."""
+    """INT8 in the shape of the output, or None."""
     constants: Sequence[Any]
-    """As `arrange_convolution` and the like order them."""
+    """In the order of `arrange_convolution`, `arrange_stem`, or `arrange_depthwise`."""
     added_scale: float = 0.0
     inverse_scale: float = 1.0
-    """Of an INT8 output."""
+    """Inverse of an INT8 output's scale."""
 
 
 def text_from_tactics(chosen: Mapping[int, Tactic]) -> str:
-    """`1:int8_max_pool BP=16 warps=4;64:…`: by the first size of what the step reads."""
+    """`1:int8_max_pool BP=16 warps=4;64:…`, with the batch size before each tactic."""
     return ";".join(f"{size}:{tactic}" for size, tactic in sorted(chosen.items()))
 
 
 @cache
 def tactics_from_text(text: str) -> dict[int, Tactic]:
-    """Reads what `text_from_tactics` wrote."""
     found = {}
     for part in text.split(";") if text else ():
         size, _, tactic = part.partition(":")
@@ -72,9 +71,9 @@ def tactics_from_text(text: str) -> dict[int, Tactic]:
 def arrange_convolution(
     weight: NDArray[np.int8], scale: NDArray[np.float32], bias: NDArray[np.float32]
 ) -> tuple[NDArray[Any], ...]:
-    """The constants of a `Convolution` from weights (outputs, rows, columns, input channels of a group) and a number per output.
+    """The constants of a `Convolution` from weights (outputs, rows, columns, input channels of a group).
 
-    Input channels are filled up with zeros to a multiple of the smallest block, scales and biases to one of the widest tile.
+    Input channels are zero-padded to a multiple of the smallest block, scales and biases to a multiple of the widest tile.
     """
     deep = np.pad(weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % _BLOCK_DEPTHS[-1])])
     spare = -len(scale) % _COLUMNS
@@ -82,8 +81,9 @@ def arrange_convolution(
 
 
 def arrange_stem(step: steps.Stem, weight: NDArray[np.float16], bias: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-    """The constants of a `Stem` from weights (outputs, channels, kernel, kernel): (outputs, cells * cells * 16), cell parts as (row,
-    column, channel of 4).
+    """The constants of a `Stem` from weights (outputs, channels, kernel, kernel).
+
+    The first is (outputs, cells * cells * 16), with (row, column, 4 channels) in a cell.
     """
     cells, lead = step.count_cells()
     kernel = step.kernel[0]
@@ -94,12 +94,15 @@ def arrange_stem(step: steps.Stem, weight: NDArray[np.float16], bias: NDArray[np
 
 
 def arrange_depthwise(weight: NDArray[np.float16], bias: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-    """The constants of a `Depthwise` from weights (channels, 1, rows, columns): (rows * columns, channels), and for torch as they were."""
+    """The constants of a `Depthwise` from weights (channels, 1, rows, columns), which become (rows * columns, channels).
+
+    The last is the weights as given, for torch's convolution.
+    """
     return np.ascontiguousarray(weight.reshape(len(weight), -1).T), bias, weight
 
 
 def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
-    """What could compute a step on an input like `given`, the likeliest first."""
+    """The tactics that can compute a step on an input of the shape of `given`, the likeliest first."""
     match step:
         case steps.Convolution() if step.is_product:
             yield from _list_product_tactics(step, given.numel() // step.depth)
@@ -144,7 +147,7 @@ def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tact
 
 
 def _fit_columns(tiles: Sequence[tuple[int, ...]], at: int, width: int) -> list[tuple[int, ...]]:
-    """The tiles whose columns, entry `at`, a layer of `width` channels fills; for a narrower layer the first, made as narrow."""
+    """The tiles with at most `width` columns, in entry `at`; if there is none, the first tile with `width` columns."""
     fitting = [tile for tile in tiles if tile[at] <= width]
     return fitting or [(*tiles[0][:at], width, *tiles[0][at + 1 :])]
 
@@ -156,16 +159,16 @@ _WIDE_TILES = (
     (256, 64, 1, 3, 8, 1),
     (64, 256, 1, 3, 8, 1),
 )
-"""Rows, columns, parts, stages, warps, and whether a block computes many tiles."""
+"""Rows, columns, parts, stages, warps, and whether the kernel is persistent."""
 
 
 def _count_tiles(pixels: int, step: steps.Convolution) -> int:
-    """Of 64 rows and 128 columns."""
+    """The number of tiles of 64 rows and 128 columns."""
     return ceil(pixels / 64) * ceil(step.outputs / 128)
 
 
 def _round_width(step: steps.Convolution) -> int:
-    """Output channels, up to a power of two and a tile; with groups the largest power of two that divides those of one."""
+    """Output channels, rounded up to a power of two of at least 16; with groups, the largest power of two that divides a group's."""
     width = step.outputs // step.groups
     return width & -width if step.groups > 1 else max(16, 1 << (width - 1).bit_length())
 
@@ -199,7 +202,7 @@ _MANY_BOXED = ((128, 4, 3), (64, 4, 3), (128, 4, 4))
 
 
 def _list_boxes(width: int, *, few: bool) -> list[tuple[int, int, int]]:
-    """Images, rows and columns of a tile of 64 or 128 pixels, with little of it outside of an image."""
+    """Images, rows, and columns of tiles of 64 or 128 pixels that lie mostly inside an image."""
     if width % 8 == 0:
         return [(1, 8, 8)] if few else [(2, 8, 8), (1, 8, 8)]
     if width % 4 == 0:

@@ -1,8 +1,8 @@
-"""Chooses each step's kernel by measuring all that could compute it, on the GPU at hand, and keeps what was measured."""
+"""Measures all tactics of each step on the current GPU, chooses the fastest, and compares whole networks with FP16."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,29 +16,16 @@ from optpipe.core.precision import Precision
 from optpipe.stats.ratio import Ratio, alternate, ratio_from_rounds
 
 LAUNCHES = 20
-"""In one CUDA graph: a replay then outlasts its own launch."""
+"""Launches in one CUDA graph, so that a replay takes longer than its launch."""
 REPLAYS = 5
 BATCHES = (1, 8, 64, 256)
-"""Measured as far as the model's profile holds them, with its `opt`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What was measured for one step on what it reads."""
-
-    tactic: Tactic
-    microseconds: float
-    refused: tuple[str, ...] = ()
-    """Tactics that failed or gave other numbers than the first, each with the reason."""
-
-
-def choose_batch_sizes(low: int, usual: int, high: int) -> tuple[int, ...]:
-    """The batch sizes to measure for a profile."""
-    return tuple(sorted({usual, *(size for size in BATCHES if low <= size <= high)}))
+"""Batch sizes to measure if the model's profile contains them, in addition to its `opt`."""
+Choice = tuple[Tactic, float]
+"""The fastest tactic of a step for one shape, and its microseconds."""
 
 
 def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
-    """Seeded tensors on the GPU at each batch size that is measured; ones where they are whole numbers."""
+    """Seeded tensors on the GPU by the batch sizes to measure; integer tensors are ones."""
     import torch
 
     first = inputs[0]
@@ -50,14 +37,15 @@ def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
             return torch.randn(shape, device="cuda", generator=generator)
         return torch.ones(shape, device="cuda", dtype=getattr(torch, each.dtype))
 
-    sizes = choose_batch_sizes(first.min[0], first.opt[0], first.max[0])
-    return {size: tuple(draw(each, size) for each in inputs) for size in sizes}
+    sizes = {first.opt[0], *(size for size in BATCHES if first.min[0] <= size <= first.max[0])}
+    return {size: tuple(draw(each, size) for each in inputs) for size in sorted(sizes)}
 
 
 def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
-    """Gives every INT8 layer of a lowered GraphModule on the GPU its fastest tactics on each of `drawn`, inputs by batch size.
+    """Sets the fastest tactics of every INT8 layer of a lowered GraphModule on the GPU, for each of `drawn`, inputs by batch size.
 
-    Equal steps on equal shapes are measured once. Raises StageError where no tactic of a step runs.
+    Equal steps on equal shapes are measured once. Raises StageError if no tactic of a step runs. Returns the layers' choices by
+    batch size.
     """
     with collect_kernels() as kernels:
         for inputs in drawn.values():
@@ -74,8 +62,9 @@ def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int
             if key not in known:
                 known[key] = _find_fastest(step, given)
             found.append(known[key])
-            chosen.setdefault(node, {})[given.data.shape[0]] = known[key].tactic
-            return launch_step(step, given, known[key].tactic)
+            tactic, _ = known[key]
+            chosen.setdefault(node, {})[given.data.shape[0]] = tactic
+            return launch_step(step, given, tactic)
 
         run_layers(program, inputs, choose)
         measured[size] = tuple(found)
@@ -86,7 +75,7 @@ def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int
 
 
 def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, steps.Step, Operands], Any]) -> Any:
-    """Runs the GraphModule node by node, its INT8 layers by `compute`, which takes the node, the step and what it reads."""
+    """Runs the GraphModule node by node, and INT8 layers by `compute(node, step, operands)`."""
     import torch
 
     layer = register_operator()
@@ -104,20 +93,20 @@ def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, step
 
 
 def summarize_choices(measured: Mapping[int, tuple[Choice, ...]]) -> dict[str, Any]:
-    """Per batch size how many layers each kernel computes, and the sum of the measured times."""
-    summary = {}
-    for size, chosen in measured.items():
-        kernels: dict[str, int] = {}
-        for each in chosen:
-            kernels[each.tactic.kernel] = kernels.get(each.tactic.kernel, 0) + 1
-        summary[str(size)] = {"kernels": kernels, "sum_us": round(sum(each.microseconds for each in chosen), 1)}
-    return summary
+    """By batch size, the number of layers that each kernel computes, and the sum of the measured times."""
+    return {
+        str(size): {
+            "kernels": dict(Counter(tactic.kernel for tactic, _ in chosen)),
+            "sum_us": round(sum(microseconds for _, microseconds in chosen), 1),
+        }
+        for size, chosen in measured.items()
+    }
 
 
 def _launch_all(step: steps.Step, given: Operands) -> Any:
-    """A step's output: zeros, where its kernels are only collected."""
+    """Launches all tactics of a step so that their kernels are collected; returns zeros as its output."""
     for tactic in list_tactics(step, given.data):
-        with suppress(Exception):  # it is refused where it is timed
+        with suppress(Exception):  # timing reports the failure
             launch_step(step, given, tactic)
     return steps.make_output(step, given.data).zero_()
 
@@ -134,17 +123,17 @@ def _find_fastest(step: steps.Step, given: Operands) -> Choice:
                 refused.append(f"{tactic}: gives other numbers than {timed[0][1]}")
                 continue
             timed.append((time_launch(partial(launch_step, step, given, tactic)), tactic))
-        except Exception as error:  # noqa: BLE001 - what Triton and the driver refuse comes as many types
+        except Exception as error:  # noqa: BLE001 - Triton and the driver raise many types
             refused.append(f"{tactic}: {str(error).splitlines()[0][:120]}")
     if not timed:
         why = refused[0] if refused else "none was tried"
         raise StageError(f"no INT8 kernel runs {steps.text_from_step(step)} on this GPU: {why}")
-    best, tactic = min(timed, key=lambda each: each[0])
-    return Choice(tactic, best, tuple(refused))
+    microseconds, tactic = min(timed, key=lambda each: each[0])
+    return tactic, microseconds
 
 
 def _agree(step: steps.Step, output: Any, first: Any) -> bool:
-    """Whether a tactic gives the first one's numbers: the same, or where sums in FP16 are ordered otherwise, to their rounding."""
+    """Whether a tactic's output equals the first one's, within rounding for the FP32 sums of a depthwise convolution."""
     import torch
 
     if not isinstance(step, steps.Depthwise):
@@ -154,14 +143,14 @@ def _agree(step: steps.Step, output: Any, first: Any) -> bool:
 
 
 def time_launch(launch: Callable[[], Any]) -> float:
-    """The shortest of a few replays of a CUDA graph of launches, in microseconds per launch. Nothing else runs on the GPU meanwhile."""
+    """Microseconds per launch of the fastest of REPLAYS replays of a CUDA graph with LAUNCHES launches."""
     replay = capture_launches(launch, LAUNCHES)
     replay()
     return min(time_replay(replay) / LAUNCHES for _ in range(REPLAYS))
 
 
 def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None]:
-    """A CUDA graph of `count` launches: what replays it."""
+    """Captures `count` launches in a CUDA graph; returns the function that replays it."""
     import torch
 
     launch()
@@ -173,7 +162,7 @@ def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None
             for _ in range(count):
                 launch()
         except Exception:
-            with suppress(Exception):  # left open, it would make everything fail that this process does later
+            with suppress(Exception):  # an open capture would make all later work of this process fail
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -181,7 +170,7 @@ def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None
 
 
 def time_replay(replay: Callable[[], None]) -> float:
-    """Microseconds of one replay, by CUDA events."""
+    """Microseconds of one replay, measured by CUDA events."""
     import torch
 
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -194,35 +183,28 @@ def time_replay(replay: Callable[[], None]) -> float:
 
 ROUNDS = 10
 PROGRAM_LAUNCHES = 4
-"""Of the whole network in one CUDA graph."""
+"""Launches of the whole network in one CUDA graph."""
 Clock = Callable[[Callable[[], None]], float]
-"""Runs something once and gives the time it took."""
+"""Runs a function once and returns its duration."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedOverFp16:
-    """How many times as fast as FP16 a network is at one batch size."""
+def is_faster(speed: Ratio) -> bool:
+    """Whether a ratio of FP16's time to another's shows the other to be faster."""
+    return speed.ci[0] > 1
 
-    batch_size: int
-    speed: Ratio
-    """FP16's time over the other's: above 1, the other is faster."""
 
-    @property
-    def pays(self) -> bool:
-        """Whether it is shown to be faster."""
-        return self.speed.ci[0] > 1
-
-    def to_dict(self) -> dict[str, float]:
-        """The JSON form."""
-        low, high = self.speed.ci
-        return {"speed": round(self.speed.value, 4), "low": round(low, 4), "high": round(high, 4), "pays": self.pays}
-
-    def __str__(self) -> str:
-        return f"{self.speed} times the speed of fp16 at batch {self.batch_size}"
+def record_speeds(speeds: Mapping[int, Ratio]) -> dict[str, dict[str, float]]:
+    """The JSON form of `compare_calls`."""
+    return {
+        str(size): {
+            "speed": round(each.value, 4), "low": round(each.ci[0], 4), "high": round(each.ci[1], 4), "pays": is_faster(each)
+        }
+        for size, each in speeds.items()
+    }  # fmt: skip
 
 
 def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Clock, seed: int = 0) -> Ratio:
-    """FP16's time over that of `low` over ROUNDS rounds, in an order drawn for each; one round before them is not counted."""
+    """The ratio of FP16's time to that of `low` over ROUNDS rounds in random order, after one round of warm-up."""
     subjects = {"low": partial(clock, low), "fp16": partial(clock, fp16)}
     for each in subjects.values():
         each()
@@ -232,21 +214,21 @@ def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: C
 
 def compare_calls(
     low: Callable[..., Any], half: Callable[..., Any], inputs: Mapping[int, tuple[Any, ...]]
-) -> tuple[SpeedOverFp16, ...]:
-    """`low` against `half`, both callable on the torch tensors on the GPU that `inputs` has by batch size."""
+) -> dict[int, Ratio]:
+    """The ratio of the time of `half` to that of `low`, by batch size, on torch tensors on the GPU: above 1, `low` is faster."""
     import torch
 
-    found = []
+    found = {}
     for size, drawn in inputs.items():
         with torch.inference_mode():
             ours = capture_launches(lambda drawn=drawn: low(*drawn), PROGRAM_LAUNCHES)  # type: ignore[misc]
             fp16 = capture_launches(lambda drawn=drawn: half(*drawn), PROGRAM_LAUNCHES)  # type: ignore[misc]
-        found.append(SpeedOverFp16(size, compare_in_turns(ours, fp16, time_replay)))
-    return tuple(found)
+        found[size] = compare_in_turns(ours, fp16, time_replay)
+    return found
 
 
-def explain_speeds(speeds: tuple[SpeedOverFp16, ...], precision: Precision = Precision.INT8) -> Iterator[str]:
-    """What must be said where a precision does not pay; where it pays, nothing."""
-    if behind := [each for each in speeds if not each.pays]:
-        said = ", ".join(map(str, behind))
+def explain_speeds(speeds: Mapping[int, Ratio], precision: Precision = Precision.INT8) -> Iterator[str]:
+    """A remark if a precision is not shown to be faster than FP16 at some batch size."""
+    if slow := {size: each for size, each in speeds.items() if not is_faster(each)}:
+        said = ", ".join(f"{each} times the speed of fp16 at batch {size}" for size, each in slow.items())
         yield f"{precision.upper()} is not shown to be faster than fp16 on this GPU: {said}; fp16 loses no accuracy to quantization"

@@ -132,7 +132,14 @@ class Inductor(TorchBackend):
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
         if lowered and on_gpu:
             rival = replace(rival, program=export_program(replace(request, precision=Precision.FP16)))
-        static = _list_static(request, sizes, configs, export)
+        programs = {size: export(replace(request, card=fix_batch(request.card, size))) for size in sizes}
+        static = [  # the packages of the first variant have the final names
+            [
+                Compilation(each, request.directory / name_static_package(size, variant), {**settings, **configs})
+                for size, each in programs.items()
+            ]
+            for variant, settings in enumerate(VARIANTS[request.device])
+        ]
         with translate_refusals(request.card, "AOTInductor could not compile"):
             general = Compilation(program, request.directory / GENERAL, configs)
             failures = compile_packages(general, [*static, [rival] if rival.program else []], tf32=tf32)
@@ -234,21 +241,6 @@ def _prepare_export(
         measured = tune_program(program, draw_inputs(request.card.inputs)) if request.device == "cuda" else {}
     made |= {"triton": get_package_version("triton"), "lowering": LOWERING, "tactics": summarize_choices(measured)}
     return partial(export_rewritten, program), missed
-
-
-def _list_static(
-    request: BuildRequest, sizes: Sequence[int], configs: Mapping[str, Any], export: Callable[[BuildRequest], Any]
-) -> tuple[list[Compilation], ...]:
-    """The compilations of each variant for all sizes; the packages of the first variant have the final names."""
-    programs = {size: export(replace(request, card=fix_batch(request.card, size))) for size in sizes}
-    variants = VARIANTS[request.device]
-    return tuple(
-        [
-            Compilation(program, request.directory / name_static_package(size, variant), {**settings, **configs})
-            for size, program in programs.items()
-        ]
-        for variant, settings in enumerate(variants)
-    )
 
 
 def fix_batch(card: ModelCard, size: int) -> ModelCard:

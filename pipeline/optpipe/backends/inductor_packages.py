@@ -12,16 +12,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optpipe.backends.base import Device
 from optpipe.backends.torch_program import set_assembler, set_float32_products
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.process import end_with_parent, open_process_group
-
-if TYPE_CHECKING:
-    from subprocess import Popen
 
 GENERAL = "model.pt2"
 """The package for all batch sizes."""
@@ -63,9 +60,21 @@ def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]]
 
     Returns the reasons why others could not be compiled, by the package's name. Raises what torch raises for `first`.
     """
+    import torch
+
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
-        started = [(each, _start_process(each, folder, stack, tf32=tf32)) for each in others if each]
+        started = []
+        for compilations in filter(None, others):
+            jobs = []
+            for each in compilations:
+                saved = folder / f"{id(each.program)}.pt2"
+                if not saved.exists():
+                    torch.export.save(each.program, saved)
+                jobs.append([str(saved), str(each.package), dict(each.configs)])
+            command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs)]
+            log = folder / f"{compilations[0].package.stem}.log"
+            started.append((compilations, stack.enter_context(open_process_group(command, log, os.environ))))
         first.run()
         failures = {}
         for compilations, process in started:
@@ -77,21 +86,6 @@ def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]]
                 elif not package.exists():
                     failures[package.name] = "its process ended early; it may have run out of memory"
         return failures
-
-
-def _start_process(
-    compilations: Sequence[Compilation], folder: Path, stack: ExitStack, *, tf32: bool
-) -> "Popen[bytes]":
-    import torch
-
-    jobs = []
-    for each in compilations:
-        saved = folder / f"{id(each.program)}.pt2"
-        if not saved.exists():
-            torch.export.save(each.program, saved)
-        jobs.append([str(saved), str(each.package), dict(each.configs)])
-    command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs)]
-    return stack.enter_context(open_process_group(command, folder / f"{compilations[0].package.stem}.log", os.environ))
 
 
 class Packages:

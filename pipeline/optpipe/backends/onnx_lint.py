@@ -1,7 +1,7 @@
-"""Why an INT8 or FP16 graph may be slower or less accurate than it could be, read from the graph alone.
+"""Rules that find common causes of slow or inaccurate INT8 and FP16 inference in an ONNX graph.
 
-The usual causes, one small function each. Sources: TensorRT developer guide ("Q/DQ placement recommendations", "Optimizing
-for Tensor Cores"); ONNX Runtime's notes on quantization.
+Sources: TensorRT developer guide ("Q/DQ placement recommendations", "Optimizing for Tensor Cores"); ONNX Runtime's notes on
+quantization.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,6 @@ _TRANSPARENT = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsque
 
 
 class QuantizedGraph(OnnxGraph):
-    """A graph whose products may read through Q/DQ pairs."""
-
     def find_dequantize(self, name: str) -> Any | None:
         """The DequantizeLinear that writes `name`, if one does."""
         node = self.producers.get(name)
@@ -27,27 +25,27 @@ class QuantizedGraph(OnnxGraph):
         return node.op_type in WEIGHTED_OPS and all(self.find_dequantize(name) is not None for name in node.input[:2])
 
     def weight(self, node: Any) -> Any | None:
-        """A product's constant weights, also behind their DequantizeLinear."""
+        """A product's constant weights, also if they are dequantized."""
         if len(node.input) < 2:
             return None
         behind = self.find_dequantize(node.input[1])
         return self.weights.get(behind.input[0] if behind is not None else node.input[1])
 
     def is_quantized_behind(self, node: Any) -> bool:
-        """Whether what a node writes is quantized, itself or after one more node."""
+        """Whether a node's output is quantized, directly or after one more node."""
         readers = self.consumers.get(node.output[0], [])
         reached = (node.output[0], *(name for each in readers for name in each.output))
         return any(each.op_type == "QuantizeLinear" for name in reached for each in self.consumers.get(name, []))
 
 
 def lint_graph(model: Any) -> tuple[LintFinding, ...]:
-    """All findings in an ONNX graph, in its order within each rule. A graph without Q/DQ is judged as FP16."""
+    """The findings of all rules, in the graph's order within each. A graph without Q/DQ is judged as FP16."""
     graph = QuantizedGraph(model)
     return tuple(finding for rule in LINT_RULES for finding in rule(graph))
 
 
 def _find_padded_channels(graph: QuantizedGraph) -> Iterator[LintFinding]:
-    """Tensor Cores take 16 channels of INT8 or 8 of FP16 at a time; others are padded."""
+    """Tensor Cores process 16 INT8 or 8 FP16 channels at a time; kernels pad other numbers."""
     quantized = any(node.op_type == "QuantizeLinear" for node in graph.model.graph.node)
     for node in graph.model.graph.node:
         weight = graph.weight(node) if node.op_type in WEIGHTED_OPS else None
@@ -62,7 +60,7 @@ def _find_padded_channels(graph: QuantizedGraph) -> Iterator[LintFinding]:
 
 
 def _find_split_fusions(graph: QuantizedGraph) -> Iterator[LintFinding]:
-    """A pair between a product and what would be fused with it makes two kernels and two roundings of one."""
+    """A Q/DQ pair between a product and a fusible activation makes two kernels and two roundings of one."""
     for node in graph.model.graph.node:
         if node.op_type not in WEIGHTED_OPS:
             continue
@@ -80,7 +78,7 @@ def _find_split_fusions(graph: QuantizedGraph) -> Iterator[LintFinding]:
 
 
 def _find_floating_shortcuts(graph: QuantizedGraph) -> Iterator[LintFinding]:
-    """A residual addition behind an INT8 convolution whose other operand is not dequantized."""
+    """A residual addition after an INT8 convolution whose other operand is not dequantized."""
     for node in graph.model.graph.node:
         if node.op_type != "Add" or any(name in graph.weights for name in node.input):
             continue
@@ -99,7 +97,7 @@ def _find_floating_shortcuts(graph: QuantizedGraph) -> Iterator[LintFinding]:
 
 
 def _find_lonely_pairs(graph: QuantizedGraph) -> Iterator[LintFinding]:
-    """A Q/DQ pair that feeds no INT8 kernel costs two conversions and a rounding, and gives nothing."""
+    """A Q/DQ pair that no INT8 kernel reads costs two conversions and a rounding."""
     for node in graph.model.graph.node:
         if node.op_type != "DequantizeLinear" or node.input[0] in graph.weights:
             continue
@@ -110,7 +108,7 @@ def _find_lonely_pairs(graph: QuantizedGraph) -> Iterator[LintFinding]:
 
 
 def _find_reformats(graph: QuantizedGraph) -> Iterator[LintFinding]:
-    """A floating-point layer between INT8 ones: the tensor is converted out of INT8 and back."""
+    """A floating-point layer between INT8 layers needs conversions on both sides."""
     for node in graph.model.graph.node:
         if node.op_type not in WEIGHTED_OPS or graph.int8(node) or graph.weight(node) is None:
             continue

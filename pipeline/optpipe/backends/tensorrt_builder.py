@@ -244,10 +244,25 @@ def create_config(trt: Any, builder: Any, request: BuildRequest, options: Builde
     if options.hardware_compatibility != "none":
         level = HARDWARE_COMPATIBILITY[options.hardware_compatibility]
         config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, level)
-    _set_tactic_sources(trt, config, options)
-    _set_compute_capabilities(trt, config, options)
+    if options.tactic_sources:
+        sources = config.get_tactic_sources()
+        for name, added in sources_from_text(options.tactic_sources):
+            bit = 1 << int(getattr(trt.TacticSource, name))
+            sources = sources | bit if added else sources & ~bit
+        config.set_tactic_sources(sources)
+    if wanted := capabilities_from_text(options.compute_capabilities):
+        config.num_compute_capabilities = len(wanted)
+        for index, name in enumerate(wanted):
+            config.set_compute_capability(getattr(trt.ComputeCapability, name), index)
     if options.timing_cache:
-        _read_timing_cache(trt, config, Path(options.timing_cache))
+        file = Path(options.timing_cache)
+        with _lock_file(file):
+            known = _read_cache_file(config, file)
+        cache = config.create_timing_cache(known)
+        if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+            raise BadInputError(
+                f"option timing_cache={file}: {trt.__name__} {trt.__version__} does not take it on this GPU; give another file"
+            )
     for inputs in list_profile_shapes(options, request.card.inputs):
         profile = builder.create_optimization_profile()
         for each in inputs:
@@ -272,33 +287,13 @@ def require_supported(trt: Any, options: BuilderOptions) -> None:
                 f"choose from {', '.join(sorted(sources))}"
             )
     for name in capabilities_from_text(options.compute_capabilities):
-        if name not in (known := _list_compute_capabilities(trt)):
+        known = {key: value for key, value in trt.ComputeCapability.__members__.items() if key.startswith("SM")}
+        if name not in known:
             numbers = ", ".join(f"{int(value) / 10:.1f}" for value in sorted(known.values(), key=int))
             raise BadInputError(
                 f"option compute_capabilities={options.compute_capabilities}: {trt.__name__} {trt.__version__} "
                 f"does not build for {int(name[2:]) / 10:.1f}; choose from {numbers}"
             )
-
-
-def _list_compute_capabilities(trt: Any) -> dict[str, Any]:
-    return {name: value for name, value in trt.ComputeCapability.__members__.items() if name.startswith("SM")}
-
-
-def _set_tactic_sources(trt: Any, config: Any, options: BuilderOptions) -> None:
-    sources = config.get_tactic_sources()
-    for name, added in sources_from_text(options.tactic_sources):
-        bit = 1 << int(getattr(trt.TacticSource, name))
-        sources = sources | bit if added else sources & ~bit
-    if options.tactic_sources:
-        config.set_tactic_sources(sources)
-
-
-def _set_compute_capabilities(trt: Any, config: Any, options: BuilderOptions) -> None:
-    wanted = capabilities_from_text(options.compute_capabilities)
-    if wanted:
-        config.num_compute_capabilities = len(wanted)
-    for index, name in enumerate(wanted):
-        config.set_compute_capability(_list_compute_capabilities(trt)[name], index)
 
 
 def load_plugins(registry: Any, files: Iterable[Path], library: str, logger: Any) -> None:
@@ -318,16 +313,6 @@ def copy_plugins(options: BuilderOptions, directory: Path) -> list[Path]:
         Path(shutil.copyfile(path, directory / f"{PLUGIN_PREFIX}{index}-{path.name}"))
         for index, path in enumerate(list_plugins(options))
     ]
-
-
-def _read_timing_cache(trt: Any, config: Any, file: Path) -> None:
-    with _lock_file(file):
-        known = _read_cache_file(config, file)
-    cache = config.create_timing_cache(known)
-    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        raise BadInputError(
-            f"option timing_cache={file}: {trt.__name__} {trt.__version__} does not take it on this GPU; give another file"
-        )
 
 
 def write_timing_cache(config: Any, file: Path) -> None:

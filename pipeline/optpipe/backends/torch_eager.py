@@ -24,7 +24,9 @@ from optpipe.backends.torch_program import (
     TorchBackend,
     add_constant,
     export_program,
+    fold_normalization,
     layers_from_program,
+    read_arguments,
     record_tensors,
     refuse_pickles,
     type_name_from_torch,
@@ -266,7 +268,7 @@ def _fold_convolution(program: Any, last: Any) -> _Convolution | None:
     node = last.args[0] if normalized else last
     if not _calls(node, aten.conv2d.default) or len(last.users) > 1 or len(node.users) > 1:
         return None
-    given, weight, bias, _stride, _padding, _dilation, groups = _list_arguments(node)
+    given, weight, bias, _stride, _padding, _dilation, groups = read_arguments(node).values()
     if (
         groups != 1
         or _is_changed_in_place(given)
@@ -279,25 +281,9 @@ def _fold_convolution(program: Any, last: Any) -> _Convolution | None:
     kernel = kernel.float()
     shift = kernel.new_zeros(kernel.shape[0]) if bias is None else _get_tensor(program, bias).float()
     if normalized:
-        kernel, shift = _fold_normalization(program, last, kernel, shift)
+        parts = (None if each is None else _get_tensor(program, each).float() for each in last.args[1:5])
+        kernel, shift = fold_normalization(kernel, shift, *parts, last.args[7])
     return _Convolution(node, kernel, shift)
-
-
-def _fold_normalization(program: Any, node: Any, kernel: Any, shift: Any) -> tuple[Any, Any]:
-    """The weight and bias of a convolution that replaces it and the batch normalization `node`."""
-    scale, offset, mean, variance = (
-        None if each is None else _get_tensor(program, each).float() for each in node.args[1:5]
-    )
-    factor = (variance + node.args[7]).rsqrt()
-    if scale is not None:
-        factor = factor * scale
-    shift = (shift - mean) * factor
-    return kernel * factor[:, None, None, None], shift if offset is None else shift + offset
-
-
-def _list_arguments(node: Any) -> tuple[Any, ...]:
-    """All arguments of `aten::conv2d`: input, weight, bias, stride, padding, dilation, groups."""
-    return (*node.args, *(None, [1, 1], [0, 0], [1, 1], 1)[len(node.args) - 2 :])
 
 
 def _is_changed_in_place(value: Any, but_by: Any = None) -> bool:
@@ -343,7 +329,7 @@ def _call(program: Any, before: Any, operation: Any, found: _Convolution, added:
     """A new node: the convolution with new constants in the type of the old ones."""
     import torch
 
-    given, old, _bias, *rest = _list_arguments(found.node)
+    given, old, _bias, *rest = read_arguments(found.node).values()
     dtype = _get_tensor(program, old).dtype
     weight = found.weight.to(dtype=dtype, memory_format=torch.channels_last)
     number = sum(name.startswith("fused_") for name, _ in program.named_buffers(recurse=False))

@@ -196,11 +196,11 @@ def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
 
 
 def read_arguments(node: Any) -> dict[str, Any]:
-    """The arguments of a torch operator's call by name, including defaults."""
+    """The arguments of a torch operator's call by name, in the order of its schema, including defaults."""
     schema = getattr(node.target, "_schema", None)
     known = () if schema is None else schema.arguments
-    defaults = {each.name: each.default_value for each in known if each.has_default_value()}
-    return {**defaults, **{each.name: value for each, value in zip(known, node.args, strict=False)}, **node.kwargs}
+    given = {**{each.name: value for each, value in zip(known, node.args, strict=False)}, **node.kwargs}
+    return {each.name: given.get(each.name, each.default_value) for each in known}
 
 
 def read_product(node: Any) -> tuple[Any, Any, Any, bool] | None:
@@ -223,6 +223,16 @@ def read_product(node: Any) -> tuple[Any, Any, Any, bool] | None:
     return found if getattr(found[1], "op", None) == "get_attr" else None
 
 
+def fold_normalization(
+    weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float
+) -> tuple[Any, Any]:
+    """Weight and bias of a convolution that replaces it and the batch normalization after it; `scale` and `shift` may be None."""
+    factor = (variance + epsilon).rsqrt()
+    factor = factor if scale is None else factor * scale
+    bias = (bias - mean) * factor
+    return weight * factor.view(-1, *[1] * (weight.dim() - 1)), bias if shift is None else bias + shift
+
+
 def add_constant(program: Any, name: str, value: Any) -> Any:
     """Stores a tensor in a GraphModule; returns the node that reads it."""
     program.register_buffer(name, value)
@@ -238,9 +248,12 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
     for node in program.run_decompositions().graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         if str(packet) == "optpipe.layer":
-            from optpipe.backends.torch_int8.operators import describe_layer
+            from optpipe.backends.torch_int8.steps import Depthwise, Stem, step_from_text
 
-            layers.append(replace(describe_layer(node), macs=_count_flops(flop_registry[packet], node) // 2))
+            step = step_from_text(node.args[5])
+            kind = "fp16" if isinstance(step, Stem | Depthwise) else "int8"
+            macs = _count_flops(flop_registry[packet], node) // 2
+            layers.append(LayerType(node.name, type(step).__name__, kind, macs))
             continue
         tensors = [each.meta["val"] for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]

@@ -63,17 +63,14 @@ class _TorchBinding:
         self, call: Callable[..., Any], tensors: "dict[str, torch.Tensor]", outputs: tuple[str, ...], device: "Device"
     ) -> None:
         self._call, self._inputs, self._names, self._device = call, tensors, outputs, device
+        self.inputs = self._show(tensors)
         self.tensors: dict[str, torch.Tensor] = {}
 
     @property
-    def inputs(self) -> Mapping[str, Any]:
-        return self._on_host(self._inputs)
-
-    @property
     def outputs(self) -> Mapping[str, Any]:
-        return self._on_host(self.tensors)
+        return self._show(self.tensors)
 
-    def _on_host(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _show(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: tensor.numpy() for name, tensor in tensors.items()} if self._device == "cpu" else tensors
 
     def launch(self) -> None:

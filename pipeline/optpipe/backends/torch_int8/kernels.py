@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""The Triton kernels of INT8 networks; activations NHWC, weights (output channels, kernel * kernel * padded input channels).
+"""Triton kernels of INT8 networks; activations are NHWC, weights (output channels, kernel * kernel * padded input channels).
 
-Every kernel may start before the one ahead of it has ended (programmatic dependent launch), and waits for it before it reads
-or writes anything. INT8 products go to the Tensor Cores with INT32 sums; loads and stores of tiles are TMA copies.
+Each kernel may start before the previous one ends (programmatic dependent launch), and waits for it before it reads or writes
+anything. Tensor Cores compute INT8 products with INT32 sums; tiles are loaded and stored by TMA copies.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 ROUND = tl.constexpr(12582912.0)
-"""1.5 * 2**23: adding it to a small FP32 number leaves that number, rounded half to even, in the lowest bits."""
+"""1.5 * 2**23: added to a small FP32 number, it leaves that number in the lowest bits, rounded half to even."""
 
 
 @triton.jit
@@ -61,49 +61,22 @@ def _store(
     acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Ends a tile in PARTS pieces side by side: fewer registers at a time."""
+    """Ends a tile in PARTS pieces of its columns, which need fewer registers."""
     if PARTS == 1:
         columns = n + tl.arange(0, BN)
         r = acc
         if ADD:
             r = added.load([m, n])
-        y.store(
-            [m, n],
-            _ended(
-                acc,
-                tl.load(scale + columns),
-                tl.load(bias + columns),
-                r,
-                added_scale,
-                inverse_scale,
-                ADD,
-                ACTIVATION,
-                HALF,
-            ),
-        )
+        scales = tl.load(scale + columns)
+        biases = tl.load(bias + columns)
+        y.store([m, n], _ended(acc, scales, biases, r, added_scale, inverse_scale, ADD, ACTIVATION, HALF))
     else:
         half: tl.constexpr = BN // 2
+        rest: tl.constexpr = PARTS // 2
         left, right = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
-        _store(
-            left, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, half, PARTS // 2
-        )
-        _store(
-            right,
-            added,
-            y,
-            scale,
-            bias,
-            added_scale,
-            inverse_scale,
-            m,
-            n + half,
-            ADD,
-            ACTIVATION,
-            HALF,
-            BM,
-            half,
-            PARTS // 2,
-        )
+        _store(left, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, half, rest)
+        n += half
+        _store(right, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, half, rest)
 
 
 @triton.jit(do_not_specialize=["tiles", "across", "depth"])
@@ -143,9 +116,9 @@ def int8_wgmma_convolution_gathered(
     GROUPED: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A convolution as a matrix product over (kernel row, kernel column, channel); pixels gathered by asynchronous copies.
+    """A convolution as a matrix product over (kernel row, kernel column, channel) of pixels that asynchronous copies gather.
 
-    PADDED: the channels of a group do not fill their last block. GROUPED: a tile's columns are of one group, which has `per_group`
+    PADDED: the channels of a group do not fill the last block. GROUPED: a tile's columns belong to one group, which has `per_group`
     outputs and `depth` inputs.
     """
     _in_turn()
@@ -184,9 +157,9 @@ def int8_wgmma_convolution_boxes(
     R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same over boxes of BI images, BH rows and BW columns, each a TMA copy that puts zeros outside of the image.
+    """The same over boxes of BI images, BH rows, and BW columns, each a TMA copy with zeros outside the image.
 
-    `x` is seen as (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * channels).
+    `x` has the shape (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * channels).
     """
     _in_turn()
     BM: tl.constexpr = BI * BH * BW
@@ -220,9 +193,9 @@ def int8_wgmma_convolution_boxes(
 def fp16_reorder_cells(
     x, y, cells, height, width, rows, columns, shift, CHANNELS: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """FP32 images, channels first, as FP16 cells of 2x2 pixels by 4 channels: (images, rows, columns, 16), zero outside.
+    """Converts FP32 images, channels first, to FP16 cells of 2x2 pixels by 4 channels: (images, rows, columns, 16), zero outside.
 
-    Cell q covers the pixels 2q - shift and 2q - shift + 1. A convolution with stride 2 is one with stride 1 over cells.
+    Cell q covers the pixels 2q - shift and 2q - shift + 1. A convolution with stride 2 has stride 1 over cells.
     """
     _in_turn()
     cell = tl.program_id(0) * BP + tl.arange(0, BP)
@@ -245,7 +218,7 @@ def fp16_wgmma_stem(
     x, w, y, bias, inverse_scale, pixels, out_height, out_width, rows, columns, R: tl.constexpr, N: tl.constexpr,
     ACTIVATION: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A convolution of RxR cells in FP16 with FP32 sums, bias and activation; FP16 or INT8 out."""
+    """A convolution of RxR cells in FP16 with FP32 sums, bias, and activation; the output is FP16 or INT8."""
     _in_turn()
     DEPTH: tl.constexpr = R * 16
     m = tl.program_id(0) * BM
@@ -269,7 +242,7 @@ def fp16_wgmma_stem(
 def _sum_taps(
     base, w, row, column, c, height, width, channels, known, R: tl.constexpr, S: tl.constexpr, AHEAD: tl.constexpr
 ):
-    """The sums of one output pixel per row of a tile, whose kernel lies AHEAD columns right of `base`."""
+    """The sums of one output pixel per row of a tile, whose kernel is AHEAD columns to the right of `base`."""
     acc = tl.zeros(known.shape, tl.float32)
     for r in tl.static_range(R):
         for s in tl.static_range(S):
@@ -297,11 +270,10 @@ def fp16_depthwise(
     R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
     ACTIVATION: tl.constexpr, HALF: tl.constexpr, ALIGN: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
-    """A depthwise convolution with FP32 sums, bias and activation; FP16 or INT8 out, with zeros behind the last channel.
+    """A depthwise convolution with FP32 sums, bias, and activation; the output is FP16 or INT8, zero-padded after the last channel.
 
-    Weights are (R * S, channels); channels are multiples of ALIGN. A strip is ALONG (1, 2 or 4) output pixels of a row, whose kernels
-    overlap: the compiler makes one load of those that they share. The strips of a tile lie side by side: most of what they read is
-    in the cache.
+    Weights are (R * S, channels); channels are multiples of ALIGN. A strip is ALONG (1, 2, or 4) output pixels of a row, whose kernels
+    overlap, and the compiler loads shared pixels once. The strips of a tile are neighbors, so most of their input is in the cache.
     """
     _in_turn()
     channels = channels // ALIGN * ALIGN
@@ -337,7 +309,7 @@ def fp16_depthwise(
 
 @triton.jit
 def _larger(left, right):
-    """Of two pairs of 16 bits each the larger."""
+    """The elementwise maximum of pairs of unsigned 16-bit integers."""
     return tl.inline_asm_elementwise(
         "max.u16x2 $0, $1, $2;", "=r,r,r", [left, right], dtype=tl.int32, is_pure=True, pack=1
     )
@@ -348,9 +320,9 @@ def int8_max_pool(
     x, y, pixels, height, width, out_height, out_width, words, R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Max pooling of INT8 that is never negative, four channels in a word.
+    """Max pooling of INT8 values that are not negative, with four channels in a word.
 
-    Of two words the larger upper byte wins whatever lies below it; the lower bytes are compared with the upper ones cleared.
+    The upper byte decides the maximum of two 16-bit integers; for the lower bytes, the upper ones are cleared.
     """
     _in_turn()
     pixel = tl.program_id(0) * BP + tl.arange(0, BP)
@@ -376,5 +348,5 @@ def int8_max_pool(
 
 
 for _each in [each for each in globals().values() if isinstance(each, triton.JITFunction)]:
-    # with Triton 3.6 a function's key in the cache depends on whether those that it calls had theirs: so they have, in every process
+    # with Triton 3.6 the cache key of a function depends on whether its callees have keys, so every process makes all of them
     _each.cache_key  # noqa: B018

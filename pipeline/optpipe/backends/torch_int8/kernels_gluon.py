@@ -1,9 +1,8 @@
 # mypy: ignore-errors
-"""A 1x1 convolution for layers that write much and compute little, in Gluon, Triton's language of explicit layouts.
+"""A 1x1 convolution in Gluon, Triton's language with explicit layouts, for layers that write much and compute little.
 
-All that a tile reads is asked for at once, its weights even before the kernel ahead has ended, where Triton waits for one copy
-after the other; the residual tile becomes the output tile in place. Source for the calls: Triton's Gluon tutorials, `03-async-copy`
-to `05-wgmma`.
+It starts all loads of a tile at once, and those of the weights before the previous kernel ends, whereas Triton waits for one copy
+after the other. The residual tile becomes the output tile in place. Source: Triton's Gluon tutorials, `03-async-copy` to `05-wgmma`.
 """
 
 from triton.experimental import gluon

@@ -23,6 +23,7 @@ from optpipe.backends.torch_program import (
     add_constant,
     copy_where_needed,
     export_with_weights,
+    fold_normalization,
     read_arguments,
     read_product,
 )
@@ -172,13 +173,9 @@ class _Lowering:
         parts = [given[each] for each in ("weight", "bias", "running_mean", "running_var")]
         if any(getattr(each, "op", "get_attr") != "get_attr" for each in parts) or len(reader.users) != 1:
             return layer
-        scale, shift, mean, variance = (None if each is None else self._read(each) for each in parts)
-        factor = (variance + given["eps"]).rsqrt()
-        factor = factor if scale is None else factor * scale
-        bias = (layer.bias - mean) * factor
-        (value,) = reader.users
-        weight = layer.weight * factor.view(-1, *[1] * (layer.weight.dim() - 1))
-        return replace(layer, weight=weight, bias=bias if shift is None else bias + shift, last=value)
+        values = (None if each is None else self._read(each) for each in parts)
+        weight, bias = fold_normalization(layer.weight, layer.bias, *values, given["eps"])
+        return replace(layer, weight=weight, bias=bias, last=next(iter(reader.users)))
 
     def _take(self, layer: _Layer) -> None:
         """Matches a layer with the graph's, and keeps it if it has a kernel."""

@@ -12,7 +12,6 @@ from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.emulation import compute_step
 from optpipe.backends.torch_int8.launches import LAUNCHERS
 from optpipe.backends.torch_int8.tactics import Operands, Tactic, list_tactics, tactics_from_text
-from optpipe.core.precision import LayerType
 
 SCHEMA = (
     "layer(Tensor given, Tensor? added, Tensor[] constants, float added_scale, float inverse_scale, str step, "
@@ -71,10 +70,3 @@ def launch_step(step: steps.Step, given: Operands, tactic: Tactic | None = None)
 def _count_flops(*arguments: Any, out_val: Any) -> int:
     step, *_ = _read(*arguments)
     return int(2 * step.macs * (out_val.numel() // step.outputs))
-
-
-def describe_layer(node: Any) -> LayerType:
-    """The layer of a node of an exported program that calls the operator, without its MACs."""
-    step = steps.step_from_text(node.args[5])
-    kind = "fp16" if isinstance(step, steps.Stem | steps.Depthwise) else "int8"
-    return LayerType(node.name, type(step).__name__, kind, 0)

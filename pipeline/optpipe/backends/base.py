@@ -216,9 +216,9 @@ class Backend(ABC):
     needs_module: bool = False
     """Whether it starts from the torch module instead of ONNX."""
 
-    @abstractmethod
     def devices(self) -> tuple[Device, ...]:
         """The devices of its artifacts, the preferred one first."""
+        return ("cuda", "cpu")
 
     @abstractmethod
     def precisions(self, device: Device) -> frozenset[Precision]:
@@ -257,7 +257,6 @@ class Backend(ABC):
         """The options of a build and of a session."""
 
     def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        """A session's options with their defaults."""
         return {each.name: each.default for each in self.describe_options(device) if not each.builds}
 
     def merge_options(self, given: Mapping[str, Any], device: Device) -> dict[str, bool | int | str]:

@@ -60,12 +60,10 @@ class OnnxGraph:
 
     @cached_property
     def producers(self) -> "dict[str, onnx.NodeProto]":
-        """The node that writes each tensor."""
         return {output: node for node in self.model.graph.node for output in node.output}
 
     @cached_property
     def consumers(self) -> dict[str, list[Any]]:
-        """The nodes that read each tensor."""
         found: dict[str, list[Any]] = {}
         for node in self.model.graph.node:
             for name in node.input:

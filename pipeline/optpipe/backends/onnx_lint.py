@@ -16,7 +16,6 @@ _TRANSPARENT = ("MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsque
 
 class QuantizedGraph(OnnxGraph):
     def find_dequantize(self, name: str) -> Any | None:
-        """The DequantizeLinear that writes `name`, if one does."""
         node = self.producers.get(name)
         return node if node is not None and node.op_type == "DequantizeLinear" else None
 

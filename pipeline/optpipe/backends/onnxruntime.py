@@ -64,8 +64,6 @@ TRITON_RELEASES = {
 
 
 class OnnxRuntime(Backend):
-    """The runtime that this project needs on every machine."""
-
     name = "onnxruntime"
     purpose = "ONNX inference on CPU and GPU"
     package = "onnxruntime-gpu"
@@ -78,9 +76,6 @@ class OnnxRuntime(Backend):
         return (
             frozenset(Precision) - {Precision.FP8} if device == "cuda" else frozenset((Precision.FP32, Precision.INT8))
         )
-
-    def devices(self) -> tuple[Device, ...]:
-        return ("cuda", "cpu")
 
     def probe_capability(self, device: Device) -> Capability:
         version = get_package_version("onnxruntime-gpu") or get_package_version("onnxruntime")

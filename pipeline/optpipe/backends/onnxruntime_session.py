@@ -125,8 +125,6 @@ def translate_runtime_errors() -> Iterator[None]:
 
 
 class OnnxRuntimeSession:
-    """One optimized graph on one provider."""
-
     def __init__(
         self,
         graph: Path,
@@ -192,7 +190,6 @@ class OnnxRuntimeSession:
         return placement_from_session(self._session, PROVIDERS[self.device], layers)
 
     def end_profiling(self) -> tuple[int, Path]:
-        """The start of the profile, in nanoseconds of the system clock, and its JSON file."""
         started_ns = int(self._session.get_profiling_start_time_ns())
         return started_ns, Path(self._session.end_profiling())
 

@@ -24,7 +24,7 @@ from optpipe.backends.base import (
     Serving,
     merge_options,
 )
-from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes
+from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes, list_sparse_products
 from optpipe.backends.tensorrt_builder import (
     BuilderOptions,
     copy_plugins,
@@ -87,7 +87,6 @@ class TensorRT(Backend):
         return Capability(self.ahead_of_time or bool(list_gpus()), why_not is None, version, why_not)
 
     def find_gpu_refusal(self, compute_capability: str) -> str | None:  # noqa: ARG002
-        """Why engines do not run on a GPU of this compute capability; None if they do."""
         return None
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
@@ -119,14 +118,24 @@ class TensorRT(Backend):
         if parser.parse_from_file(str(request.graph)):
             return ()
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        return tuple(
-            dict.fromkeys(f"{each.node_operator()} ({each.node_name()}): {_explain(each.desc())}" for each in errors)
+        reasons = (
+            "its zero point is not 0\nquantize the model symmetrically, or build it with --backend onnxruntime"
+            if "shiftIsAllZeros" in each.desc()  # a flag of the C++ API
+            else each.desc()
+            for each in errors
         )
+        named = (f"{each.node_operator()} ({each.node_name()})" for each in errors)
+        return tuple(dict.fromkeys(f"{name}: {reason}" for name, reason in zip(named, reasons, strict=True)))
 
     def build(self, request: BuildRequest) -> BuildResult:
+        import onnx
+
         trt, options = self._library(), self._read_options(request.options)
-        if options.sparse_weights:
-            _require_sparse_weights(request.graph)
+        if options.sparse_weights and not list_sparse_products(onnx.load(request.graph)):
+            raise BadInputError(
+                "option sparse_weights=true: no convolution or matrix product has weights in the 2:4 pattern; "
+                "prune the model to it, or omit the option"
+            )
         copy_plugins(options, request.directory)  # `find_unsupported` has loaded them
         logger = create_logger(trt)
         builder = trt.Builder(logger)
@@ -196,26 +205,6 @@ class TensorRT(Backend):
             raise MissingError(f"{self.library} cannot be imported ({error}); {self.install}") from error
 
 
-def _explain(reason: str) -> str:
-    """The parser's reason for refusing a node, rephrased if it only names a flag of the C++ API."""
-    if "shiftIsAllZeros" not in reason:
-        return reason
-    return "its zero point is not 0\nquantize the model symmetrically, or build it with --backend onnxruntime"
-
-
-def _require_sparse_weights(graph: Path) -> None:
-    """Raises BadInputError if no product could use a sparse kernel: the option would silently change nothing."""
-    import onnx
-
-    from optpipe.backends.onnx_graph import list_sparse_products
-
-    if not list_sparse_products(onnx.load(graph)):
-        raise BadInputError(
-            "option sparse_weights=true: no convolution or matrix product has weights in the 2:4 pattern; "
-            "prune the model to it, or omit the option"
-        )
-
-
 class TensorRTRTX(TensorRT):
     """TensorRT-RTX for GeForce and workstation GPUs: compute capability 7.5, 8.x, and 12.x, not 9.0 or 10.x."""
 
@@ -252,7 +241,7 @@ TENSORRT = TensorRT()
 TENSORRT_RTX = TensorRTRTX()
 
 
-class TorchTensorRT(Backend):
+class TorchTensorRT(TensorRT):
     """Torch-TensorRT converts an exported torch program to a TensorRT engine, which then runs as any other.
 
     Its import needs a GPU: `torch-tensorrt-rtx` 2.14.0 (with TensorRT-RTX 1.6.1, torch 2.14.1, no driver) queries the device's
@@ -273,9 +262,6 @@ class TorchTensorRT(Backend):
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
         return TORCH_PRECISIONS
-
-    def devices(self) -> tuple[Device, ...]:
-        return ("cuda",)
 
     def probe_capability(self, device: Device) -> Capability:
         version = get_package_version("torch-tensorrt")
@@ -327,9 +313,6 @@ class TorchTensorRT(Backend):
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         return TENSORRT.find_run_blocker(info)
-
-    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        return TENSORRT.load(directory, info, options)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
         """optpipe's own session serves it, with the same version of the library."""

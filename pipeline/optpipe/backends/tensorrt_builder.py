@@ -146,7 +146,6 @@ def describe_in_key(options: BuilderOptions) -> dict[str, Any]:
 
 
 def list_plugins(options: BuilderOptions) -> tuple[Path, ...]:
-    """The plugin libraries in load order."""
     return tuple(Path(part.strip()) for part in options.plugins.split(",") if part.strip())
 
 

@@ -42,8 +42,6 @@ def list_session_options(library: str) -> tuple[Option, ...]:
 
 
 class TensorRTSession:
-    """One engine with one execution context."""
-
     device: "Device" = "cuda"
 
     def __init__(
@@ -82,7 +80,13 @@ class TensorRTSession:
                 "an engine loads only with the version and on the GPU it was built for; otherwise build it again"
             )
         if weights is not None:
-            _refit(trt, self._engine, weights, self._logger)
+            if not weights.is_file():
+                raise MissingError(f"the engine holds no weights, and their graph {weights} is gone; build it again")
+            refitter = trt.Refitter(self._engine, self._logger)
+            refit = trt.OnnxParserRefitter(refitter, self._logger)
+            if not refit.refit_from_file(str(weights)) or not refitter.refit_cuda_engine():
+                missing = refitter.get_missing_weights()[:5]
+                raise StageError(f"{trt.__name__} cannot refit the engine from {weights}: {missing}")
         self._context = self._create_context()
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         inputs = [name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
@@ -100,12 +104,6 @@ class TensorRTSession:
         config.set_runtime_cache(self._cache)
         return self._engine.create_execution_context(config)
 
-    def _write_runtime_cache(self) -> None:
-        file = Path(str(self._options["runtime_cache"]))
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_bytes(self._cache.serialize())
-        part.replace(file)
-
     def _spec(self, name: str) -> TensorSpec:
         shape = tuple(
             int(size) if size >= 0 else f"dim{axis}" for axis, size in enumerate(self._engine.get_tensor_shape(name))
@@ -117,7 +115,10 @@ class TensorRTSession:
 
     def __exit__(self, *error: object) -> None:
         if self._options.get("runtime_cache"):
-            self._write_runtime_cache()
+            file = Path(str(self._options["runtime_cache"]))
+            part = file.with_name(f".{file.name}.{os.getpid()}")
+            part.write_bytes(self._cache.serialize())
+            part.replace(file)
         del self._context, self._engine, self._runtime
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -153,7 +154,6 @@ class TensorRTSession:
         return _EngineBinding(self._context, on_device, outputs)
 
     def _select_profile(self, shapes: Mapping[str, Shape]) -> None:
-        """Switches to the best optimization profile if the engine has several."""
         import torch
 
         count = self._engine.num_optimization_profiles
@@ -186,14 +186,6 @@ def choose_profile(profiles: Sequence[Mapping[str, tuple[Shape, ...]]], shapes: 
         return sum(abs(log(prod(profiles[index][name][1]) / prod(shape))) for name, shape in shapes.items())
 
     return min((index for index, each in enumerate(profiles) if holds(each)), key=measure_distance, default=None)
-
-
-def _refit(trt: Any, engine: Any, weights: Path, logger: Any) -> None:
-    if not weights.is_file():
-        raise MissingError(f"the engine holds no weights, and their graph {weights} is gone; build it again")
-    refitter = trt.Refitter(engine, logger)
-    if not trt.OnnxParserRefitter(refitter, logger).refit_from_file(str(weights)) or not refitter.refit_cuda_engine():
-        raise StageError(f"{trt.__name__} cannot refit the engine from {weights}: {refitter.get_missing_weights()[:5]}")
 
 
 class _EngineBinding:

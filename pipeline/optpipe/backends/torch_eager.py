@@ -45,8 +45,6 @@ PROGRAM_FILE = "model.pt2"
 
 
 class TorchEager(TorchBackend):
-    """The exported program, called as it is."""
-
     name = "torch"
     purpose = "PyTorch baseline"
 
@@ -260,7 +258,6 @@ def _calls(node: Any, *targets: Any) -> bool:
 
 
 def _fold_convolution(program: Any, last: Any) -> _Convolution | None:
-    """The convolution whose value, normalized or not, is `last`, if nothing else uses it."""
     import torch
 
     aten = torch.ops.aten
@@ -326,7 +323,6 @@ def _replace_relu(program: Any, relu: Any, operation: Any, found: _Convolution, 
 
 
 def _call(program: Any, before: Any, operation: Any, found: _Convolution, added: tuple[Any, ...] = ()) -> Any:
-    """A new node: the convolution with new constants in the type of the old ones."""
     import torch
 
     given, old, _bias, *rest = read_arguments(found.node).values()

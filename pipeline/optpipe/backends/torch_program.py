@@ -234,7 +234,6 @@ def fold_normalization(
 
 
 def add_constant(program: Any, name: str, value: Any) -> Any:
-    """Stores a tensor in a GraphModule; returns the node that reads it."""
     program.register_buffer(name, value)
     return program.graph.get_attr(name)
 
@@ -325,16 +324,11 @@ def set_float32_products(*, tf32: bool) -> None:
 
 
 class TorchBackend(Backend):
-    """The common part of torch's backends."""
-
     package = "torch"
     needs_module = True
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         return TORCH_PRECISIONS if device == "cuda" else TORCH_PRECISIONS - {Precision.TF32}
-
-    def devices(self) -> tuple[Device, ...]:
-        return ("cuda", "cpu")
 
     def probe_capability(self, device: Device) -> Capability:
         version = get_package_version("torch")
@@ -368,7 +362,6 @@ class TorchBackend(Backend):
 
 
 def name_processor(device: Device) -> str | None:
-    """The name of the GPU or CPU here."""
     return (get_gpu_name() if device == "cuda" else None) or read_cpu_model()
 
 

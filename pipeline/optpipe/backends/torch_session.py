@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class TorchSession:
-    """A session of a callable on torch tensors."""
-
     def __init__(self, call: Callable[..., Any], info: ArtifactInfo, options: Mapping[str, Any]) -> None:
         import torch
 

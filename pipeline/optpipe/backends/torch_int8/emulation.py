@@ -82,7 +82,6 @@ def quantize(value: Any, inverse_scale: float) -> Any:
 
 
 def _order_padding(padding: Sequence[int]) -> tuple[int, ...]:
-    """Padding in the order of `torch.nn.functional.pad`."""
     top, left, below, right = padding
     return left, right, top, below
 

@@ -22,7 +22,6 @@ def _launch_kernel(
 
 
 def _describe_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[int, ...]) -> Any:
-    """A TMA descriptor of contiguous memory in `shape`."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     strides = [1]

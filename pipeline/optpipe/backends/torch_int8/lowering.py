@@ -258,10 +258,8 @@ class _Lowering:
         with self.program.graph.inserting_before(layer.pool or layer.last):
             if layer.table is not None:
                 self._replace_int8(layer, name)
-            elif _is_stem(layer):
-                self._replace_stem(layer, name)
             else:
-                self._replace_depthwise(layer, name)
+                self._replace_half(layer, name)
 
     def _replace_int8(self, layer: _Layer, name: str) -> None:
         table, half = layer.table, layer.output_scale is None
@@ -305,27 +303,22 @@ class _Lowering:
         new = self._call(name, step, given, added, constants, factors)
         self._write(layer, step, new, outputs)
 
-    def _replace_stem(self, layer: _Layer, name: str) -> None:
-        outputs, channels, *kernel = layer.weight.shape
+    def _replace_half(self, layer: _Layer, name: str) -> None:
+        """Replaces a stem or a depthwise convolution."""
         half = layer.output_scale is None
-        step = steps.Stem(outputs, channels, (kernel[0], kernel[1]), (layer.padding[0],) * 4, layer.activation, half)
-        constants = tactics.arrange_stem(step, layer.weight.numpy().astype(np.float16), layer.bias.numpy())
-        new = self._call(
-            name, step, _find_input(layer.given), None, constants, (0.0, 1.0 / (layer.output_scale or 1.0))
-        )
-        self._write(layer, step, new, step.outputs)
-
-    def _replace_depthwise(self, layer: _Layer, name: str) -> None:
-        channels, half = len(layer.weight), layer.output_scale is None
-        rows, columns = layer.padding
-        step = steps.Depthwise(
-            channels, channels if half else channels + -channels % ALIGNED, tuple(layer.weight.shape[2:]), layer.stride[0],
-            (rows, columns, rows, columns), layer.activation, half,
-        )  # fmt: skip
-        constants = tactics.arrange_depthwise(layer.weight.numpy().astype(np.float16), layer.bias.numpy())
-        given = self.replaced.get(layer.given, layer.given)
+        weight, bias = layer.weight.numpy().astype(np.float16), layer.bias.numpy()
+        outputs, channels, *kernel = weight.shape
+        (rows, columns), (height, width) = layer.padding, kernel
+        padding = (rows, columns, rows, columns)
+        if _is_stem(layer):
+            step: steps.Step = steps.Stem(outputs, channels, (height, width), padding, layer.activation, half)
+            given, constants = _find_input(layer.given), tactics.arrange_stem(step, weight, bias)
+        else:
+            padded = outputs if half else outputs + -outputs % ALIGNED
+            step = steps.Depthwise(outputs, padded, (height, width), layer.stride[0], padding, layer.activation, half)
+            given, constants = self.replaced.get(layer.given, layer.given), tactics.arrange_depthwise(weight, bias)
         new = self._call(name, step, given, None, constants, (0.0, 1.0 / (layer.output_scale or 1.0)))
-        self._write(layer, step, new, channels)
+        self._write(layer, step, new, outputs)
 
     def _call(
         self,
@@ -404,7 +397,6 @@ def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
 
 
 def _get_only(nodes: Iterable[Any]) -> Any:
-    """The only node; None for several or none."""
     found = list(nodes)
     return found[0] if len(found) == 1 else None
 
@@ -450,7 +442,6 @@ def _find_input(node: Any) -> Any:
 
 
 def _name_activation(node: Any) -> str | None:
-    """One of `steps.ACTIVATIONS`."""
     import torch
 
     aten = torch.ops.aten
@@ -476,7 +467,6 @@ def _is_plain_pool(node: Any) -> bool:
 
 
 def _list_sides(values: Any) -> list[int]:
-    """A pair from one or two numbers."""
     found = [values] if isinstance(values, int) else list(values)
     return found * 2 if len(found) == 1 else found
 

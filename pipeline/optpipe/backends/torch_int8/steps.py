@@ -42,7 +42,6 @@ class Convolution:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is one matrix product over all pixels."""
         return self.kernel == (1, 1) and self.stride == self.groups == 1 and not any(self.padding)
 
     @property

@@ -28,8 +28,6 @@ _COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Tactic:
-    """A kernel's name and settings."""
-
     kernel: str
     settings: Mapping[str, int]
 

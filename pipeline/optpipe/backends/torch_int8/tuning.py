@@ -170,7 +170,6 @@ def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None
 
 
 def time_replay(replay: Callable[[], None]) -> float:
-    """Microseconds of one replay, measured by CUDA events."""
     import torch
 
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -194,7 +193,6 @@ def is_faster(speed: Ratio) -> bool:
 
 
 def record_speeds(speeds: Mapping[int, Ratio]) -> dict[str, dict[str, float]]:
-    """The JSON form of `compare_calls`."""
     return {
         str(size): {
             "speed": round(each.value, 4), "low": round(each.ci[0], 4), "high": round(each.ci[1], 4), "pays": is_faster(each)

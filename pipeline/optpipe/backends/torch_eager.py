@@ -279,7 +279,7 @@ def _fold_convolution(program: Any, last: Any) -> _Convolution | None:
     shift = kernel.new_zeros(kernel.shape[0]) if bias is None else _get_tensor(program, bias).float()
     if normalized:
         parts = (None if each is None else _get_tensor(program, each).float() for each in last.args[1:5])
-        kernel, shift = fold_normalization(kernel, shift, *parts, last.args[7])
+        kernel, shift = fold_normalization(kernel, shift, parts, last.args[7])
     return _Convolution(node, kernel, shift)
 
 

@@ -7,7 +7,7 @@ back from the operators of the exported program.
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -223,10 +223,12 @@ def read_product(node: Any) -> tuple[Any, Any, Any, bool] | None:
     return found if getattr(found[1], "op", None) == "get_attr" else None
 
 
-def fold_normalization(
-    weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float
-) -> tuple[Any, Any]:
-    """Weight and bias of a convolution that replaces it and the batch normalization after it; `scale` and `shift` may be None."""
+def fold_normalization(weight: Any, bias: Any, parts: Iterable[Any], epsilon: float) -> tuple[Any, Any]:
+    """Weight and bias of a convolution that replaces it and the batch normalization after it.
+
+    `parts` are scale and shift, which may be None, mean, and variance.
+    """
+    scale, shift, mean, variance = parts
     factor = (variance + epsilon).rsqrt()
     factor = factor if scale is None else factor * scale
     bias = (bias - mean) * factor

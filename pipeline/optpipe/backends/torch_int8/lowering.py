@@ -174,7 +174,7 @@ class _Lowering:
         if any(getattr(each, "op", "get_attr") != "get_attr" for each in parts) or len(reader.users) != 1:
             return layer
         values = (None if each is None else self._read(each) for each in parts)
-        weight, bias = fold_normalization(layer.weight, layer.bias, *values, given["eps"])
+        weight, bias = fold_normalization(layer.weight, layer.bias, values, given["eps"])
         return replace(layer, weight=weight, bias=bias, last=next(iter(reader.users)))
 
     def _take(self, layer: _Layer) -> None:
@@ -310,8 +310,9 @@ class _Lowering:
         outputs, channels, *kernel = weight.shape
         (rows, columns), (height, width) = layer.padding, kernel
         padding = (rows, columns, rows, columns)
+        step: steps.Stem | steps.Depthwise
         if _is_stem(layer):
-            step: steps.Step = steps.Stem(outputs, channels, (height, width), padding, layer.activation, half)
+            step = steps.Stem(outputs, channels, (height, width), padding, layer.activation, half)
             given, constants = _find_input(layer.given), tactics.arrange_stem(step, weight, bias)
         else:
             padded = outputs if half else outputs + -outputs % ALIGNED

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NV
 def test_captured_batches_are_those_of_the_session():
     import torch
 
-    from optpipe.backends.torch_session import TorchSession
+    from optpipe.backends.torch_program import TorchSession
 
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 3).cuda().eval()

@@ -31,6 +31,7 @@ from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
     TorchBackend,
+    TorchSession,
     export_program,
     export_rewritten,
     layers_from_program,
@@ -165,8 +166,6 @@ class Inductor(TorchBackend):
         return BuildResult(layers, GENERAL, options, details, remarks=remarks, more_files=more)
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        from optpipe.backends.torch_session import TorchSession
-
         merged = self.merge_options({**info.options, **options}, info.device)
         inputs = [tensor_from_dict(each) for each in info.details["inputs"]]
         packages = Packages(directory, info.device, inputs, self.list_static_batches(info))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, Option, merge_options
 from optpipe.backends.tensorrt_builder import PLUGIN_PREFIX, create_logger, load_plugins
-from optpipe.backends.torch_session import CudaGraphBinding
+from optpipe.backends.torch_program import CudaGraphBinding
 from optpipe.core.card import Shape, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 

@@ -22,6 +22,7 @@ from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
     TorchBackend,
+    TorchSession,
     add_constant,
     export_program,
     fold_normalization,
@@ -67,8 +68,6 @@ class TorchEager(TorchBackend):
         return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        from optpipe.backends.torch_session import TorchSession
-
         chosen = self.merge_options({**info.options, **options}, info.device)
         return TorchSession(load_program(directory / PROGRAM_FILE, chosen), info, chosen)
 

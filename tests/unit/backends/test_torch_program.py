@@ -1,14 +1,17 @@
-"""What torch refuses is told on two lines, with torch's own reason and a way out."""
+"""torch's refusals have torch's reason and a way out; a session's buffers are its own."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tests.fakes.entries import artifact_info
 from torch import nn
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.torch_program import export_program
+from optpipe.backends.torch_program import TorchSession, export_program
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision
@@ -76,3 +79,39 @@ def test_what_optpipe_refuses_itself_passes() -> None:
 
     with pytest.raises(BadInputError, match="no such file"):
         export_program(replace(make_request(Counts()), module=refuse))
+
+
+INFO = artifact_info(
+    backend="torch",
+    details={
+        "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}],
+        "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}],
+    },
+)
+
+
+def test_writing_into_a_bound_input_leaves_the_given_array_alone() -> None:
+    given = np.ones((2, 3), np.float32)
+    session = TorchSession(lambda x: x + torch.ones_like(x), INFO, {})
+    binding = session.bind({"x": given})
+    binding.inputs["x"][...] = 5
+    binding.launch()
+    assert (binding.outputs["y"] == 6).all()
+    assert (given == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("Runtime assertion failed for expression u5 >= 2 on node 'ge_5'\nmore"), StageError),
+        (AssertionError("Guard failed: x.size()[0] <= 3"), StageError),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),  # whoever measures tells it apart
+    ],
+)
+def test_what_torch_refuses_to_run_is_a_stage_that_failed(error: Exception, expected: type[Exception]) -> None:
+    def refuse(_: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    with pytest.raises(expected, match=re.escape(str(error).splitlines()[0])) as found:
+        TorchSession(refuse, INFO, {}).run({"x": np.ones((2, 3), np.float32)})
+    assert "more" not in str(found.value)

@@ -95,7 +95,7 @@ def measure_ranges(model: onnx.ModelProto, tensors: tuple[str, ...], batch: torc
     exposed.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     values = run_onnx(exposed, batch, tensors)
     return {
-        name: TensorRange(float(np.abs(each).max()), float(each.min()), float(each.max()))
+        name: TensorRange(max(float(np.abs(each).max()), 2.0**-17), float(each.min()), float(each.max()))
         for name, each in zip(tensors, values, strict=True)
     }
 

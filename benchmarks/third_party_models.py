@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 COUNT = 64
 HELD_OUT = 16
 LIMIT_S = 900
-COMMAND_LIMIT_S = 180
+COMMAND_LIMIT_S = 900
 Tensors = dict[str, Any]
 PRECISIONS = (("fp32", "onnxruntime"), ("fp16", "tensorrt-rtx"), ("int8", "onnxruntime"))
 

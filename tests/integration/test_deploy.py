@@ -307,7 +307,10 @@ def test_a_detector_is_served_from_images_to_boxes(tmp_path):
     for words, status in (
         (("build", "shapes-detector", "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"), 0),
         (("evaluate", "shapes-detector"), 0),
-        (("preprocess", "shapes-detector", "--images", data, "--no-throughput"), 5),  # 250 images prove no 0.5 points of AP
+        (
+            ("preprocess", "shapes-detector", "--images", data, "--no-throughput"),
+            5,
+        ),  # 250 images prove no 0.5 points of AP
         (("signoff", "shapes-detector", "--policy", policy, "--no-measure", "--no-figures", "--output", dossier), 5),
     ):
         ran = optpipe(*words, workspace=tmp_path / "workspace")

@@ -28,7 +28,7 @@ def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found):
     assert [(each["name"], each["changed"], each["predictions_changed"]) for each in record["outputs"]] == [
         ("logits", 0, 0)
     ]
-    assert record["versions"] == []
+    assert not record["versions"]
     low, high = record["latency"]["ci"]
     assert low <= record["latency"]["ratio"] <= high
     assert record["latency"]["how"].endswith("rounds of two processes in turn")

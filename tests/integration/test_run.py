@@ -81,5 +81,8 @@ def _an_approved_baseline_is_used(folder, verdicts):
 
 def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, inside):
     written = inside("signoff", "--init", "--json", cwd=tmp_path)
-    assert (written.status, written.document) == (0, {"policy": "policy.toml", "schema": "policy.schema.json"})
+    assert (written.status, written.document) == (
+        0,
+        {"schema_version": 3, "policy": "policy.toml", "schema": "policy.schema.json"},
+    )
     assert inside("signoff", "--init", "--json", cwd=tmp_path).status == 2

@@ -78,7 +78,9 @@ def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None
         yield
     except OptpipeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # polars' own, no Exception
+            raise
         if isinstance(error, FileNotFoundError | IsADirectoryError) and error.filename in (path, str(path)):
             what = "is a folder; give a file" if isinstance(error, IsADirectoryError) else "no such file"
             raise BadInputError(f"{path}: {what}") from error

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optpipe.core.card import Task
-from optpipe.core.errors import BadInputError, escape, first_line
+from optpipe.core.errors import BadInputError, escape, read_as_user_file
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
 from optpipe.evaluate.result import Evaluation
@@ -124,7 +124,5 @@ def _read_predictions(frame: "pl.DataFrame", task: TaskContract, name: str) -> V
 def _read_table(run: Run) -> "pl.DataFrame":
     import polars as pl
 
-    try:
+    with read_as_user_file(run.path / PREDICTIONS, "predictions"):
         return pl.read_parquet(run.files.read(PREDICTIONS))
-    except pl.exceptions.PolarsError as error:
-        raise BadInputError(f"cannot read {run.path / PREDICTIONS}: {first_line(error)}") from error

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
@@ -133,10 +133,8 @@ def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
     if name is None:
         return pl.DataFrame(schema=schema)
-    try:
+    with read_as_user_file(files.folder / name, "machine data"):
         return pl.read_parquet(files.read(name), columns=list(schema)).cast(schema)  # type: ignore[arg-type]
-    except pl.exceptions.PolarsError as error:
-        raise BadInputError(f"cannot read machine data in {files.folder / name}: {first_line(error)}") from error
 
 
 def read_samples(
@@ -145,7 +143,7 @@ def read_samples(
     """The queries of a phase in the Parquet file `name`, in the order of their end; `columns` of them."""
     import polars as pl
 
-    try:
+    with read_as_user_file(files.folder / name, "raw samples"):
         lazy = pl.scan_parquet(files.read(name))
         present = lazy.collect_schema()
         absent = [name for name in columns if name not in present]
@@ -153,8 +151,6 @@ def read_samples(
             raise BadInputError(f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}")
         chosen = lazy.filter(pl.col("phase") == phase).with_columns(pl.col("images").cast(pl.Int64))
         return chosen.sort("end_ns", maintain_order=True).select(columns).collect()
-    except pl.exceptions.PolarsError as error:
-        raise BadInputError(f"cannot read raw samples in {files.folder / name}: {first_line(error)}") from error
 
 
 def recompute_bench(run: Run) -> Iterator[Recomputed]:

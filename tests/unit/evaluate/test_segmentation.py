@@ -182,4 +182,6 @@ def test_the_interval_of_the_drop_covers_the_truth() -> None:
         truths, source, found = (encode(each) for each in draw(60, seed))
         low, high = TASK.score_predictions(truths, source, found).scores[0].drop_ci
         hits += low <= truth <= high
-    assert 0.89 <= hits / runs <= 0.99  # 95 %, four standard errors of 120 runs below
+    assert (
+        hits / runs >= 0.89
+    )  # 95%, less three standard errors of 120 runs; samples that do not differ widen the interval

@@ -110,6 +110,9 @@ class BenchOptions:
         ),
     ] = None
     all_sizes: Annotated[bool, Param("Measure all batch sizes, even past saturation.", setting=True)] = False
+    keep_going: Annotated[
+        bool, Param("Start all processes, even where other work on the machine makes them INVALID.", setting=True)
+    ] = False
     seed: Annotated[int, Param("Random seed of inputs.", minimum=0, setting=True)] = 0
 
 
@@ -224,6 +227,7 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         interval=how.interval,
         tune=how.tune,
         to_the_end=how.all_sizes,
+        keep_going=how.keep_going,
         options=parse_options(targets.option),
         images=how.images,
         affinity=how.affinity,

@@ -406,7 +406,8 @@ def format_settings(settings: Mapping[str, str], names: Iterable[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class GroupFigure:
     estimate: Estimate
-    """The mean, with Student's t interval over processes; without one for fewer than three."""
+    """The mean over processes, of p50 that of their medians; a percentile above p50 is that of all their requests. With an interval over
+    processes, without one for fewer than three."""
     processes: tuple[float, ...]
     """Each process's own figure, by run."""
     between: float | None

@@ -21,7 +21,13 @@ from optpipe.core.measurement import PROCESSES, LoadSpec
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.measure.groups import ProcessGroup, find_run_scatter, group_processes
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    find_environment_differences,
+    find_run_scatter,
+    group_processes,
+)
 from optpipe.measure.measure import BenchPlan, RunContext, prepare_session
 from optpipe.measure.pair import (
     MAX_ROUND_FACTOR,
@@ -32,6 +38,7 @@ from optpipe.measure.pair import (
     require_enough_rounds,
 )
 from optpipe.measure.process import WorkerPool
+from optpipe.measure.recompute import measurements_from_run
 from optpipe.measure.records import PairMetric
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact
@@ -46,6 +53,7 @@ from optpipe.stats.means import (
 )
 from optpipe.stats.ratio import Change, count_rounds_to_settle
 from optpipe.workspace.file_names import REFERENCE
+from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
@@ -371,7 +379,7 @@ def _compare_latency(
         old, new = (TrialSubject(session, pool, context, subject) for pool in (old_pool, new_pool))
         if plan.python is None:
             new_pool.expect(subject.artifact, PROCESSES)
-            scatter = find_run_scatter(group_processes(build.measured), "p50")
+            scatter = find_run_scatter(group_processes(_list_measured(build, group, store)), "p50")
             return _compare_with_dossier(new, group, scatter, load, listener)
         for pool in (old_pool, new_pool):
             pool.expect(subject.artifact, plan.rounds)
@@ -381,6 +389,16 @@ def _compare_latency(
     how = f"{ratio.rounds} rounds of two processes in turn"
     needed = count_rounds_to_settle(ratio, plan.max_slowdown)
     return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how, needed)
+
+
+def _list_measured(build: SignedBuild, group: ProcessGroup, store: Store) -> Iterator[RecordedMeasurement]:
+    """What the dossier and this workspace measured on one machine: several runs of a build show how runs differ."""
+    yield from build.measured
+    known = {one.run for one in build.measured}
+    for run in list_runs(store.workspace, "bench"):
+        alike = not find_environment_differences(run.manifest.environment, group.newest.environment)
+        if alike and run.name not in known:
+            yield from measurements_from_run(run, whole=False)
 
 
 def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:

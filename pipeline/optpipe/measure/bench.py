@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import log2
 from pathlib import Path
 from secrets import randbits
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
@@ -17,10 +18,13 @@ from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
     Options,
+    Reason,
     Scenario,
     read_measurements,
 )
+from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
+from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
 from optpipe.measure.groups import (
     ProcessGroup,
@@ -58,7 +62,7 @@ from optpipe.measure.search import (
     judge_limit,
     sweep_batch_sizes,
 )
-from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
@@ -87,6 +91,19 @@ class BenchState:
     trials: int = 0
     processes: int = 0
     """Workers that were started."""
+    place: str = ""
+    """How far the run is: `process 2 of 5, about 40 s left: `."""
+
+    def find_host_cause(self) -> Reason | None:
+        """What the machine did that alone or beside its symptoms made the last two processes INVALID; None where nothing did to both."""
+        processes: dict[int, list[dict[str, Reason]]] = {}
+        for each in self.measurements:
+            causes = {reason.code: reason for reason in each.reasons if reason.code in HOST_CAUSES}
+            processes.setdefault(each.process, []).append(causes)
+        if len(processes) < 2:
+            return None
+        points = [each for process in list(processes.values())[-2:] for each in process]
+        return next((reason for code, reason in points[-1].items() if all(code in each for each in points)), None)
 
 
 class BenchSubject:
@@ -224,8 +241,9 @@ class BenchSubject:
             name = f"m{len(running.measurements):03}"
         subject = subject_from_artifact(self.artifact, options)
         worker = workers.with_options(options, load.length)
-        kind = "tune " if trial else ""
-        text = f"{kind}{self.artifact.label} {load.size}" + (f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else "")
+        text = f"{'tune ' if trial else running.place}{self.artifact.label} {load.size}" + (
+            f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
+        )
         wanted, shown = count_samples_needed(load.percentile), 0
         with running.listener.step(text, total=wanted) as step:
 
@@ -325,6 +343,7 @@ def _measure_and_finish(
     tunings: list[TuningRecord] = []
     try:
         subjects: list[BenchSubject] = []
+        bench_run.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
         for artifact in artifacts:
             one = BenchSubject(artifact, bench_run)
             one.measure_all(sizes[artifact.entry.id], tunings)
@@ -357,11 +376,23 @@ def _measure_and_finish(
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     """The processes after the first, in rounds of all subjects; more of them where an interval is to be reached, decided once."""
     plan, order = running.plan, Order(running.plan.seed)
+    running.place = f"process 2 of {plan.processes}: "
     for subject in subjects:
         subject.expect(plan.processes - 1)
-    for _ in range(1, plan.processes):
+    for done in range(1, plan.processes):
+        cause, left = running.find_host_cause(), plan.processes - done
+        if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
+            against = for_workspace("optpipe bench A --against B")
+            running.listener.warn(
+                f"stopped after process {done} of {plan.processes}: {cause.message}, in the last two processes; {cause.remedy}\n"
+                f"or compare two builds in turn under the same disturbance (`{against}`), or go on with --set keep-going=true"
+            )
+            return
+        begun = monotonic()
         for subject in order.draw(subjects):
             subject.repeat()
+        remaining = format_duration((left - 1) * (monotonic() - begun) * 1e9)
+        running.place = f"process {done + 2} of {plan.processes}, about {remaining} left: "
     if plan.interval is None or running.interrupted:
         return
     groups = [group for subject in subjects for group in subject.list_groups()]
@@ -371,7 +402,8 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
         running.listener.warn(f"--interval {plan.interval:.2%} needs {more} more processes; {most} are measured")
     for subject in subjects:
         subject.expect(min(more, most))
-    for _ in range(min(more, most)):
+    for done in range(min(more, most)):
+        running.place = f"process {plan.processes + done + 1} of {plan.processes + min(more, most)}: "
         for subject in order.draw(subjects):
             subject.repeat(second_stage=True)
 

@@ -250,6 +250,8 @@ class BenchPlan:
     """Half the width of p50's interval that is to be reached, as a share of it."""
     tune: bool = False
     to_the_end: bool = False
+    keep_going: bool = True
+    """Also after two processes that the same cause on the host made INVALID."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     images: Path | None = None
     affinity: tuple[int, ...] | None = None

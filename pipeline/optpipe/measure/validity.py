@@ -33,6 +33,8 @@ FEWEST_WAITED = 20
 """Queries that waited, to know from them how many a server can serve."""
 WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
 """Codes of answers that no figure makes up for."""
+HOST_CAUSES = frozenset({"loaded-host", "busy-gpu", "throttled", "clocks-moved", "hot"})
+"""Codes of what the machine did, not the build: the next process meets it too."""
 WITNESSED = WRONG_OUTPUTS | frozenset(
     {
         "inputs-alike", "interrupted", "too-few-samples", "not-steady",
@@ -351,7 +353,8 @@ def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
 
 
 CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
-    _check_outputs, _check_cache, _check_watching, _check_interruption, _check_sample_count, _check_steadiness, _check_drift,
-    _check_modes, _check_dispersion, _check_queue, _check_host_load, _check_gpu_processes, _check_throttling,
-    _check_clocks, _check_temperature, _check_enqueue, _check_transfers,
+    _check_outputs, _check_cache, _check_watching, _check_interruption, _check_sample_count, _check_host_load, _check_gpu_processes,
+    _check_throttling, _check_clocks, _check_temperature, _check_steadiness, _check_drift, _check_modes, _check_dispersion, _check_queue,
+    _check_enqueue, _check_transfers,
 )  # fmt: skip
+"""Causes on the host come before what they do to the latencies."""

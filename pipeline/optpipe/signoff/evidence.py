@@ -49,7 +49,7 @@ from optpipe.signoff.build_evidence import (
     select_groups,
 )
 from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import LoadFilter
+from optpipe.signoff.policy_format import LoadFilter, Sense
 from optpipe.signoff.suggest import (
     suggest_bench,
     suggest_build_again,
@@ -65,6 +65,7 @@ from optpipe.stats.means import (
     mean_from_runs,
     widen_for_unseen_speed,
 )
+from optpipe.stats.paired import SampledFigure, Share, count_samples_needed
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.records import ProfileRecord
 from optpipe.trace.report import recompute_profile, suggest_profile
@@ -290,7 +291,22 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     if isinstance(found, Missing):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
-    return [replace(each, to_narrow=each.to_narrow or narrow, to_fix=fix) for each in found]
+    return [
+        replace(
+            each, to_narrow=each.to_narrow or narrow + _suggest_count(criterion, each, evidence.confidence), to_fix=fix
+        )
+        for each in found
+    ]
+
+
+def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -> str:
+    """How many samples like those that were seen would show that the limit holds; empty where that is not known."""
+    tail, factor = (seen.tail.tail, seen.tail.factor) if isinstance(seen.tail, ScaledTail) else (seen.tail, 1.0)
+    if not isinstance(tail, Share | SampledFigure):
+        return ""
+    limit = float(criterion.threshold) / factor
+    needed = count_samples_needed(tail, limit, confidence, at_least=criterion.sense is Sense.AT_LEAST)
+    return "" if needed is None else f"; about {needed:,} samples like these would show that the limit holds"
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:

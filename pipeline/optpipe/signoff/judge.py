@@ -280,15 +280,16 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
 
 
 def _note_look(evidence: BuildEvidence) -> Note:
-    look, share = evidence.look, evidence.confidence
-    seen = f"look {look} at this build ({look} bench run{'s' if look > 1 else ''} of one load)"
+    look, error = evidence.look, 100 * (1 - evidence.policy_confidence)
     message = (
-        f"{seen}: intervals hold at {100 * share:.4g} %, so that over all looks a build on its limit gets a wrong PASS, or a wrong"
-        f" FAIL, in at most {100 * (1 - evidence.policy_confidence) / 2:.3g} %"
+        f"this counts as sign-off number {look} of this build ({look} bench run{'s' if look > 1 else ''} of one load): its intervals have"
+        f" a confidence of {100 * evidence.confidence:.4g} %. Over all sign-offs, a build that is exactly on a limit passes wrongly with"
+        f" a probability of at most {error / 2:.3g} %, and fails wrongly with at most {error / 2:.3g} %"
     )
-    return Note(
-        "look", message, "measure enough processes in one run (--processes): each further look is judged more strictly"
+    stricter = (
+        f"each further sign-off needs stronger evidence (number k may err in {error:.3g} % / (k (k + 1)) of cases)"
     )
+    return Note("look", message, f"measure enough processes in one run (--processes): {stricter}")
 
 
 def _note_since(since: str | None, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:

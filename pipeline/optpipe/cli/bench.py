@@ -195,7 +195,6 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
     from optpipe.measure.figures import ENERGY_SECONDS
     from optpipe.measure.measure import BenchPlan
     from optpipe.measure.search import slo_from_text
-    from optpipe.measure.validity import LIMITS
 
     limit = None if how.slo is None else slo_from_text(how.slo)
     spec = LoadSpec(1, **load)
@@ -231,7 +230,7 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         options=parse_options(targets.option),
         images=how.images,
         affinity=how.affinity,
-        limits={**LIMITS, "max_cv": how.max_cv},
+        limits={"max_cv": how.max_cv},
         seed=how.seed,
     )
 

@@ -10,6 +10,7 @@ import typer
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     CalibrationOptions,
+    DossierArgument,
     ModelArgument,
     ModelOptions,
     TargetOptions,
@@ -18,21 +19,13 @@ from optpipe.cli.options import (
 )
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import MAX_CV
+from optpipe.core.measurement import MAX_CV, ROUNDS
 from optpipe.core.plan import Param
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
     from optpipe.signoff.policy import Policy
     from optpipe.signoff.release import SignedDossier
-    from optpipe.workspace.store import Store
-from typing import TYPE_CHECKING
-
-from optpipe.cli.options import DossierArgument
-from optpipe.core.measurement import ROUNDS
-
-if TYPE_CHECKING:
-    from optpipe.cli.terminal import Terminal
     from optpipe.signoff.verify import VerifiedDossier
     from optpipe.workspace.store import Store
 

@@ -333,6 +333,11 @@ class Measurement:
         return self.verdict is Validity.VALID
 
     @property
+    def invalid_codes(self) -> tuple[str, ...]:
+        """Of the reasons that make it INVALID."""
+        return tuple(reason.code for reason in self.reasons if reason.invalidates)
+
+    @property
     def memory_bytes(self) -> int | None:
         return self.host_peak_bytes if self.subject.device == "cpu" else self.device_peak_bytes
 

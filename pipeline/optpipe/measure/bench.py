@@ -28,7 +28,6 @@ from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
 from optpipe.measure.groups import (
     ProcessGroup,
-    RecordedMeasurement,
     count_more_processes,
     group_processes,
     merge_group,
@@ -51,7 +50,7 @@ from optpipe.measure.race import (
     FINAL_ROUNDS,
     tune_options,
 )
-from optpipe.measure.recompute import read_latencies
+from optpipe.measure.recompute import recorded_from_files
 from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
 from optpipe.measure.search import (
     Slo,
@@ -182,7 +181,7 @@ class BenchSubject:
         """What all processes measured so far, by point."""
         run = self.running.run
         found = [
-            RecordedMeasurement(each, run.name, latencies=read_latencies(each, Files(run.path)))
+            recorded_from_files(each, run.name, Files(run.path))
             for each in self.running.measurements
             if each.subject.artifact == self.artifact.entry.id
         ]
@@ -417,10 +416,7 @@ def record_from_run(
     interrupted: bool = False,
 ) -> BenchRecord:
     environment = run.manifest.environment
-    groups = group_processes(
-        RecordedMeasurement(each, run.name, environment, latencies=read_latencies(each, run.files))
-        for each in measurements
-    )
+    groups = group_processes(recorded_from_files(each, run.name, run.files, environment) for each in measurements)
     return BenchRecord(
         run_dir=str(run.path),
         run_id=run.name,

@@ -1,19 +1,26 @@
 """From an answer of the worker to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import randbits
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, OptpipeError
+from optpipe.core.events import Listener
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
+    PROCESSES,
     InputPool,
     LoadSpec,
     Measurement,
     MeasurementsRecord,
+    Options,
     Phase,
     Reason,
     Scenario,
@@ -21,36 +28,20 @@ from optpipe.core.measurement import (
     Validity,
     format_cpus,
 )
+from optpipe.core.plan import for_workspace, to_command
+from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.figures import (
     compute_worker_peak_bytes,
-    evidence_from_measurement,
     judge_measurement,
     recompute_from_samples,
+    select_rows_during,
 )
 from optpipe.measure.process import PointResult, WorkerProcess
-from optpipe.measure.validity import LIMITS, find_reasons
-from optpipe.measure.worker.plan import CacheProbe, Point
-from optpipe.measure.worker.spool import frame_from_spool
-from optpipe.stats.percentiles import count_samples_needed
-from optpipe.workspace.files import write_bytes, write_parquet
-
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import BadInputError, OptpipeError
-from optpipe.core.events import Listener
-from optpipe.core.measurement import PROCESSES, Options
-from optpipe.core.plan import for_workspace, to_command
-from optpipe.core.precision import Precision
 from optpipe.measure.search import Slo
-from optpipe.measure.worker.plan import SessionPlan
+from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
+from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan
+from optpipe.measure.worker.spool import frame_from_spool
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
@@ -58,9 +49,15 @@ from optpipe.models.inputs.rows import fill_sequences, list_runs, read_length
 from optpipe.models.inputs.samples import POOL_SIZE, describe_pool, load_image_pool, save_pool, vary_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.file_names import ONNX, REFERENCE
+from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.runs import OpenRun
 from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,8 @@ class RunContext:
     """Where measurements of a run go, and what is said of all of them."""
 
     directory: Path
-    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Of validity, where they are not the usual ones."""
     inputs: InputPool | None = None
     caveats: tuple[str, ...] = ()
     length: int | None = None
@@ -91,7 +89,7 @@ def measure_load(
         reasons=(),
         inputs=context.inputs,
         arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
-        limits=dict(context.limits),
+        limits={**LIMITS, **context.limits},
         caveats=context.caveats,
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
@@ -121,10 +119,10 @@ def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess
         host_peak_bytes=done.host_peak_bytes if done else None,
         device_peak_bytes=_compute_device_peak(machine, worker, answer),
     )
-    evidence = evidence_from_measurement(
+    evidence = ValidityEvidence(
         filled,
         measured,
-        machine,
+        select_rows_during(machine, measured),
         steady=done is not None and done.steady,
         wanted_samples=done.queries_needed if done else count_samples_needed(blank.load.percentile),
         cache_probe=done.cache_probe if done else CacheProbe(),
@@ -255,7 +253,8 @@ class BenchPlan:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     images: Path | None = None
     affinity: tuple[int, ...] | None = None
-    limits: Mapping[str, float] = field(default_factory=lambda: dict(LIMITS))
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Of validity, where they are not the usual ones."""
     seed: int = 0
 
 

@@ -118,7 +118,7 @@ def comparison_from_measurements(
     baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
     artifacts = {one.id[0]: one.subject.artifact for one in measured}
     invalid = [each for each in measured if not each.is_valid]
-    codes = Counter(reason.code for each in invalid for reason in each.reasons if reason.invalidates)
+    codes = Counter(code for each in invalid for code in each.invalid_codes)
     return PairedComparison(
         metric,
         judge_rounds(baseline, contender, first),
@@ -287,7 +287,7 @@ def pairs_from_runs(
         order = sides.get((record.baseline_artifact, record.contender_artifact))
         if order is None:
             continue
-        found = measurements_from_run(run, confidence, (baseline, contender), whole=False, judged=True)
+        found = measurements_from_run(run, confidence, (baseline, contender), whole=False)
         by_id = {one.measurement.id: one for one in found}
         names = [tuple(f"{side}{turn:03}" for side in order) for turn in range(len(record.baseline_ns))]
         if all(name in by_id for pair in names for name in pair):

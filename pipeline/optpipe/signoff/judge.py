@@ -236,9 +236,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     request, policy = dossier.request, dossier.policy
     for run in dossier.every_run:
         require_unchanged(run, whole=False)
-    left_out = tuple(
-        list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact, judged=True)
-    )
+    left_out = tuple(list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact))
     evidence = _gather_evidence(dossier, left_out)
     found = (
         *_judge_trust(dossier, evidence.measured),
@@ -355,8 +353,8 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
 def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) -> BuildEvidence:
     """Everything in a dossier that was gathered for the build, measurements computed anew from raw samples."""
     request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
-    measured = list_artifact_measurements(dossier.runs, confidence, build.artifact, judged=True)
-    approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact, judged=True)
+    measured = list_artifact_measurements(dossier.runs, confidence, build.artifact)
+    approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact)
     return replace(
         evidence_from_runs(build, dossier.runs, dossier.policy, measured, left_out, len(request.removed)),
         baseline=tuple(approved),

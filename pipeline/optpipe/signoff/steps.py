@@ -142,11 +142,9 @@ def run_bench_step(
     """
     from optpipe.measure.bench import bench_artifacts
     from optpipe.measure.measure import BenchPlan
-    from optpipe.measure.validity import LIMITS
     from optpipe.models.artifacts.lookup import find_artifacts
 
     found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
-    limits = {**LIMITS, "max_cv": pace.max_cv}
     on_gpu = any(each.info.device != "cpu" for each in artifacts)
     longest = max(pace.max_seconds, pace.min_seconds)
     loads = loads_from_criteria(criteria, pace.min_seconds, longest, energy=on_gpu)
@@ -155,7 +153,7 @@ def run_bench_step(
             load=load,
             batches=batches,
             lengths=None if load.length is None else (load.length,),
-            limits=limits,
+            limits={"max_cv": pace.max_cv},
             to_the_end=True,
             options=options or {},
             processes=pace.processes,

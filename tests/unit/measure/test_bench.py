@@ -42,8 +42,9 @@ def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_sho
             for at, codes in enumerate(processes)
             for code in codes
         ]
-        found = BenchState(*5 * [None], None, measured).find_host_cause()  # type: ignore[arg-type]
-        return found and found.code
+        state: Any = SimpleNamespace(measurements=measured)
+        found = BenchState.find_host_cause(state)
+        return None if found is None else found.code
 
     assert cause(("busy-gpu",), ("busy-gpu",)) == "busy-gpu"
     assert cause(("drift",), ("loaded-host",), ("loaded-host",)) == "loaded-host"

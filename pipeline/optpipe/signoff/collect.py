@@ -16,7 +16,7 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
+from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_versioned, record_from_files
 from optpipe.core.verdict import VerdictRecord
@@ -62,6 +62,9 @@ class SignoffRequest:
     waivers: Mapping[str, str] = field(default_factory=dict)
     since: str | None = None
     """Time in UTC; bench runs that were started earlier are not judged."""
+    min_seconds: float = 0.6
+    """What is missing is measured for so long in each process, or as long as the policy's percentiles take."""
+    max_cv: float = MAX_CV
 
 
 def collect_evidence(

@@ -29,7 +29,6 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import PipelinePlan, _place_notes, _run_step
 from optpipe.signoff.steps import (
-    MeasurementBudget,
     _group_by_kind,
     _list_needed,
     _list_present,
@@ -261,10 +260,10 @@ def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path)
 
     monkeypatch.setattr("optpipe.measure.bench.bench_artifacts", bench)
     interrupted = False
-    assert run_bench_step([], (), MeasurementBudget(), Store(tmp_path), SilentListener()) == [Path("r")]
+    assert run_bench_step([], (), WANTED, Store(tmp_path), SilentListener()) == [Path("r")]
     interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        run_bench_step([], (), MeasurementBudget(), Store(tmp_path), SilentListener())
+        run_bench_step([], (), WANTED, Store(tmp_path), SilentListener())
 
 
 def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_path):

@@ -7,7 +7,6 @@ from math import log2
 from pathlib import Path
 from secrets import randbits
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.events import Listener
@@ -36,12 +35,11 @@ from optpipe.measure.groups import (
 from optpipe.measure.int8_notes import add_int8_notes
 from optpipe.measure.measure import (
     BenchPlan,
-    RunContext,
+    TrialSubject,
     measure_load,
     offer_recovery,
-    prepare_session,
+    prepare_subject,
     recover_unfinished,
-    subject_from_artifact,
     warn_about_threads,
     write_measurements,
 )
@@ -70,9 +68,6 @@ from optpipe.workspace.environment import count_cores
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, begin_run, finish_run
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    from optpipe.measure.worker.plan import SessionPlan
 
 
 @dataclass
@@ -118,18 +113,20 @@ class BenchSubject:
         self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
-        self.sessions: dict[int | None, tuple[SessionPlan, RunContext]] = {}
+        self.trials: dict[int | None, TrialSubject] = {}
         """By the length of their inputs."""
         for length in running.plan.lengths or (None,):
             scratch = running.scratch / artifact.entry.id / str(length)
-            session, context = prepare_session(artifact, running.plan, running.store, scratch, running.run.path, length)
-            self.sessions[context.length] = session, context
+            trial = prepare_subject(
+                artifact, running.plan, running.store, running.pool, scratch, running.run.path, length
+            )
+            self.trials[trial.context.length] = trial
 
     def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
         """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
-        first = next(iter(self.sessions))
+        first = next(iter(self.trials))
         if plan.tune:
             # both ends and the middle; the others take the nearest one's choice
             tried = tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
@@ -138,13 +135,13 @@ class BenchSubject:
             if running.interrupted:  # what was not tried cannot lose
                 return
             options = {size: dict(each) for size, each in tuning.chosen.items()}
-        with _Workers(self) as workers:
+        with _Workers(self.running) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
                 self._search_rate(
                     workers, replace(plan.load, batch_size=sizes[0], length=first), options[sizes[0]], plan.slo
                 )
                 return
-            for length in self.sessions:
+            for length in self.trials:
                 self.searched += self._sweep(workers, sizes, options, length)
         self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
 
@@ -172,7 +169,7 @@ class BenchSubject:
 
     def repeat(self, *, second_stage: bool = False) -> None:
         """Measures every point in a fresh process."""
-        with _Workers(self) as workers:
+        with _Workers(self.running) as workers:
             for load, options in self.points:
                 if not self.running.interrupted:
                     self._one(workers, load, options, second_stage=second_stage)
@@ -217,7 +214,7 @@ class BenchSubject:
         )  # fmt: skip
 
         def measured(options: Options) -> tuple[Measurement, ...]:
-            with _Workers(self) as workers:
+            with _Workers(self.running) as workers:
                 return tuple(
                     self._one(workers, replace(quick, batch_size=size), options, trial=True)
                     for size in sizes
@@ -238,8 +235,8 @@ class BenchSubject:
             name = f"t{running.trials:03}"
         else:
             name = f"m{len(running.measurements):03}"
-        subject = subject_from_artifact(self.artifact, options)
-        worker = workers.with_options(options, load.length)
+        subject = self.trials[load.length].with_options(options)
+        worker = workers.take(subject)
         text = f"{'tune ' if trial else running.place}{self.artifact.label} {load.size}" + (
             f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
         )
@@ -252,7 +249,7 @@ class BenchSubject:
                 shown = max(shown, min(count, wanted))
 
             worker.on_progress = progress
-            found, answer = measure_load(worker, subject, load, name, self.sessions[load.length][1])
+            found, answer = measure_load(worker, subject.subject, load, name, subject.context)
         found = replace(found, process=running.processes, second_stage=second_stage)
         if not trial:
             running.measurements.append(found)
@@ -267,10 +264,10 @@ class BenchSubject:
 class _Workers:
     """At most one worker at a time; another set of options, another length, or a dead one, means a fresh process."""
 
-    def __init__(self, subject: BenchSubject) -> None:
-        self._subject = subject
+    def __init__(self, running: BenchState) -> None:
+        self._running = running
         self._worker: WorkerProcess | None = None
-        self._loaded: tuple[Options, int | None] | None = None
+        self._loaded: TrialSubject | None = None
 
     def __enter__(self) -> "_Workers":
         return self
@@ -278,16 +275,13 @@ class _Workers:
     def __exit__(self, *error: object) -> None:
         self._close()
 
-    def with_options(self, options: Options, length: int | None) -> WorkerProcess:
-        """A worker that holds the artifact with these options, and inputs of this length."""
-        if self._worker is None or not self._worker.alive or (dict(options), length) != self._loaded:
+    def take(self, subject: TrialSubject) -> WorkerProcess:
+        """A worker that holds this subject."""
+        if self._worker is None or not self._worker.alive or subject != self._loaded:
             self._close()
-            base, _ = self._subject.sessions[length]
-            plan = replace(base, arguments={**base.arguments, "options": dict(options)})
-            self._worker = WorkerProcess(plan, self._subject.running.pool, self._subject.artifact.label)
+            self._worker, self._loaded = subject.open(), subject
             self._worker.__enter__()
-            self._subject.running.processes += 1
-            self._loaded = dict(options), length
+            self._running.processes += 1
         return self._worker
 
     def _close(self) -> None:

@@ -37,7 +37,7 @@ from optpipe.measure.figures import (
     recompute_from_samples,
     select_rows_during,
 )
-from optpipe.measure.process import PointResult, WorkerProcess
+from optpipe.measure.process import PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan
@@ -309,6 +309,48 @@ def prepare_session(
         images=card.takes_images,
     )
     return session, context
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSubject:
+    """An artifact with its options and its inputs on disk, and where its processes come from."""
+
+    artifact: StoredArtifact
+    session: SessionPlan
+    pool: WorkerPool
+    context: RunContext
+    subject: Subject
+
+    def expect(self, processes: int) -> None:
+        """Lets workers stand by."""
+        self.pool.expect(self.artifact.label, processes)
+
+    def open(self) -> WorkerProcess:
+        """A fresh process, to be entered."""
+        return WorkerProcess(self.session, self.pool, self.artifact.label)
+
+    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
+        return measure_load(worker, self.subject, load, name, self.context)[0]
+
+    def with_options(self, options: Options) -> "TrialSubject":
+        session = replace(self.session, arguments={**self.session.arguments, "options": dict(options)})
+        return replace(self, session=session, subject=subject_from_artifact(self.artifact, options))
+
+
+def prepare_subject(
+    artifact: StoredArtifact,
+    plan: BenchPlan,
+    store: Store,
+    pool: WorkerPool,
+    scratch: Path,
+    directory: Path,
+    length: int | None = None,
+) -> TrialSubject:
+    """The artifact with the plan's options and its inputs in `scratch`; measurements go to `directory`."""
+    session, context = prepare_session(artifact, plan, store, scratch, directory, length)
+    options = artifact.resolve_effective_options(plan.options)
+    subject = subject_from_artifact(artifact, options)
+    return TrialSubject(artifact, session, pool, context, subject).with_options(options)
 
 
 @contextmanager

@@ -84,15 +84,11 @@ def sign_off(
         with listener.step("write the report"):
             reports = render_dossier(dossier, verdict, figures=figures)
             write_reports(reports, scratch)
-        target = output or _choose_unused_path(store.workspace / "dossiers" / verdict.dossier_name)
+        usual = store.workspace / "dossiers" / verdict.dossier_name  # one build may be judged twice in a second
+        numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
+        target = output or next(path for path in numbered if not path.exists())
         finish_dossier(scratch, target, key)
     return SignedDossier(target, verdict, reports)
-
-
-def _choose_unused_path(preferred: Path) -> Path:
-    """`preferred`, or with -2, -3, ... behind it: a name ends in its second, and one build may be judged twice in it."""
-    numbered = (preferred.with_name(f"{preferred.name}-{n}") for n in count(2))
-    return next(path for path in chain([preferred], numbered) if not path.exists())
 
 
 @dataclass(frozen=True, slots=True)

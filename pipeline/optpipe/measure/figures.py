@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
 from optpipe.core.quantity import Estimate
 from optpipe.measure.validity import WITNESSED, ValidityEvidence, find_reasons
-from optpipe.stats.means import MIN_VALUES, compute_mean_interval, compute_ratio_of_sums_interval
+from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval, mean_from_values
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.stats.stability import compute_effective_count
 
@@ -50,8 +50,9 @@ def estimate_energy_per_image(
     joules = rows["gpu_energy_mj"].to_numpy() / 1e3
     power = float(joules[-1] - joules[0]) / window
     cuts = np.linspace(0, len(rows) - 1, 11).astype(int)
-    interval = compute_mean_interval(np.diff(joules[cuts]) / np.diff(times[cuts]), confidence)
-    spread = 0.0 if interval is None or power == 0 else (interval[1] - interval[0]) / 2 / power
+    mean = mean_from_values([float(each) for each in np.diff(joules[cuts]) / np.diff(times[cuts])])
+    low, high = mean.interval(confidence) if mean else (0.0, 0.0)
+    spread = (high - low) / 2 / power if power else 0.0
     value = power * seconds / images
     half = value * sqrt(spread**2 + SENSOR_SHARE**2)
     note = f"NVML energy counter over {window:.1f} s, {power:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"

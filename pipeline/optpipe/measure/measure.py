@@ -37,7 +37,7 @@ from optpipe.measure.figures import (
     recompute_from_samples,
     select_rows_during,
 )
-from optpipe.measure.process import PointResult, WorkerPool, WorkerProcess
+from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan
@@ -108,11 +108,17 @@ def measure_load(
 def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, context: RunContext) -> Measurement:
     """`blank` with the figures of the answer's samples and machine rows, and its verdict."""
     filled, measured = _add_samples(blank, Path(answer.point.spool))
-    machine = store_machine_rows(context.directory / "machine" / f"{blank.id}.parquet", answer)
+    machine = frame_from_rows(answer.rows)
+    if len(machine):
+        write_parquet(context.directory / "machine" / f"{blank.id}.parquet", machine)
     filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
     failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():
-        return replace(filled, reasons=failure or (_make_empty_reason(answer),))
+        nothing = Reason("too-few-samples", "nothing was measured", "increase --max-time", invalidates=True)
+        if answer.interrupted:
+            what = "interrupted before anything was measured"
+            nothing = Reason("interrupted", what, "run it again", invalidates=True)
+        return replace(filled, reasons=failure or (nothing,))
     filled = replace(
         filled,
         output_check=done.output_check if done else None,
@@ -159,15 +165,12 @@ def store_samples(spool: Path) -> "pl.DataFrame":
     return frame
 
 
-def store_machine_rows(path: Path, answer: PointResult) -> "pl.DataFrame":
-    """Writes the machine's rows to Parquet, all columns of the schema."""
+def frame_from_rows(rows: Sequence[MachineRow]) -> "pl.DataFrame":
+    """The machine's rows with all columns of the schema."""
     import polars as pl
 
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
-    frame = pl.DataFrame([{name: row.get(name) for name in schema} for row in answer.rows], schema=schema)
-    if len(frame):
-        write_parquet(path, frame)
-    return frame
+    return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
@@ -188,15 +191,13 @@ def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[M
 
 def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
     """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
-    import polars as pl
-
     reason = Reason(
         "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
     )
     found, measured = _add_samples(replace(blank, reasons=(reason,), interrupted=True), spool)
     if measured.is_empty():
         return found
-    machine = pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+    machine = frame_from_rows(())
     return recompute_from_samples(found, measured, machine, highest=blank.load.percentile)
 
 
@@ -222,12 +223,6 @@ def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
     }
     what, _, remedy = answer.message.partition("\n")  # an expected failure says on its second line what mends it
     return (Reason(answer.failure, what, remedy or remedies[answer.failure], invalidates=True),)
-
-
-def _make_empty_reason(answer: PointResult) -> Reason:
-    if answer.interrupted:
-        return Reason("interrupted", "interrupted before anything was measured", "run it again", invalidates=True)
-    return Reason("too-few-samples", "nothing was measured", "increase --max-time", invalidates=True)
 
 
 POOL_LIMIT = 256

@@ -141,21 +141,19 @@ def _check_dispersion(evidence: ValidityEvidence) -> list[Reason]:
     cv, limit = float(values.std(ddof=1) / values.mean()), evidence.limits["max_cv"]
     if cv <= limit:
         return []
+    of = ""  # where it is not the latency whose variation the table shows
+    if evidence.samples["compute_ns"].null_count() == 0:
+        of = " on the device"
+    elif evidence.measurement.load.scenario is Scenario.SERVER:
+        of = " of the service time"
     return _invalidate(
         "dispersion",
-        f"coefficient of variation {cv:.1%}{_describe_dispersion(evidence)} exceeds {limit:.1%}",
+        f"coefficient of variation {cv:.1%}{of} exceeds {limit:.1%}",
         "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
         "or raise --max-cv, which is recorded",
         cv=cv,
         limit=limit,
     )
-
-
-def _describe_dispersion(evidence: ValidityEvidence) -> str:
-    """What varied, where that is not the latency whose variation the table shows."""
-    if evidence.samples["compute_ns"].null_count() == 0:
-        return " on the device"
-    return " of the service time" if evidence.measurement.load.scenario is Scenario.SERVER else ""
 
 
 def _check_modes(evidence: ValidityEvidence) -> list[Reason]:

@@ -23,7 +23,6 @@ from optpipe.core.measurement import (
     LatencySummary,
     LoadSpec,
     Measurement,
-    Mode,
     Reason,
     Scenario,
     Subject,
@@ -46,7 +45,6 @@ from optpipe.measure.records import PairMetric, TuningRecord
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
-from optpipe.measure.worker.plan import CacheProbe
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
@@ -748,11 +746,10 @@ def codes(logs, machine=None):
 def codes_of(due, start, end, machine, rate):
     nulls = dict.fromkeys(("compute_ns", "h2d_ns", "d2h_ns"), pl.Series([None] * len(end), dtype=pl.Int64))
     samples = pl.DataFrame({"scheduled_ns": due, "start_ns": start, "end_ns": end, "enqueue_ns": end - start, **nulls})
-    evidence = ValidityEvidence(
-        samples, pl.DataFrame(machine), Scenario.SERVER if rate else Scenario.SINGLE_STREAM, Mode.COMPUTE,
-        cpus=2, steady=True, wanted_samples=0, output_check=None, cache_probe=CacheProbe(), rate_per_s=rate,
-    )  # fmt: skip
-    return {reason.code for reason in find_reasons(evidence)}
+    load = LoadSpec(1, Scenario.SERVER if rate else Scenario.SINGLE_STREAM, rate_per_s=rate)
+    subject = Subject("a", "fake", "fp32", "cpu", affinity=(0, 1))
+    measurement = Measurement("m", subject, load, Validity.VALID, (), machine_file="m.parquet")
+    return {reason.code for reason in find_reasons(ValidityEvidence(measurement, samples, pl.DataFrame(machine)))}
 
 
 # ---------------------------------------------------------------------- server

@@ -110,14 +110,6 @@ def list_percentiles(document, name):
     return {size: each for size, each in found.items() if each}
 
 
-def test_a_limit_finds_its_batch(workspace):
-    ran = bench(workspace, *ORT, "--batch", "1,2", "--slo", "p50=10s", *QUICK, "--json")
-    valid = {row["load"]["batch_size"] for row in ran.document["measurements"] if row["verdict"] == "VALID"}
-    shown = {*list_percentiles(ran.document, "p50")}
-    found = ran.document["limit"]["artifacts"][0]["batch_size"]
-    assert found == max(shown & valid or shown, default=None)  # on a quiet machine 2
-
-
 def test_tuning_tries_threads_and_says_what_it_chose(workspace):
     fixed = ("--option", "onnxruntime.spinning=true")  # a race less
     ran = bench(workspace, *ORT, "--batch", "2", "--tune", *fixed, *QUICK, "--json")

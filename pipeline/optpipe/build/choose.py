@@ -27,8 +27,8 @@ from optpipe.core.precision import CALIBRATED, Budget, Precision
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.tasks.registry import require_fitting_task
-from optpipe.measure.measure import BenchPlan, measure_load, prepare_session, subject_from_artifact, write_measurements
-from optpipe.measure.process import WorkerPool, WorkerProcess
+from optpipe.measure.measure import BenchPlan, prepare_subject, write_measurements
+from optpipe.measure.process import WorkerPool
 from optpipe.measure.race import FINAL_ROUNDS, RaceResult, count_processes, race_builds
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.decisions import DECISION_FILE, Decision, LeftOut
@@ -129,11 +129,9 @@ class CandidateTimer:
         scratch: Path,
         step: ProgressStep,
     ) -> None:
-        self._artifacts, self._pool, self._step = artifacts, pool, step
-        self._options = {name: each.resolve_effective_options({}) for name, each in artifacts.items()}
-        plan = BenchPlan(SHORT_LOAD)
-        self._prepared = {
-            name: prepare_session(each, plan, store, scratch / name, run.path) for name, each in artifacts.items()
+        self._step, plan = step, BenchPlan(SHORT_LOAD)
+        self._subjects = {
+            name: prepare_subject(each, plan, store, pool, scratch / name, run.path) for name, each in artifacts.items()
         }
         self.measurements: list[Measurement] = []
         self.failures: dict[str, str] = {}
@@ -142,18 +140,15 @@ class CandidateTimer:
 
     def expect(self, name: str, processes: int) -> None:
         """Lets workers stand by."""
-        self._pool.expect(self._artifacts[name].label, processes)
+        self._subjects[name].expect(processes)
 
     def measure(self, name: str, sizes: Sequence[int]) -> dict[int, float]:
         """One fresh process. A size at which it fails, or gives wrong outputs, is missing."""
-        session, frame = self._prepared[name]
-        session = replace(session, arguments={**session.arguments, "options": self._options[name]})
-        subject = subject_from_artifact(self._artifacts[name], self._options[name])
-        found = {}
-        with WorkerProcess(session, self._pool, self._artifacts[name].label) as worker:
+        subject, found = self._subjects[name], {}
+        with subject.open() as worker:
             for size in sizes:
                 load = replace(SHORT_LOAD, batch_size=size)
-                one, _ = measure_load(worker, subject, load, f"m{len(self.measurements):03}", frame)
+                one = subject.measure(worker, load, f"m{len(self.measurements):03}")
                 if one.interrupted:
                     raise KeyboardInterrupt
                 self.measurements.append(replace(one, process=self._processes))

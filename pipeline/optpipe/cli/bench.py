@@ -110,6 +110,9 @@ class BenchOptions:
         ),
     ] = None
     all_sizes: Annotated[bool, Param("Measure all batch sizes, even past saturation.", setting=True)] = False
+    keep_going: Annotated[
+        bool, Param("Start all processes, even where other work on the machine makes them INVALID.", setting=True)
+    ] = False
     seed: Annotated[int, Param("Random seed of inputs.", minimum=0, setting=True)] = 0
 
 
@@ -192,7 +195,6 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
     from optpipe.measure.figures import ENERGY_SECONDS
     from optpipe.measure.measure import BenchPlan
     from optpipe.measure.search import slo_from_text
-    from optpipe.measure.validity import LIMITS
 
     limit = None if how.slo is None else slo_from_text(how.slo)
     spec = LoadSpec(1, **load)
@@ -224,10 +226,11 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         interval=how.interval,
         tune=how.tune,
         to_the_end=how.all_sizes,
+        keep_going=how.keep_going,
         options=parse_options(targets.option),
         images=how.images,
         affinity=how.affinity,
-        limits={**LIMITS, "max_cv": how.max_cv},
+        limits={"max_cv": how.max_cv},
         seed=how.seed,
     )
 

@@ -10,6 +10,7 @@ import typer
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
     CalibrationOptions,
+    DossierArgument,
     ModelArgument,
     ModelOptions,
     TargetOptions,
@@ -18,21 +19,13 @@ from optpipe.cli.options import (
 )
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import MAX_CV
+from optpipe.core.measurement import MAX_CV, ROUNDS
 from optpipe.core.plan import Param
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
     from optpipe.signoff.policy import Policy
     from optpipe.signoff.release import SignedDossier
-    from optpipe.workspace.store import Store
-from typing import TYPE_CHECKING
-
-from optpipe.cli.options import DossierArgument
-from optpipe.core.measurement import ROUNDS
-
-if TYPE_CHECKING:
-    from optpipe.cli.terminal import Terminal
     from optpipe.signoff.verify import VerifiedDossier
     from optpipe.workspace.store import Store
 
@@ -129,7 +122,7 @@ def signoff(
     from optpipe.signoff.document import document_from_verdict
     from optpipe.signoff.dossier import since_from_text
     from optpipe.signoff.release import document_from_signed, require_possible, sign_off
-    from optpipe.signoff.steps import MeasurementBudget, measure_missing_evidence
+    from optpipe.signoff.steps import measure_missing_evidence
 
     if model is None or what.policy is None:
         raise BadInputError(
@@ -141,17 +134,12 @@ def signoff(
         what.artifact,
         how.read_waivers(),
         None if what.since is None else since_from_text(what.since),
+        max_cv=how.max_cv,
     )
     require_step_summary()
     require_possible(wanted, store, how.output, how.sign, how.junit)
     if what.measure:
-        measure_missing_evidence(
-            wanted,
-            lambda: model_from_options(model, ModelOptions(), store),
-            MeasurementBudget(max_cv=how.max_cv),
-            store,
-            terminal,
-        )
+        measure_missing_evidence(wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal)
     signed = sign_off(wanted, store, how.output, how.sign, terminal, figures=what.figures)
     write_ci_files(signed, how.junit)
     return Outcome(
@@ -221,16 +209,16 @@ def run(
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.document import document_from_pipeline_run
     from optpipe.signoff.release import PipelinePlan, document_from_signed, require_possible, run_pipeline
-    from optpipe.signoff.steps import MeasurementBudget
 
     rules = policy_from_file(policy)
-    wanted, judged = SignoffRequest(model, rules, None, how.read_waivers()), rules.build.precision
+    waivers, judged = how.read_waivers(), rules.build.precision
+    wanted = SignoffRequest(model, rules, None, waivers, min_seconds=what.min_time, max_cv=how.max_cv)
     precisions = targets.precision or ",".join(dict.fromkeys(["fp32", *([judged] if judged else [])]))
     targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.backend)
     plan = PipelinePlan(
         wanted=wanted,
         build=build_plan_from_options(targets, ranges, batch=shapes.batch, images=what.images),
-        data=what.data, images=what.images, pace=MeasurementBudget(what.min_time, max_cv=how.max_cv),
+        data=what.data, images=what.images,
         preprocess=what.preprocess, profile=what.profile, output=how.output, key=how.sign,
     )  # fmt: skip
     require_step_summary()

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from optpipe.core.errors import escape
@@ -40,6 +40,7 @@ class Terminal:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
         )

@@ -333,6 +333,11 @@ class Measurement:
         return self.verdict is Validity.VALID
 
     @property
+    def invalid_codes(self) -> tuple[str, ...]:
+        """Of the reasons that make it INVALID."""
+        return tuple(reason.code for reason in self.reasons if reason.invalidates)
+
+    @property
     def memory_bytes(self) -> int | None:
         return self.host_peak_bytes if self.subject.device == "cpu" else self.device_peak_bytes
 
@@ -406,7 +411,8 @@ def format_settings(settings: Mapping[str, str], names: Iterable[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class GroupFigure:
     estimate: Estimate
-    """The mean, with Student's t interval over processes; without one for fewer than three."""
+    """The mean over processes, of p50 that of their medians; a percentile above p50 is that of all their requests. With an interval over
+    processes, without one for fewer than three."""
     processes: tuple[float, ...]
     """Each process's own figure, by run."""
     between: float | None

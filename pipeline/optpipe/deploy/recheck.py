@@ -21,19 +21,24 @@ from optpipe.core.measurement import PROCESSES, LoadSpec
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.measure.groups import ProcessGroup, find_run_scatter, group_processes
-from optpipe.measure.measure import BenchPlan, RunContext, prepare_session
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    find_environment_differences,
+    find_run_scatter,
+    group_processes,
+)
+from optpipe.measure.measure import BenchPlan, TrialSubject, prepare_subject
 from optpipe.measure.pair import (
     MAX_ROUND_FACTOR,
     PAIR_CONFIDENCE,
-    TrialSubject,
     compare_environments,
     read_pair_figure,
     require_enough_rounds,
 )
 from optpipe.measure.process import WorkerPool
+from optpipe.measure.recompute import measurements_from_run
 from optpipe.measure.records import PairMetric
-from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
@@ -46,6 +51,7 @@ from optpipe.stats.means import (
 )
 from optpipe.stats.ratio import Change, count_rounds_to_settle
 from optpipe.workspace.file_names import REFERENCE
+from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
@@ -365,16 +371,15 @@ def _compare_latency(
     load = replace(
         group.load, min_seconds=plan.seconds, max_seconds=max(10.0, plan.seconds), percentile=50.0, cache_probes=0
     )
-    session, context = _prepare(build, load, store, scratch)
     with _open_pool(sides[0], scratch / "old") as old_pool, _open_pool(sides[1], scratch / "new") as new_pool:
-        subject = group.newest.measurement.subject
-        old, new = (TrialSubject(session, pool, context, subject) for pool in (old_pool, new_pool))
+        new = _prepare(build, load, store, new_pool, scratch)
         if plan.python is None:
-            new_pool.expect(subject.artifact, PROCESSES)
-            scatter = find_run_scatter(group_processes(build.measured), "p50")
+            new.expect(PROCESSES)
+            scatter = find_run_scatter(group_processes(_list_measured(build, group, store)), "p50")
             return _compare_with_dossier(new, group, scatter, load, listener)
-        for pool in (old_pool, new_pool):
-            pool.expect(subject.artifact, plan.rounds)
+        old = replace(new, pool=old_pool)
+        for subject in (old, new):
+            subject.expect(plan.rounds)
         said = f"{load}, {plan.rounds} rounds or up to {MAX_ROUND_FACTOR} times as many"
         with listener.step(said, plan.rounds) as step:
             ratio = compare_environments(old, new, load, plan.rounds, randbits(32), step.advance)
@@ -383,22 +388,26 @@ def _compare_latency(
     return LatencyChange("p50", str(load), ratio.value, ratio.ci, ratio.confidence, ratio.change, how, needed)
 
 
+def _list_measured(build: SignedBuild, group: ProcessGroup, store: Store) -> Iterator[RecordedMeasurement]:
+    """What the dossier and this workspace measured on one machine: several runs of a build show how runs differ."""
+    yield from build.measured
+    known = {one.run for one in build.measured}
+    for run in list_runs(store.workspace, "bench"):
+        alike = not find_environment_differences(run.manifest.environment, group.newest.environment)
+        if alike and run.name not in known:
+            yield from measurements_from_run(run, whole=False)
+
+
 def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:
     return WorkerPool(folder, python=interpreter.program, environment=interpreter.environment)
 
 
-def _prepare(build: SignedBuild, load: LoadSpec, store: Store, scratch: Path) -> tuple[SessionPlan, RunContext]:
+def _prepare(build: SignedBuild, load: LoadSpec, store: Store, pool: WorkerPool, scratch: Path) -> TrialSubject:
     model = store.find(build.artifact.manifest.parents[0], ModelInfo)
     artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
-    session, context = prepare_session(
-        artifact, BenchPlan(load), store, scratch / "inputs", scratch / "run", load.length
-    )
-    arguments = {
-        "workspace": str(store.workspace.absolute()),
-        "entry": build.artifact.path.name,
-        "options": dict(_get_options(build)),
-    }
-    return replace(session, arguments=arguments), context
+    found = prepare_subject(artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch / "run", load.length)
+    arguments = {**found.session.arguments, "workspace": str(store.workspace.absolute())}
+    return replace(found, session=replace(found.session, arguments=arguments)).with_options(_get_options(build))
 
 
 def _compare_with_dossier(
@@ -419,7 +428,7 @@ def _compare_with_dossier(
     how = f"{PROCESSES} processes now, {group.count_processes()} in the dossier: not interleaved"
     change = subtract_across_runs(means[0].take_logarithm(), means[1].take_logarithm(), runs, scatter)
     if change is None:
-        how += "; not judged, for how much runs differ is not known: the dossier has no build that was measured in two"
+        how += "; not judged: neither the dossier nor this workspace has a build that was measured in two runs"
         ratio = means[0].value / means[1].value
         return LatencyChange("p50", str(load), ratio, None, PAIR_CONFIDENCE, Change.NO_DIFFERENCE, how)
     low, high = (exp(each) for each in change.interval(PAIR_CONFIDENCE))

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import log2
 from pathlib import Path
 from secrets import randbits
-from typing import TYPE_CHECKING
+from time import monotonic
 
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.events import Listener
@@ -17,14 +17,16 @@ from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
     Options,
+    Reason,
     Scenario,
     read_measurements,
 )
+from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
+from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
 from optpipe.measure.groups import (
     ProcessGroup,
-    RecordedMeasurement,
     count_more_processes,
     group_processes,
     merge_group,
@@ -33,12 +35,11 @@ from optpipe.measure.groups import (
 from optpipe.measure.int8_notes import add_int8_notes
 from optpipe.measure.measure import (
     BenchPlan,
-    RunContext,
+    TrialSubject,
     measure_load,
     offer_recovery,
-    prepare_session,
+    prepare_subject,
     recover_unfinished,
-    subject_from_artifact,
     warn_about_threads,
     write_measurements,
 )
@@ -47,7 +48,7 @@ from optpipe.measure.race import (
     FINAL_ROUNDS,
     tune_options,
 )
-from optpipe.measure.recompute import read_latencies
+from optpipe.measure.recompute import recorded_from_files
 from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
 from optpipe.measure.search import (
     Slo,
@@ -58,7 +59,7 @@ from optpipe.measure.search import (
     judge_limit,
     sweep_batch_sizes,
 )
-from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
@@ -67,9 +68,6 @@ from optpipe.workspace.environment import count_cores
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, begin_run, finish_run
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    from optpipe.measure.worker.plan import SessionPlan
 
 
 @dataclass
@@ -87,6 +85,19 @@ class BenchState:
     trials: int = 0
     processes: int = 0
     """Workers that were started."""
+    place: str = ""
+    """How far the run is: `process 2 of 5, about 40 s left: `."""
+
+    def find_host_cause(self) -> Reason | None:
+        """What the machine did that alone or beside its symptoms made the last two processes INVALID; None where nothing did to both."""
+        processes: dict[int, list[dict[str, Reason]]] = {}
+        for each in self.measurements:
+            causes = {reason.code: reason for reason in each.reasons if reason.code in HOST_CAUSES}
+            processes.setdefault(each.process, []).append(causes)
+        if len(processes) < 2:
+            return None
+        points = [each for process in list(processes.values())[-2:] for each in process]
+        return next((reason for code, reason in points[-1].items() if all(code in each for each in points)), None)
 
 
 class BenchSubject:
@@ -102,18 +113,20 @@ class BenchSubject:
         self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
-        self.sessions: dict[int | None, tuple[SessionPlan, RunContext]] = {}
+        self.trials: dict[int | None, TrialSubject] = {}
         """By the length of their inputs."""
         for length in running.plan.lengths or (None,):
             scratch = running.scratch / artifact.entry.id / str(length)
-            session, context = prepare_session(artifact, running.plan, running.store, scratch, running.run.path, length)
-            self.sessions[context.length] = session, context
+            trial = prepare_subject(
+                artifact, running.plan, running.store, running.pool, scratch, running.run.path, length
+            )
+            self.trials[trial.context.length] = trial
 
     def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
         """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
-        first = next(iter(self.sessions))
+        first = next(iter(self.trials))
         if plan.tune:
             # both ends and the middle; the others take the nearest one's choice
             tried = tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
@@ -122,13 +135,13 @@ class BenchSubject:
             if running.interrupted:  # what was not tried cannot lose
                 return
             options = {size: dict(each) for size, each in tuning.chosen.items()}
-        with _Workers(self) as workers:
+        with _Workers(self.running) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
                 self._search_rate(
                     workers, replace(plan.load, batch_size=sizes[0], length=first), options[sizes[0]], plan.slo
                 )
                 return
-            for length in self.sessions:
+            for length in self.trials:
                 self.searched += self._sweep(workers, sizes, options, length)
         self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
 
@@ -156,7 +169,7 @@ class BenchSubject:
 
     def repeat(self, *, second_stage: bool = False) -> None:
         """Measures every point in a fresh process."""
-        with _Workers(self) as workers:
+        with _Workers(self.running) as workers:
             for load, options in self.points:
                 if not self.running.interrupted:
                     self._one(workers, load, options, second_stage=second_stage)
@@ -165,7 +178,7 @@ class BenchSubject:
         """What all processes measured so far, by point."""
         run = self.running.run
         found = [
-            RecordedMeasurement(each, run.name, latencies=read_latencies(each, Files(run.path)))
+            recorded_from_files(each, run.name, Files(run.path))
             for each in self.running.measurements
             if each.subject.artifact == self.artifact.entry.id
         ]
@@ -201,7 +214,7 @@ class BenchSubject:
         )  # fmt: skip
 
         def measured(options: Options) -> tuple[Measurement, ...]:
-            with _Workers(self) as workers:
+            with _Workers(self.running) as workers:
                 return tuple(
                     self._one(workers, replace(quick, batch_size=size), options, trial=True)
                     for size in sizes
@@ -222,10 +235,11 @@ class BenchSubject:
             name = f"t{running.trials:03}"
         else:
             name = f"m{len(running.measurements):03}"
-        subject = subject_from_artifact(self.artifact, options)
-        worker = workers.with_options(options, load.length)
-        kind = "tune " if trial else ""
-        text = f"{kind}{self.artifact.label} {load.size}" + (f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else "")
+        subject = self.trials[load.length].with_options(options)
+        worker = workers.take(subject)
+        text = f"{'tune ' if trial else running.place}{self.artifact.label} {load.size}" + (
+            f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
+        )
         wanted, shown = count_samples_needed(load.percentile), 0
         with running.listener.step(text, total=wanted) as step:
 
@@ -235,7 +249,7 @@ class BenchSubject:
                 shown = max(shown, min(count, wanted))
 
             worker.on_progress = progress
-            found, answer = measure_load(worker, subject, load, name, self.sessions[load.length][1])
+            found, answer = measure_load(worker, subject.subject, load, name, subject.context)
         found = replace(found, process=running.processes, second_stage=second_stage)
         if not trial:
             running.measurements.append(found)
@@ -250,10 +264,10 @@ class BenchSubject:
 class _Workers:
     """At most one worker at a time; another set of options, another length, or a dead one, means a fresh process."""
 
-    def __init__(self, subject: BenchSubject) -> None:
-        self._subject = subject
+    def __init__(self, running: BenchState) -> None:
+        self._running = running
         self._worker: WorkerProcess | None = None
-        self._loaded: tuple[Options, int | None] | None = None
+        self._loaded: TrialSubject | None = None
 
     def __enter__(self) -> "_Workers":
         return self
@@ -261,16 +275,13 @@ class _Workers:
     def __exit__(self, *error: object) -> None:
         self._close()
 
-    def with_options(self, options: Options, length: int | None) -> WorkerProcess:
-        """A worker that holds the artifact with these options, and inputs of this length."""
-        if self._worker is None or not self._worker.alive or (dict(options), length) != self._loaded:
+    def take(self, subject: TrialSubject) -> WorkerProcess:
+        """A worker that holds this subject."""
+        if self._worker is None or not self._worker.alive or subject != self._loaded:
             self._close()
-            base, _ = self._subject.sessions[length]
-            plan = replace(base, arguments={**base.arguments, "options": dict(options)})
-            self._worker = WorkerProcess(plan, self._subject.running.pool, self._subject.artifact.label)
+            self._worker, self._loaded = subject.open(), subject
             self._worker.__enter__()
-            self._subject.running.processes += 1
-            self._loaded = dict(options), length
+            self._running.processes += 1
         return self._worker
 
     def _close(self) -> None:
@@ -325,6 +336,7 @@ def _measure_and_finish(
     tunings: list[TuningRecord] = []
     try:
         subjects: list[BenchSubject] = []
+        bench_run.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
         for artifact in artifacts:
             one = BenchSubject(artifact, bench_run)
             one.measure_all(sizes[artifact.entry.id], tunings)
@@ -357,11 +369,23 @@ def _measure_and_finish(
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     """The processes after the first, in rounds of all subjects; more of them where an interval is to be reached, decided once."""
     plan, order = running.plan, Order(running.plan.seed)
+    running.place = f"process 2 of {plan.processes}: "
     for subject in subjects:
         subject.expect(plan.processes - 1)
-    for _ in range(1, plan.processes):
+    for done in range(1, plan.processes):
+        cause, left = running.find_host_cause(), plan.processes - done
+        if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
+            against = for_workspace("optpipe bench A --against B")
+            running.listener.warn(
+                f"stopped after process {done} of {plan.processes}: {cause.message}, in the last two processes; {cause.remedy}\n"
+                f"or compare two builds in turn under the same disturbance (`{against}`), or go on with --set keep-going=true"
+            )
+            return
+        begun = monotonic()
         for subject in order.draw(subjects):
             subject.repeat()
+        remaining = format_duration((left - 1) * (monotonic() - begun) * 1e9)
+        running.place = f"process {done + 2} of {plan.processes}, about {remaining} left: "
     if plan.interval is None or running.interrupted:
         return
     groups = [group for subject in subjects for group in subject.list_groups()]
@@ -371,7 +395,8 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
         running.listener.warn(f"--interval {plan.interval:.2%} needs {more} more processes; {most} are measured")
     for subject in subjects:
         subject.expect(min(more, most))
-    for _ in range(min(more, most)):
+    for done in range(min(more, most)):
+        running.place = f"process {plan.processes + done + 1} of {plan.processes + min(more, most)}: "
         for subject in order.draw(subjects):
             subject.repeat(second_stage=True)
 
@@ -385,10 +410,7 @@ def record_from_run(
     interrupted: bool = False,
 ) -> BenchRecord:
     environment = run.manifest.environment
-    groups = group_processes(
-        RecordedMeasurement(each, run.name, environment, latencies=read_latencies(each, run.files))
-        for each in measurements
-    )
+    groups = group_processes(recorded_from_files(each, run.name, run.files, environment) for each in measurements)
     return BenchRecord(
         run_dir=str(run.path),
         run_id=run.name,

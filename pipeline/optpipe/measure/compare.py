@@ -7,10 +7,10 @@ A speed-up is the ratio of the p50 latencies in the two rows, with an interval f
 builds has a false claim; between builds of different runs only where it is known how much runs differ.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
-from math import exp
+from math import exp, inf
 
 from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, Goal, UnmatchedRow
 from optpipe.core.entries import Environment
@@ -199,23 +199,26 @@ def compare_measurements(
     groups = _group_by_key(measured)
     names = _Names.of([*measured, *(baseline.measured if baseline else ())])
     baselines = _group_by_key(baseline.measured) if baseline else groups
+    facts = {
+        key: (known or {}).get(group.newest.measurement.subject.artifact, BuildFacts()) for key, group in groups.items()
+    }
     rows, unmatched, notes, shown = _compare_groups(
-        groups, baselines, names, known or {}, own=baseline is None, across=across
+        groups, baselines, names, facts, own=baseline is None, across=across
     )
+    record = BaselineRecord(baseline.name, baseline.kind) if baseline else None
     if baseline:
         unmatched += _find_unmatched(baselines, groups, names)
+    elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
+        record = BaselineRecord("fp32 build of each backend", "precision")
     rows = mark_frontier(rows, shown)
-    warnings += notes
-    warnings += _list_int8_notes(
-        rows, [merge_group(ProcessGroup(tuple(group))) for group in groups.values()], known or {}
-    )
+    warnings += [*notes, *_list_int8_notes(rows, [*map(merge_group, groups.values())], [*facts.values()])]
     best, why = find_best_rows(rows, slo, shown)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
         best=best,
         best_reason=why,
         unmatched=tuple(unmatched),
-        baseline=_baseline_record(baseline, baselines),
+        baseline=record,
         slo=None if slo is None else str(slo),
         warnings=tuple(dict.fromkeys(warnings)),
         environment=measured[-1].environment if measured else Environment(),
@@ -226,32 +229,30 @@ def _compare_groups(
     groups: "_Groups",
     baselines: "_Groups",
     names: "_Names",
-    known: Mapping[str, BuildFacts],
+    facts: Mapping[tuple[object, ...], BuildFacts],
     *,
     own: bool,
     across: bool,
 ) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str], Claims]:
     """A row of each group with its speed-up over the baseline; rows without a counterpart; what has to be said; what is shown."""
     rows: list[ComparisonRow] = []
-    judged = {key: ProcessGroup(tuple(group)) for key, group in groups.items()}
-    every = [*judged.values(), *(ProcessGroup(tuple(group)) for group in baselines.values() if baselines is not groups)]
+    every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
     scatters = {name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")}
     tests: dict[tuple[str, str, str], float] = {}
     speedups: dict[str, FigureRatio] = {}
     unmatched: list[UnmatchedRow] = []
     notes: list[str] = []
     chosen: dict[str, list[int]] = {}
-    for group in groups.values():
-        row = _row_from_group(group, known.get(group[-1].measurement.subject.artifact, BuildFacts()), names)
+    for key, group in groups.items():
+        row = _row_from_group(group, facts[key], names)
         other, said = _find_counterpart(group, baselines, names, own=own)
-        if other is not None and not across and (apart := explain_clock_difference(group[-1], other[-1])):
+        if other is not None and not across and (apart := explain_clock_difference(group.newest, other.newest)):
             other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
         if other is None:
             unmatched.append(UnmatchedRow(row.id, row.label, said))
         elif other is not group:
-            old = ProcessGroup(tuple(other))
-            speedup, change, basis = _compute_speedup(judged[group[-1].measurement.key], old, scatters["p50"])
-            held_against = f"{_id(other[-1])}: {names.configuration(other[-1])}"
+            speedup, change, basis = _compute_speedup(group, other, scatters["p50"])
+            held_against = f"{_id(other.newest)}: {names.configuration(other.newest)}"
             row = replace(row, speedup=speedup, change=change, held_against=held_against)
             if isinstance(basis, FigureRatio):
                 speedups[row.id] = basis
@@ -261,40 +262,28 @@ def _compare_groups(
                 chosen.setdefault(said, []).append(row.load.batch_size)
         rows.append(row)
     notes += [f"{said} (batch {', '.join(map(str, sizes))})" for said, sizes in chosen.items()]
-    for (one, mine), (other_row, theirs) in combinations(zip(rows, judged.values(), strict=True), 2):
-        if one.valid and other_row.valid and _kind(one) == _kind(other_row):
-            tests |= _test_pair(one, other_row, mine, theirs, scatters)
+    for (one, mine), (another, theirs) in combinations(zip(rows, groups.values(), strict=True), 2):
+        if not (one.valid and another.valid and _kind(one) == _kind(another)):
+            continue
+        tail = "p99" if all("p99" in row.latency_ns for row in (one, another)) else "p50"
+        for objective, sign in OBJECTIVES.items():
+            name = tail if objective == "latency" else objective
+            found = compare_groups(mine, theirs, name, scatters[name])
+            if isinstance(found, FigureRatio):
+                better, worse = (one, another) if sign * found.change.value > 0 else (another, one)
+                tests[better.id, worse.id, objective] = found.p_value
     keys = [*tests, *speedups]
     p_values = [*tests.values(), *(each.p_value for each in speedups.values())]
     claimed = {key for key, hit in zip(keys, reject_by_holm(p_values, 1 - PAIR_CONFIDENCE), strict=True) if hit}
-    rows = [
-        replace(row, change=_describe_change(speedups[row.id], claimed=row.id in claimed))
-        if row.id in speedups
-        else row
-        for row in rows
-    ]
+    for at, row in enumerate(rows):
+        if row.id in speedups:
+            faster = "faster" if speedups[row.id].change.value > 0 else "slower"
+            rows[at] = replace(row, change=faster if row.id in claimed else "no difference shown")
     return rows, unmatched, notes, frozenset(key for key in claimed if isinstance(key, tuple))
 
 
-def _test_pair(
-    one: ComparisonRow,
-    other: ComparisonRow,
-    mine: ProcessGroup,
-    theirs: ProcessGroup,
-    scatters: Mapping[str, Scatter | None],
-) -> Iterator[tuple[tuple[str, str, str], float]]:
-    """Which of two rows seems better in each objective, and how improbable that is between equals."""
-    tail = "p99" if all("p99" in row.latency_ns for row in (one, other)) else "p50"
-    for objective, sign in OBJECTIVES.items():
-        name = tail if objective == "latency" else objective
-        found = compare_groups(mine, theirs, name, scatters[name])
-        if isinstance(found, FigureRatio):
-            better, worse = (one, other) if sign * found.change.value > 0 else (other, one)
-            yield (better.id, worse.id, objective), found.p_value
-
-
-_Groups = Mapping[tuple[object, ...], list[RecordedMeasurement]]
-"""What was measured under one key, the newest last."""
+_Groups = Mapping[tuple[object, ...], ProcessGroup]
+"""What was measured under one key."""
 _Build = tuple[str | None, str, str, str]
 """Model, backend, precision and device."""
 
@@ -331,19 +320,19 @@ class _Names:
         return f"{self.build(one)} {self.setting(one)}".rstrip()
 
 
-def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object, ...], list[RecordedMeasurement]]:
+def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object, ...], ProcessGroup]:
+    """The processes by `Measurement.key`, of the artifact that was measured last: one that was built again is another."""
+
     def key(one: RecordedMeasurement) -> tuple[object, ...]:
         return one.measurement.key
 
     ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run))
-    groups = {found: list(group) for found, group in groupby(ordered, key=key)}
-    return {found: _keep_newest_artifact(group) for found, group in groups.items()}
-
-
-def _keep_newest_artifact(group: list[RecordedMeasurement]) -> list[RecordedMeasurement]:
-    """Those of the artifact that was measured last: one that was built again is another."""
-    newest = group[-1].measurement.subject.artifact
-    return [one for one in group if one.measurement.subject.artifact == newest]
+    groups = {}
+    for found, tries in groupby(ordered, key=key):
+        *_, newest = group = list(tries)
+        artifact = newest.measurement.subject.artifact
+        groups[found] = ProcessGroup(tuple(one for one in group if one.measurement.subject.artifact == artifact))
+    return groups
 
 
 def _check_environments(
@@ -373,8 +362,7 @@ def _id(one: RecordedMeasurement) -> str:
     return f"{one.run}/{one.measurement.id}"
 
 
-def _row_from_group(tries: list[RecordedMeasurement], known: BuildFacts, names: _Names) -> ComparisonRow:
-    group = ProcessGroup(tuple(tries))
+def _row_from_group(group: ProcessGroup, known: BuildFacts, names: _Names) -> ComparisonRow:
     one, found = (group.valid or group.tries)[-1], merge_group(group)
     subject = found.subject
     return ComparisonRow(
@@ -389,7 +377,7 @@ def _row_from_group(tries: list[RecordedMeasurement], known: BuildFacts, names: 
         build=names.build(one),
         valid=found.is_valid,
         reasons=tuple(reason.message for reason in found.reasons),
-        reason_codes=tuple(reason.code for reason in found.reasons if reason.invalidates),
+        reason_codes=found.invalid_codes,
         processes=group.count_processes(),
         left_out=len(group.left_out),
         samples=found.samples,
@@ -411,23 +399,23 @@ def _row_from_group(tries: list[RecordedMeasurement], known: BuildFacts, names: 
 
 
 def _find_counterpart(
-    group: list[RecordedMeasurement], baselines: _Groups, names: _Names, *, own: bool
-) -> tuple[list[RecordedMeasurement] | None, str]:
+    group: ProcessGroup, baselines: _Groups, names: _Names, *, own: bool
+) -> tuple[ProcessGroup | None, str]:
     """The baseline's measurements of the same load: of the same build where there are, else of the only one it has.
 
     With the same settings where there are, else the fastest. Beside it why there are none, or which of several were taken.
     """
-    of = group[-1].measurement
+    of = group.newest.measurement
     where = str(of.load)
-    same_load = {key: found[-1] for key, found in baselines.items() if _load(found) == _load(group)}
+    same_load = {key: found.newest for key, found in baselines.items() if _load(found) == _load(group)}
     wanted = (of.subject.backend, "fp32", of.subject.device) if own else _build(of)[1:]
     fitting = {key: one for key, one in same_load.items() if _build(one.measurement)[1:] == wanted}
     builds = {_build(one.measurement) for one in same_load.values()}
     if not fitting and not own and len(builds) == 1:
         fitting = same_load
-    found = pick_baseline(of, [one.measurement for one in fitting.values()], _quickness)
+    found = pick_baseline(of, [one.measurement for one in fitting.values()], lambda one: -(_get_p50(one) or inf))
     if found is not None:
-        mine, theirs = names.configuration(group[-1]), names.configuration(fitting[found.key])
+        mine, theirs = names.configuration(group.newest), names.configuration(fitting[found.key])
         said = f"{mine} is compared with {theirs}"
         said += f", the fastest of {len(fitting)} settings" if len(fitting) > 1 else ""
         settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and _build(found) != _build(of))
@@ -435,23 +423,18 @@ def _find_counterpart(
     if own:
         return None, f"no fp32 build of {of.subject.backend} was measured at {where}"
     if builds:
-        return None, f"the baseline has {len(builds)} builds at {where}, but not {names.build(group[-1])}"
+        return None, f"the baseline has {len(builds)} builds at {where}, but not {names.build(group.newest)}"
     return None, f"the baseline was not measured at {where}"
 
 
-def _load(group: list[RecordedMeasurement]) -> tuple[object, ...]:
-    found = group[-1].measurement
+def _load(group: ProcessGroup) -> tuple[object, ...]:
+    found = group.newest.measurement
     return found.subject.model, *found.load.key
 
 
 def _build(found: Measurement) -> _Build:
     of = found.subject
     return of.model, of.backend, of.precision, of.device
-
-
-def _quickness(found: Measurement) -> float:
-    p50 = found.latency_ns.percentile(50.0) if found.latency_ns else None
-    return -p50.value if p50 else float("-inf")
 
 
 def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[UnmatchedRow]:
@@ -489,20 +472,13 @@ def _get_p50(one: Measurement) -> float | None:
     return None if found is None else found.value
 
 
-def _describe_change(found: FigureRatio, *, claimed: bool) -> str:
-    if not claimed:
-        return "no difference shown"
-    return "faster" if found.change.value > 0 else "slower"
-
-
 def _list_int8_notes(
-    rows: Sequence[ComparisonRow], measured: Sequence[Measurement], known: Mapping[str, BuildFacts]
+    rows: Sequence[ComparisonRow], measured: Sequence[Measurement], of: Sequence[BuildFacts]
 ) -> list[str]:
     """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type.
 
-    `measured` are the measurements that `rows` show, in their order.
+    `measured` are the measurements that `rows` show, in their order, `of` what is known of their builds.
     """
-    of = [known.get(row.artifact, BuildFacts()) for row in rows]
     found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
     valid = [one for one in measured if one.is_valid]
     for row, one, about in zip(rows, measured, of, strict=True):
@@ -511,10 +487,3 @@ def _list_int8_notes(
             ratio = f"{reason.evidence['ratio']:.2f} times as fast"
             found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
     return found
-
-
-def _baseline_record(baseline: Baseline | None, baselines: _Groups) -> BaselineRecord | None:
-    if baseline:
-        return BaselineRecord(baseline.name, baseline.kind)
-    fp32 = any(group[-1].measurement.subject.precision == "fp32" for group in baselines.values())
-    return BaselineRecord("fp32 build of each backend", "precision") if fp32 else None

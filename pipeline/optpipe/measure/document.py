@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 MAX_REASONS_SHOWN = 4
 """Reasons of one kind that are named one by one."""
+MEAN_P50 = "mean p50"
+"""The mean of the processes' medians. A higher percentile is one of all requests of all processes."""
 VERDICT_COLUMN = Column("verdict", ColumnKind.STATE, rank=0)
 
 
@@ -64,12 +66,14 @@ def document_from_bench(record: BenchRecord, sort: BenchSort) -> Document:
     rows = record.measurements
     called = _name_artifacts(rows)
     groups = _sort_groups(record.groups, sort)
+    few = {group.processes for group in groups if 0 < group.processes < 3}
+    what = "1 process" if few == {1} else "fewer than 3 processes"
     return make_document(
         [
             _tabulate_groups(groups, called),
             *_answer_limit(record.limit, called),
             *_describe_tuning(record.tuning, called),
-            *_warn_of_few_processes(groups),
+            Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL) if few else None,
             *_describe_lengths(rows),
             *_list_reasons(rows, called),
             *_explain_withheld(rows, called),
@@ -97,7 +101,8 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         figure_column("batch", rank=0),
         figure_column("length"),
         figure_column("rate/s"),
-        *(figure_column(name, "ms", 2 if name == "p90" else 1) for name in ("p50", *tails)),
+        figure_column(MEAN_P50, "ms", 1),
+        *(figure_column(name, "ms", 2 if name == "p90" else 1) for name in tails),
         figure_column("between", rank=2),
         figure_column("inside", rank=2),
         figure_column("CV", rank=2),
@@ -122,7 +127,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             "" if group.load.length is None else str(group.load.length),
             _format_number(group.load.rate_per_s),
             *(_format_with_interval(group, name) for name in ("p50", *tails)),
-            *_format_scatter(group),
+            *("" if share is None else f"{share:.1%}" for share in _get_scatter(group)),
             "" if (cv := _get_value(group, "cv")) is None else f"{cv:.1%}",
             _format_number(rate := _get_value(group, "throughput")),
             _format_number(_get_value(group, "tokens")),
@@ -137,18 +142,10 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
     return make_table(columns, rows)
 
 
-def _format_scatter(group: MeasurementGroup) -> list[str]:
-    """The scatter of p50 between processes, and inside one."""
+def _get_scatter(group: MeasurementGroup) -> tuple[float | None, float | None]:
+    """Of p50 between processes, and inside one."""
     found = group.figures.get("p50")
-    shares = (None, None) if found is None else (found.between, found.inside)
-    return ["" if share is None else f"{share:.1%}" for share in shares]
-
-
-def _warn_of_few_processes(groups: Sequence[MeasurementGroup]) -> Iterator[Sentence]:
-    few = [group.processes for group in groups if 0 < group.processes < 3]
-    if few:
-        what = "1 process" if set(few) == {1} else "fewer than 3 processes"
-        yield Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL)
+    return (found.between, found.inside) if found else (None, None)
 
 
 def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:
@@ -375,7 +372,7 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
         Column("dominated by", rank=PAGE_ONLY, below=True),
         figure_column("batch", rank=0),
         Column("load", shared=True, below=True),
-        figure_column("p50", "ms", rank=0),
+        figure_column(MEAN_P50, "ms", rank=0),
         figure_column("p99", "ms"),
         figure_column(f"{sample}s/s"),
         figure_column("speed-up"),

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
 from optpipe.core.quantity import Estimate
-from optpipe.measure.validity import LIMITS, WITNESSED, ValidityEvidence, find_reasons
-from optpipe.measure.worker.plan import CacheProbe
-from optpipe.stats.means import MIN_VALUES, compute_mean_interval, compute_ratio_of_sums_interval
+from optpipe.measure.validity import WITNESSED, ValidityEvidence, find_reasons
+from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval, mean_from_values
 from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.stats.stability import compute_effective_count
 
@@ -51,8 +50,9 @@ def estimate_energy_per_image(
     joules = rows["gpu_energy_mj"].to_numpy() / 1e3
     power = float(joules[-1] - joules[0]) / window
     cuts = np.linspace(0, len(rows) - 1, 11).astype(int)
-    interval = compute_mean_interval(np.diff(joules[cuts]) / np.diff(times[cuts]), confidence)
-    spread = 0.0 if interval is None or power == 0 else (interval[1] - interval[0]) / 2 / power
+    mean = mean_from_values([float(each) for each in np.diff(joules[cuts]) / np.diff(times[cuts])])
+    low, high = mean.interval(confidence) if mean else (0.0, 0.0)
+    spread = (high - low) / 2 / power if power else 0.0
     value = power * seconds / images
     half = value * sqrt(spread**2 + SENSOR_SHARE**2)
     note = f"NVML energy counter over {window:.1f} s, {power:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"
@@ -64,34 +64,6 @@ GROUPS = 10
 """Consecutive groups of samples whose images and times give the throughput's interval, at most."""
 WORTH_PER_GROUP = 8
 """Independent samples that a group is to be worth, so that adjacent groups hardly resemble each other."""
-
-
-def evidence_from_measurement(
-    blank: Measurement,
-    measured: "pl.DataFrame",
-    machine: "pl.DataFrame",
-    *,
-    steady: bool,
-    wanted_samples: int,
-    cache_probe: CacheProbe,
-) -> ValidityEvidence:
-    """What `blank` is judged by: its raw files, and what only the worker saw."""
-    return ValidityEvidence(
-        samples=measured,
-        machine=select_rows_during(machine, measured),
-        scenario=blank.load.scenario,
-        mode=blank.load.mode,
-        cpus=len(blank.subject.affinity or (0,)),
-        steady=steady,
-        wanted_samples=wanted_samples,
-        output_check=blank.output_check,
-        cache_probe=cache_probe,
-        rate_per_s=blank.load.rate_per_s,
-        interrupted=blank.interrupted,
-        on_gpu=blank.subject.device != "cpu",
-        limits={**LIMITS, **blank.limits},
-        watched=blank.machine_file is not None,
-    )
 
 
 def judge_measurement(
@@ -129,9 +101,9 @@ def recompute_from_samples(
 
     That is what was measured and how, the worker's own peak memory, and the reasons in `validity.WITNESSED`.
     """
-    evidence = evidence_from_measurement(
-        replace(stored, output_check=None, interrupted=False), measured, machine, steady=True, wanted_samples=0, cache_probe=CacheProbe()
-    )  # fmt: skip
+    evidence = ValidityEvidence(
+        replace(stored, output_check=None, interrupted=False), measured, select_rows_during(machine, measured)
+    )
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
     reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
     found = judge_measurement(stored, reasons, evidence, highest, confidence)

@@ -94,7 +94,7 @@ class ProcessGroup:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         return tuple(
-            LeftOut(one.run, one.measurement.id, tuple(r.code for r in one.measurement.reasons if r.invalidates))
+            LeftOut(one.run, one.measurement.id, one.measurement.invalid_codes)
             for one in self.tries
             if not one.measurement.is_valid
         )
@@ -145,8 +145,11 @@ class ProcessGroup:
         The logarithm of a ratio. Such processes are left out because of their speed, so the others do not show how speeds scatter.
         """
         values = [each for run in self.list_values(name) for each in run]
-        left_out = [one.measurement for one in self.tries if _is_left_out_for_its_samples(one.measurement)]
-        others = [read_value(each, name, medians=name == "p50") for each in left_out]
+        others = [
+            read_value(one.measurement, name, medians=name == "p50")
+            for one in self.tries
+            if one.measurement.invalid_codes and OWN_SAMPLES.issuperset(one.measurement.invalid_codes)
+        ]
         if not values or min(values) <= 0:
             return 0.0
         middle = sum(values) / len(values)
@@ -272,11 +275,6 @@ def explain_no_interval(processes: int) -> str:
 def is_requested(one: RecordedMeasurement, name: str) -> bool:
     """Whether a try was to give the percentile `name`; any try is to give another figure."""
     return one.measurement.load.percentile >= percent_from_name(name)
-
-
-def _is_left_out_for_its_samples(found: Measurement) -> bool:
-    codes = {reason.code for reason in found.reasons if reason.invalidates}
-    return bool(codes) and codes <= OWN_SAMPLES
 
 
 def read_value(found: Measurement, name: str, *, medians: bool) -> float | None:

@@ -1,7 +1,7 @@
 """What must be known of an INT8 or FP8 build beside its verdicts: no gain over the wider type, lost accuracy, and the usual causes."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from optpipe.core.entries import ArtifactInfo
@@ -26,21 +26,6 @@ WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
 """The types that INT8 and FP8 are compared with on the same runtime, the first that was measured: CPUs have FP32 alone."""
 
 
-def add_int8_speed_notes(
-    measurements: Sequence[Measurement], causes: Mapping[str, str] | None = None
-) -> tuple[Measurement, ...]:
-    """The measurements, each INT8 and FP8 one with a note where the same runtime and load is as fast in a wider type.
-
-    `find_int8_causes` says by artifact what is known to slow it down.
-    """
-    return tuple(
-        each
-        if (reason := check_int8_speed(each, measurements, (causes or {}).get(each.subject.artifact, ""))) is None
-        else replace(each, reasons=(*each.reasons, reason))
-        for each in measurements
-    )
-
-
 def pick_baseline(
     found: Measurement, others: Sequence[Measurement], speed: Callable[[Measurement], float]
 ) -> Measurement | None:
@@ -61,15 +46,15 @@ def check_int8_speed(found: Measurement, others: Sequence[Measurement], cause: s
     """
     ours = found.throughput_images_per_s
     beside = [one for one in others if one.throughput_images_per_s and has_same_load(found, one)] if ours else []
+
+    def get_rate(one: Measurement) -> float:
+        return one.throughput_images_per_s.value if one.throughput_images_per_s else 0.0
+
     for precision in WIDER_PRECISIONS.get(found.subject.precision, ()):
-        wider = pick_baseline(found, [one for one in beside if one.subject.precision == precision], _get_rate)
+        wider = pick_baseline(found, [one for one in beside if one.subject.precision == precision], get_rate)
         if wider is not None and ours and (theirs := wider.throughput_images_per_s):
             return None if ours.bounds[0] > theirs.bounds[1] else _make_reason(found, wider, cause)
     return None
-
-
-def _get_rate(found: Measurement) -> float:
-    return found.throughput_images_per_s.value if found.throughput_images_per_s else 0.0
 
 
 def has_same_load(one: Measurement, other: Measurement) -> bool:
@@ -156,16 +141,17 @@ def add_int8_notes(
     measurements: Sequence[Measurement], artifacts: Sequence[Entry[ArtifactInfo]], store: Store
 ) -> tuple[Measurement, ...]:
     """The measurements, INT8 and FP8 ones with a reason where that does not pay or costs more accuracy than it may."""
-    found = add_int8_speed_notes(measurements, {entry.id: find_int8_causes(entry.info) for entry in artifacts})
+    causes = {entry.id: find_int8_causes(entry.info) for entry in artifacts}
     runs = list_runs(store.workspace, "evaluate")
     dropped = {entry.id: check_int8_accuracy(runs, judged_build_from_entry(entry)) for entry in artifacts}
     noted = []
-    for each in found:
+    for each in measurements:
+        slow = check_int8_speed(each, measurements, causes.get(each.subject.artifact, ""))
+        reasons = [] if slow is None else [slow]
         if (note := dropped.get(each.subject.artifact)) is not None:
             message = f"{each.subject.precision.upper()}: {note.message}"
-            reason = Reason(note.code, message, note.remedy, invalidates=False)
-            each = replace(each, reasons=(*each.reasons, reason))
-        noted.append(each)
+            reasons.append(Reason(note.code, message, note.remedy, invalidates=False))
+        noted.append(replace(each, reasons=(*each.reasons, *reasons)))
     return tuple(noted)
 
 

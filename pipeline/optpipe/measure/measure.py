@@ -1,19 +1,26 @@
 """From an answer of the worker to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import randbits
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError, OptpipeError
+from optpipe.core.events import Listener
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
+    PROCESSES,
     InputPool,
     LoadSpec,
     Measurement,
     MeasurementsRecord,
+    Options,
     Phase,
     Reason,
     Scenario,
@@ -21,36 +28,20 @@ from optpipe.core.measurement import (
     Validity,
     format_cpus,
 )
+from optpipe.core.plan import for_workspace, to_command
+from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.figures import (
     compute_worker_peak_bytes,
-    evidence_from_measurement,
     judge_measurement,
     recompute_from_samples,
+    select_rows_during,
 )
-from optpipe.measure.process import PointResult, WorkerProcess
-from optpipe.measure.validity import LIMITS, find_reasons
-from optpipe.measure.worker.plan import CacheProbe, Point
-from optpipe.measure.worker.spool import frame_from_spool
-from optpipe.stats.percentiles import count_samples_needed
-from optpipe.workspace.files import write_bytes, write_parquet
-
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import BadInputError, OptpipeError
-from optpipe.core.events import Listener
-from optpipe.core.measurement import PROCESSES, Options
-from optpipe.core.plan import for_workspace, to_command
-from optpipe.core.precision import Precision
+from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
-from optpipe.measure.worker.plan import SessionPlan
+from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
+from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan
+from optpipe.measure.worker.spool import frame_from_spool
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
@@ -58,9 +49,15 @@ from optpipe.models.inputs.rows import fill_sequences, list_runs, read_length
 from optpipe.models.inputs.samples import POOL_SIZE, describe_pool, load_image_pool, save_pool, vary_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.file_names import ONNX, REFERENCE
+from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.runs import OpenRun
 from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,8 @@ class RunContext:
     """Where measurements of a run go, and what is said of all of them."""
 
     directory: Path
-    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Of validity, where they are not the usual ones."""
     inputs: InputPool | None = None
     caveats: tuple[str, ...] = ()
     length: int | None = None
@@ -91,7 +89,7 @@ def measure_load(
         reasons=(),
         inputs=context.inputs,
         arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
-        limits=dict(context.limits),
+        limits={**LIMITS, **context.limits},
         caveats=context.caveats,
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
@@ -110,21 +108,27 @@ def measure_load(
 def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, context: RunContext) -> Measurement:
     """`blank` with the figures of the answer's samples and machine rows, and its verdict."""
     filled, measured = _add_samples(blank, Path(answer.point.spool))
-    machine = store_machine_rows(context.directory / "machine" / f"{blank.id}.parquet", answer)
+    machine = frame_from_rows(answer.rows)
+    if len(machine):
+        write_parquet(context.directory / "machine" / f"{blank.id}.parquet", machine)
     filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
     failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():
-        return replace(filled, reasons=failure or (_make_empty_reason(answer),))
+        nothing = Reason("too-few-samples", "nothing was measured", "increase --max-time", invalidates=True)
+        if answer.interrupted:
+            what = "interrupted before anything was measured"
+            nothing = Reason("interrupted", what, "run it again", invalidates=True)
+        return replace(filled, reasons=failure or (nothing,))
     filled = replace(
         filled,
         output_check=done.output_check if done else None,
         host_peak_bytes=done.host_peak_bytes if done else None,
         device_peak_bytes=_compute_device_peak(machine, worker, answer),
     )
-    evidence = evidence_from_measurement(
+    evidence = ValidityEvidence(
         filled,
         measured,
-        machine,
+        select_rows_during(machine, measured),
         steady=done is not None and done.steady,
         wanted_samples=done.queries_needed if done else count_samples_needed(blank.load.percentile),
         cache_probe=done.cache_probe if done else CacheProbe(),
@@ -161,15 +165,12 @@ def store_samples(spool: Path) -> "pl.DataFrame":
     return frame
 
 
-def store_machine_rows(path: Path, answer: PointResult) -> "pl.DataFrame":
-    """Writes the machine's rows to Parquet, all columns of the schema."""
+def frame_from_rows(rows: Sequence[MachineRow]) -> "pl.DataFrame":
+    """The machine's rows with all columns of the schema."""
     import polars as pl
 
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
-    frame = pl.DataFrame([{name: row.get(name) for name in schema} for row in answer.rows], schema=schema)
-    if len(frame):
-        write_parquet(path, frame)
-    return frame
+    return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
@@ -190,15 +191,13 @@ def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[M
 
 def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
     """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
-    import polars as pl
-
     reason = Reason(
         "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
     )
     found, measured = _add_samples(replace(blank, reasons=(reason,), interrupted=True), spool)
     if measured.is_empty():
         return found
-    machine = pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+    machine = frame_from_rows(())
     return recompute_from_samples(found, measured, machine, highest=blank.load.percentile)
 
 
@@ -226,12 +225,6 @@ def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
     return (Reason(answer.failure, what, remedy or remedies[answer.failure], invalidates=True),)
 
 
-def _make_empty_reason(answer: PointResult) -> Reason:
-    if answer.interrupted:
-        return Reason("interrupted", "interrupted before anything was measured", "run it again", invalidates=True)
-    return Reason("too-few-samples", "nothing was measured", "increase --max-time", invalidates=True)
-
-
 POOL_LIMIT = 256
 REFERENCE_BATCH = 8
 """Of the exported model in FP32, where a length is asked for."""
@@ -250,10 +243,13 @@ class BenchPlan:
     """Half the width of p50's interval that is to be reached, as a share of it."""
     tune: bool = False
     to_the_end: bool = False
+    keep_going: bool = True
+    """Also after two processes that the same cause on the host made INVALID."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     images: Path | None = None
     affinity: tuple[int, ...] | None = None
-    limits: Mapping[str, float] = field(default_factory=lambda: dict(LIMITS))
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Of validity, where they are not the usual ones."""
     seed: int = 0
 
 
@@ -308,6 +304,48 @@ def prepare_session(
         images=card.takes_images,
     )
     return session, context
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSubject:
+    """An artifact with its options and its inputs on disk, and where its processes come from."""
+
+    artifact: StoredArtifact
+    session: SessionPlan
+    pool: WorkerPool
+    context: RunContext
+    subject: Subject
+
+    def expect(self, processes: int) -> None:
+        """Lets workers stand by."""
+        self.pool.expect(self.artifact.label, processes)
+
+    def open(self) -> WorkerProcess:
+        """A fresh process, to be entered."""
+        return WorkerProcess(self.session, self.pool, self.artifact.label)
+
+    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
+        return measure_load(worker, self.subject, load, name, self.context)[0]
+
+    def with_options(self, options: Options) -> "TrialSubject":
+        session = replace(self.session, arguments={**self.session.arguments, "options": dict(options)})
+        return replace(self, session=session, subject=subject_from_artifact(self.artifact, options))
+
+
+def prepare_subject(
+    artifact: StoredArtifact,
+    plan: BenchPlan,
+    store: Store,
+    pool: WorkerPool,
+    scratch: Path,
+    directory: Path,
+    length: int | None = None,
+) -> TrialSubject:
+    """The artifact with the plan's options and its inputs in `scratch`; measurements go to `directory`."""
+    session, context = prepare_session(artifact, plan, store, scratch, directory, length)
+    options = artifact.resolve_effective_options(plan.options)
+    subject = subject_from_artifact(artifact, options)
+    return TrialSubject(artifact, session, pool, context, subject).with_options(options)
 
 
 @contextmanager

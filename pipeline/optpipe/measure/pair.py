@@ -9,33 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from math import exp, log
-from pathlib import Path
 from secrets import randbits
 from statistics import median
 
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, Subject, read_measurements
+from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, read_measurements
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import (
     BenchPlan,
-    RunContext,
-    measure_load,
+    TrialSubject,
     offer_recovery,
-    prepare_session,
+    prepare_subject,
     recover_unfinished,
-    subject_from_artifact,
     warn_about_threads,
     write_measurements,
 )
-from optpipe.measure.process import WorkerPool, WorkerProcess
+from optpipe.measure.process import WorkerPool
 from optpipe.measure.recompute import measurements_from_run, recompute_requested
 from optpipe.measure.records import BenchRecord, PairedComparison, PairMetric
 from optpipe.measure.validity import WRONG_OUTPUTS
-from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.ratio import Change, Order, Ratio, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
 from optpipe.workspace.entry import Run
@@ -118,7 +114,7 @@ def comparison_from_measurements(
     baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
     artifacts = {one.id[0]: one.subject.artifact for one in measured}
     invalid = [each for each in measured if not each.is_valid]
-    codes = Counter(reason.code for each in invalid for reason in each.reasons if reason.invalidates)
+    codes = Counter(code for each in invalid for code in each.invalid_codes)
     return PairedComparison(
         metric,
         judge_rounds(baseline, contender, first),
@@ -168,33 +164,6 @@ def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
     return percentile.value
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSubject:
-    """A session that trials are made of, in the environment of its pool."""
-
-    session: SessionPlan
-    pool: WorkerPool
-    context: RunContext
-    subject: Subject
-
-    def open(self) -> WorkerProcess:
-        return WorkerProcess(self.session, self.pool, self.subject.artifact)
-
-    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
-        return measure_load(worker, self.subject, load, name, self.context)[0]
-
-
-def prepare_subject(
-    artifact: StoredArtifact, plan: BenchPlan, store: Store, pool: WorkerPool, scratch: Path, directory: Path
-) -> TrialSubject:
-    """The artifact with its inputs in `scratch`; measurements go to `directory`."""
-    length = plan.lengths[0] if plan.lengths else None
-    session, context = prepare_session(artifact, plan, store, scratch, directory, length)
-    options = artifact.resolve_effective_options(plan.options)
-    session = replace(session, arguments={**session.arguments, "options": options})
-    return TrialSubject(session, pool, context, subject_from_artifact(artifact, options))
-
-
 def bench_pair(
     baseline: StoredArtifact,
     contender: StoredArtifact,
@@ -221,12 +190,13 @@ def bench_pair(
         total = 2 * rounds
         with listener.step(f"{baseline.label} vs. {contender.label}, {total} processes", total=total) as step:
             try:
+                length = plan.lengths[0] if plan.lengths else None
                 subjects = {
-                    name: prepare_subject(artifact, plan, store, pool, scratch / name, run.path)
+                    name: prepare_subject(artifact, plan, store, pool, scratch / name, run.path, length)
                     for name, artifact in (("a", baseline), ("b", contender))
                 }
-                for each in (baseline, contender):
-                    pool.expect(each.entry.id, rounds * MAX_ROUND_FACTOR)
+                for subject in subjects.values():
+                    subject.expect(rounds * MAX_ROUND_FACTOR)
 
                 def measure(name: str) -> Measurement:
                     subject = subjects[name[0]]
@@ -287,7 +257,7 @@ def pairs_from_runs(
         order = sides.get((record.baseline_artifact, record.contender_artifact))
         if order is None:
             continue
-        found = measurements_from_run(run, confidence, (baseline, contender), whole=False, judged=True)
+        found = measurements_from_run(run, confidence, (baseline, contender), whole=False)
         by_id = {one.measurement.id: one for one in found}
         names = [tuple(f"{side}{turn:03}" for side in order) for turn in range(len(record.baseline_ns))]
         if all(name in by_id for pair in names for name in pair):

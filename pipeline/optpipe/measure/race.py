@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import exp, log
 
 from optpipe.core.measurement import Measurement, Options
+from optpipe.measure.groups import OWN_SAMPLES
 from optpipe.measure.records import TrialRecord, TuningRecord
 from optpipe.measure.search import has_figures
 from optpipe.measure.validity import WRONG_OUTPUTS
@@ -241,7 +242,12 @@ def tune_options(
         final = tried.compare(dict(defaults), best)
     except _Interrupted:
         return replace(blank, trials=tried.trials)
-    chosen = {size: best if _clearly_faster(final.get(size)) else dict(defaults) for size in sizes}
+    faster = {
+        size
+        for size, ratio in final.items()
+        if ratio.change is Change.FASTER and ratio.value <= 1 / (1 + MIN_TUNING_GAIN)
+    }
+    chosen = {size: best if size in faster else dict(defaults) for size in sizes}
     return replace(blank, trials=tried.trials, chosen=chosen, final=final)
 
 
@@ -309,23 +315,10 @@ class _Tried:
         }
 
 
-def _clearly_faster(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio.change is Change.FASTER and ratio.value <= 1 / (1 + MIN_TUNING_GAIN)
-
-
 def is_usable(measurement: Measurement) -> bool:
     """Valid, or invalid only for noise: options are compared on a short look, and the winner is measured in full."""
-    noise = {
-        "dispersion",
-        "too-few-samples",
-        "loaded-host",
-        "drift",
-        "not-steady",
-        "bimodal",
-        "clocks-moved",
-        "throttled",
-    }
-    return measurement.is_valid or all(reason.code in noise for reason in measurement.reasons if reason.invalidates)
+    noise = OWN_SAMPLES | {"too-few-samples", "loaded-host", "clocks-moved", "throttled"}
+    return measurement.is_valid or noise.issuperset(measurement.invalid_codes)
 
 
 def trial_from_measurements(options: Options, measurements: Sequence[Measurement]) -> TrialRecord:

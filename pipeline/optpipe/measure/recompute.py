@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
@@ -22,7 +23,6 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.workspace.entry import Run, require_unchanged
 
 if TYPE_CHECKING:
-    import numpy as np
     import polars as pl
 
 NO_SAMPLES = Reason("no-samples", "there are no raw samples of it", "measure again", invalidates=True)
@@ -30,65 +30,39 @@ NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
 
 
 def measurements_from_run(
-    run: Run, confidence: float = 0.95, only: Iterable[str] | None = None, *, whole: bool = True, judged: bool = False
+    run: Run, confidence: float = 0.95, only: Iterable[str] | None = None, *, whole: bool = True
 ) -> tuple[RecordedMeasurement, ...]:
-    """The measurements of a bench run, recomputed from the raw samples.
+    """The measurements of a bench run, with every figure and verdict recomputed from the raw files.
 
-    `only` names the artifacts wanted; with `judged`, validity, energy and memory are recomputed too. Raises
-    BadInputError where a file is not as the run's manifest says; with `whole=False` files that were left out on purpose
-    are not a fault.
+    `only` names the artifacts wanted. Raises BadInputError where a file is not as the run's manifest says; with `whole=False` files
+    that were left out on purpose are not a fault.
     """
     require_unchanged(run, whole=whole)
     wanted = None if only is None else set(only)
-    found = [one for one in read_measurements(run.files) if wanted is None or one.subject.artifact in wanted]
     return tuple(
-        RecordedMeasurement(
-            (recompute_measurement if judged else recompute_latency)(one, run.files, confidence),
-            run.name,
-            run.manifest.environment,
-            _read_clock(one, run.files),
-            read_latencies(one, run.files),
+        recorded_from_files(
+            recompute_measurement(one, run.files, confidence), run.name, run.files, run.manifest.environment
         )
-        for one in found
-        if whole or one.samples_file is None or run.files.has(one.samples_file)
+        for one in read_measurements(run.files)
+        if (wanted is None or one.subject.artifact in wanted)
+        and (whole or one.samples_file is None or run.files.has(one.samples_file))
     )
 
 
-def _read_clock(found: Measurement, files: Files) -> float | None:
-    """Median clock of the GPU during a measurement, in MHz; None without a GPU."""
+def recorded_from_files(
+    found: Measurement, run: str, files: Files, environment: Environment | None = None
+) -> RecordedMeasurement:
+    """A measurement of `run`, with its latencies and the GPU's median clock where its raw files are among `files`."""
     import polars as pl
 
-    if found.machine_file is None or not files.has(found.machine_file):
-        return None
-    clock = pl.read_parquet(files.read(found.machine_file), columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
-    return None if clock is None else float(clock)  # type: ignore[arg-type]
-
-
-def read_latencies(found: Measurement, files: Files) -> "np.ndarray | None":
-    """The latencies in ns (samples,) of a measurement; None where its samples are not in `files`."""
-    if found.samples_file is None or not files.has(found.samples_file):
-        return None
-    frame = read_samples(files, found.samples_file)
-    return (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
-
-
-def recompute_latency(stored: Measurement, files: Files, confidence: float = 0.95) -> Measurement:
-    """`stored` with its latency and throughput computed from its Parquet file."""
-    from optpipe.measure.figures import compute_tokens_per_s, estimate_throughput
-    from optpipe.stats.percentiles import PERCENTS, summary_from_ns
-
-    frame = None if stored.samples_file is None else read_samples(files, stored.samples_file)
-    if frame is None or frame.height == 0:
-        return _clear_figures(stored)
-    throughput = estimate_throughput(frame, stored.load.scenario, confidence)
-    durations = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
-    return replace(
-        stored,
-        latency_ns=summary_from_ns(durations, PERCENTS, confidence),
-        throughput_images_per_s=throughput,
-        throughput_tokens_per_s=compute_tokens_per_s(stored, throughput),
-        samples=frame.height,
-    )
+    latencies = clock = None
+    if found.samples_file is not None and files.has(found.samples_file):
+        frame = read_samples(files, found.samples_file)
+        latencies = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
+    if found.machine_file is not None and files.has(found.machine_file):
+        clock = pl.read_parquet(files.read(found.machine_file), columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
+    mhz = None if clock is None else float(clock)  # type: ignore[arg-type]
+    return RecordedMeasurement(found, run, environment or Environment(), mhz, latencies)
 
 
 def recompute_measurement(
@@ -180,10 +154,10 @@ def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
 
 
 def list_artifact_measurements(
-    runs: Sequence[Run], confidence: float, artifact: str | None, *, judged: bool = False
+    runs: Sequence[Run], confidence: float, artifact: str | None
 ) -> Iterator[RecordedMeasurement]:
     """The measurements of `artifact` in the bench runs among `runs`; a run's files may be a part of it."""
     only = None if artifact is None else [artifact]
     for run in runs:
         if run.kind == "bench":
-            yield from measurements_from_run(run, confidence, only, whole=False, judged=judged)
+            yield from measurements_from_run(run, confidence, only, whole=False)

@@ -67,11 +67,6 @@ def has_figures(measurement: Measurement) -> bool:
     return measurement.latency_ns is not None
 
 
-def is_credible_violation(measurement: Measurement) -> bool:
-    """Whether it may be believed that a limit was not kept: a queue that only grows is INVALID, and shows just that."""
-    return {each.code for each in measurement.reasons if each.invalidates} <= {"falling-behind"}
-
-
 MIN_SWEEP_GAIN = 1.05
 """Two steps in a row with less than 5 % more throughput: saturated."""
 
@@ -132,12 +127,6 @@ def find_largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement |
     return max(met, key=lambda each: (each.is_valid, each.load.batch_size), default=None)
 
 
-def find_nearest_to_limit(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
-    """What comes closest to a limit that nothing meets."""
-    measured = [each for each in found if slo.read(each) is not None]
-    return min(measured, key=lambda each: seen.value if (seen := slo.read(each)) else 0.0, default=None)
-
-
 BISECTION_STEPS = 6
 """Halvings on a log scale after the bracket; from a factor of two they leave about 1 %."""
 STEP_DOWN = 0.97
@@ -171,7 +160,8 @@ def _searched(
 
     def inside(rate: float) -> bool:
         found.append(measure(rate))
-        return is_sustained(found[-1], slo)
+        value = slo.read(found[-1])
+        return value is not None and value.value <= slo.limit_ns and not _behind(found[-1])
 
     beyond, rate = 1.0 / service_s, 0.5 / service_s
     while not inside(rate):
@@ -190,12 +180,6 @@ def _searched(
     return low
 
 
-def is_sustained(measurement: Measurement, slo: Slo) -> bool:
-    """Whether the rate was kept up with and the percentile's value is inside the limit: where the search goes on upwards."""
-    found = slo.read(measurement)
-    return found is not None and found.value <= slo.limit_ns and not _behind(measurement)
-
-
 def _behind(measurement: Measurement) -> bool:
     return any(reason.code == "falling-behind" for reason in measurement.reasons)
 
@@ -204,7 +188,8 @@ def judge_limit(
     artifact: str, label: str, slo: Slo, found: Sequence[Measurement], best: Measurement | None
 ) -> ArtifactLimit:
     """What the measurements of one artifact say of the limit; `met` is None where no valid one decides it."""
-    shown = best or find_nearest_to_limit(found, slo)
+    read = [(value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None]
+    shown = best or (found[min(read)[1]] if read else None)  # what comes closest to a limit that nothing meets
     value = None if shown is None else slo.read(shown)
     not_judged = tuple(
         UnjudgedPoint(each.load.batch_size, each.load.rate_per_s, why)
@@ -214,8 +199,9 @@ def judge_limit(
     met: bool | None = None
     if best is not None and best.is_valid:
         met = True
-    elif best is None and shown is not None and is_credible_violation(shown) and not not_judged:
-        met = False
+    elif best is None and shown is not None and not not_judged:
+        # a queue that only grows is INVALID, and shows just that
+        met = False if {"falling-behind"}.issuperset(shown.invalid_codes) else None
     return ArtifactLimit(
         artifact=artifact,
         label=label,

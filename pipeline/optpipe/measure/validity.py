@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.measurement import MAX_CV, Mode, OutputCheck, Reason, Scenario
+from optpipe.core.measurement import MAX_CV, Measurement, Mode, Reason, Scenario
 from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
@@ -33,6 +33,8 @@ FEWEST_WAITED = 20
 """Queries that waited, to know from them how many a server can serve."""
 WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
 """Codes of answers that no figure makes up for."""
+HOST_CAUSES = frozenset({"loaded-host", "busy-gpu", "throttled", "clocks-moved", "hot"})
+"""Codes of what the machine did, not the build: the next process meets it too."""
 WITNESSED = WRONG_OUTPUTS | frozenset(
     {
         "inputs-alike", "interrupted", "too-few-samples", "not-steady",
@@ -46,23 +48,19 @@ WITNESSED = WRONG_OUTPUTS | frozenset(
 class ValidityEvidence:
     """Everything that a measurement is judged by."""
 
+    measurement: Measurement
+    """What was measured and how; its figures and its verdict are not looked at."""
     samples: "pl.DataFrame"
     """Measured samples only, in order of their end."""
     machine: "pl.DataFrame"
     """Rows between the first start and the last end."""
-    scenario: Scenario
-    mode: Mode
-    cpus: int
-    steady: bool
-    wanted_samples: int
-    output_check: OutputCheck | None
-    cache_probe: CacheProbe
-    rate_per_s: float | None = None
-    interrupted: bool = False
-    on_gpu: bool = False
-    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
-    watched: bool = True
-    """Whether anything was recorded of the machine."""
+    steady: bool = True
+    wanted_samples: int = 0
+    cache_probe: CacheProbe = field(default_factory=CacheProbe)
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        return {**LIMITS, **self.measurement.limits}
 
     def list_readings(self, name: str) -> list[float]:
         """What was read of the machine, one value a row; empty where nothing could be."""
@@ -105,7 +103,11 @@ def _check_sample_count(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_interruption(evidence: ValidityEvidence) -> list[Reason]:
-    return _invalidate("interrupted", "interrupted before completion", "run it again") if evidence.interrupted else []
+    return (
+        _invalidate("interrupted", "interrupted before completion", "run it again")
+        if evidence.measurement.interrupted
+        else []
+    )
 
 
 def _check_steadiness(evidence: ValidityEvidence) -> list[Reason]:
@@ -139,21 +141,19 @@ def _check_dispersion(evidence: ValidityEvidence) -> list[Reason]:
     cv, limit = float(values.std(ddof=1) / values.mean()), evidence.limits["max_cv"]
     if cv <= limit:
         return []
+    of = ""  # where it is not the latency whose variation the table shows
+    if evidence.samples["compute_ns"].null_count() == 0:
+        of = " on the device"
+    elif evidence.measurement.load.scenario is Scenario.SERVER:
+        of = " of the service time"
     return _invalidate(
         "dispersion",
-        f"coefficient of variation {cv:.1%}{_describe_dispersion(evidence)} exceeds {limit:.1%}",
+        f"coefficient of variation {cv:.1%}{of} exceeds {limit:.1%}",
         "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
         "or raise --max-cv, which is recorded",
         cv=cv,
         limit=limit,
     )
-
-
-def _describe_dispersion(evidence: ValidityEvidence) -> str:
-    """What varied, where that is not the latency whose variation the table shows."""
-    if evidence.samples["compute_ns"].null_count() == 0:
-        return " on the device"
-    return " of the service time" if evidence.scenario is Scenario.SERVER else ""
 
 
 def _check_modes(evidence: ValidityEvidence) -> list[Reason]:
@@ -176,13 +176,14 @@ def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
         sum(values) / max(len(values), 1)
         for values in map(evidence.list_readings, ("other_cpu_cores", "worker_waited_cores"))
     )
-    share = evidence.limits["max_other_cpu_share"]
-    loaded = waited > share / 2 if evidence.on_gpu else other > share * evidence.cpus
+    share, subject = evidence.limits["max_other_cpu_share"], evidence.measurement.subject
+    cpus = len(subject.affinity or (0,))
+    loaded = other > share * cpus if subject.device == "cpu" else waited > share / 2
     if not loaded:
         return []
     return _invalidate(
         "loaded-host",
-        f"other processes used {other:.2f} of the worker's {evidence.cpus} cores (it waited for {waited:.2f})",
+        f"other processes used {other:.2f} of the worker's {cpus} cores (it waited for {waited:.2f})",
         "stop them, or isolate the worker's cores (--affinity)",
         other_cpu_cores=other,
         worker_waited_cores=waited,
@@ -190,7 +191,7 @@ def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_watching(evidence: ValidityEvidence) -> list[Reason]:
-    if evidence.watched:
+    if evidence.measurement.machine_file is not None:
         return []
     what = "nothing was recorded of the machine: other work or throttling cannot be excluded"
     return _invalidate("not-watched", what, "measure again, for longer (--min-time)")
@@ -262,7 +263,7 @@ def _check_temperature(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_outputs(evidence: ValidityEvidence) -> list[Reason]:
-    check = evidence.output_check
+    check = evidence.measurement.output_check
     if check is None:
         return []
     if not check.passed:
@@ -315,7 +316,7 @@ def _check_enqueue(evidence: ValidityEvidence) -> list[Reason]:
 
 def _check_transfers(evidence: ValidityEvidence) -> list[Reason]:
     samples = evidence.samples
-    if evidence.mode is not Mode.END_TO_END or samples["h2d_ns"].null_count():
+    if evidence.measurement.load.mode is not Mode.END_TO_END or samples["h2d_ns"].null_count():
         return []
     copies = float((samples["h2d_ns"] + samples["d2h_ns"]).median())  # type: ignore[arg-type]
     compute = float(samples["compute_ns"].median())  # type: ignore[arg-type]
@@ -331,8 +332,8 @@ def _check_transfers(evidence: ValidityEvidence) -> list[Reason]:
 
 def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
     """By what the server can serve while queries wait, not by the queue, whose own noise grows beyond bounds near saturation."""
-    samples, rate = evidence.samples, evidence.rate_per_s
-    if evidence.scenario is not Scenario.SERVER or rate is None or len(samples) < 40:
+    samples, rate = evidence.samples, evidence.measurement.load.rate_per_s
+    if evidence.measurement.load.scenario is not Scenario.SERVER or rate is None or len(samples) < 40:
         return []
     due, start, end = (samples[f"{name}_ns"].to_numpy() for name in ("scheduled", "start", "end"))
     waited = due[1:] <= end[:-1]
@@ -351,7 +352,8 @@ def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
 
 
 CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
-    _check_outputs, _check_cache, _check_watching, _check_interruption, _check_sample_count, _check_steadiness, _check_drift,
-    _check_modes, _check_dispersion, _check_queue, _check_host_load, _check_gpu_processes, _check_throttling,
-    _check_clocks, _check_temperature, _check_enqueue, _check_transfers,
+    _check_outputs, _check_cache, _check_watching, _check_interruption, _check_sample_count, _check_host_load, _check_gpu_processes,
+    _check_throttling, _check_clocks, _check_temperature, _check_steadiness, _check_drift, _check_modes, _check_dispersion, _check_queue,
+    _check_enqueue, _check_transfers,
 )  # fmt: skip
+"""Causes on the host come before what they do to the latencies."""

@@ -7,6 +7,7 @@ scored as `optpipe evaluate` does: `reference_prediction`, `dali_prediction` and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,11 @@ from optpipe.workspace.file_names import ROWS
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
-from math import floor
 from typing import TYPE_CHECKING
 
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.records import Agreement
-from optpipe.stats.paired import compute_share_interval
+from optpipe.stats.paired import Share, compute_share_interval, count_samples_needed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,6 @@ from optpipe.core.verdict import RANDOM_WEIGHTS
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval
-from optpipe.stats.paired import Share
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING
 from optpipe.workspace.runs import newest_runs
@@ -88,23 +87,6 @@ def agreement_from_counts(equal: int, images: int) -> Agreement:
     """`equal` out of `images`, with the interval of the share."""
     interval = compute_share_interval(equal, images)
     return Agreement(equal, images, equal / images, (interval.low, interval.high))
-
-
-def compute_images_needed(share: float = 1.0) -> int | None:
-    """How many images with this share of equal predictions lift the interval's lower end to REQUIRED_AGREEMENT; None where none do.
-
-    The few that differ are spread evenly over the images.
-    """
-    if share <= REQUIRED_AGREEMENT:
-        return None
-    low, high = 0, 1
-    while compute_share_interval(floor(share * high), high).low < REQUIRED_AGREEMENT:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = compute_share_interval(floor(share * middle), middle).low >= REQUIRED_AGREEMENT
-        low, high = (low, middle) if enough else (middle, high)
-    return high
 
 
 def judge_parity(
@@ -168,7 +150,7 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
         return Judgment(Verdict.PASS, share)
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
-    needed = compute_images_needed(found.share)
+    needed = count_samples_needed(Share(found.equal, found.images), REQUIRED_AGREEMENT)
     if needed is None:
         remedy = "inspect the worst images; more images will not help"
     else:
@@ -189,6 +171,7 @@ def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) 
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{agreed}; {required} is required")
     passed, said, unproven = low >= REQUIRED_AGREEMENT, agreed, f"too few images to prove {required}"
+    room, half = predicted.share - REQUIRED_AGREEMENT, predicted.share - low
     if score is not None:
         low, high = score.drop_ci
         limit = f"{100 * MAXIMUM_SCORE_CHANGE:g} points"
@@ -196,9 +179,14 @@ def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) 
         if max(low, -high) > MAXIMUM_SCORE_CHANGE:
             return Judgment(Verdict.FAIL, f"{said}; a change of at most {limit} is allowed")
         passed, unproven = max(-low, high) <= MAXIMUM_SCORE_CHANGE, f"too few images to prove a change within {limit}"
+        room, half = MAXIMUM_SCORE_CHANGE - abs(score.drop), max(high - score.drop, score.drop - low)
     if passed:
         return Judgment(Verdict.PASS, f"{said}, {predicted.images} images")
-    return Judgment(Verdict.INCONCLUSIVE, f"{said}; {unproven}", "use more images (--images, --limit)")
+    remedy = "inspect the worst images; more images will not help"
+    if room > 0:  # an interval narrows with the root of the number
+        needed = ceil(predicted.images * (half / room) ** 2)
+        remedy = f"use about {needed:,} images like these {predicted.images:,} (--images, --limit)"
+    return Judgment(Verdict.INCONCLUSIVE, f"{said}; {unproven}", remedy)
 
 
 _TASKS = (Task.DETECTION, Task.SEGMENTATION)

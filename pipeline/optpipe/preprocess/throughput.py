@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp, hypot, log
 from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,7 @@ from optpipe.core.events import Listener
 from optpipe.core.transform import Transform
 from optpipe.measure.validity import LIMITS
 from optpipe.preprocess.dali_pipeline import DaliPlan, run_dali_jobs
-from optpipe.stats.ratio import alternate
+from optpipe.stats.ratio import alternate, compute_ratio_interval
 from optpipe.workspace.environment import count_cores
 
 if TYPE_CHECKING:
@@ -52,16 +51,6 @@ def compute_rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) 
         return None  # windows so unequal that nothing can be said
     rate = compute_images_per_s(batch_ns, batch_size)  # between the two but for rounding
     return min(1e9 / interval[1], rate), max(1e9 / interval[0], rate)
-
-
-def compute_ratio_interval(
-    one: float, one_interval: tuple[float, float], other: float, other_interval: tuple[float, float]
-) -> tuple[float, float]:
-    """95 % interval of `one` / `other`, measured independently: on a log scale, relative errors add as squares."""
-    ratio = one / other
-    below = hypot(log(one / one_interval[0]), log(other_interval[1] / other))
-    above = hypot(log(one_interval[1] / one), log(other / other_interval[0]))
-    return ratio * exp(-below), ratio * exp(above)
 
 
 PREFETCH_FACTOR = 2

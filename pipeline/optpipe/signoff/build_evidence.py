@@ -153,6 +153,15 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
         about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
     if found.low is not None and found.note:
         about += f"; {found.note}"
+    tail: Tail | None = group.compute_mean(name)
+    if name == "energy" and tail is not None:  # of what is left if the sensor reads too much by all of its tolerance
+        tail = ScaledTail(tail, 1 - SENSOR_SHARE)
+    if name in ("energy", "memory"):  # the interval is not that of a mean over runs alone
+        more = suggest_more_processes(group, evidence.build, name, more=True)
+        narrow = f"measure more processes to narrow the interval: {more}"
+    else:
+        again, gap = suggest_more_processes(group, evidence.build, name), group.measure_left_out_gap(name)
+        narrow = suggest_runs(criterion, group.list_parts(name), evidence.policy_confidence, again, gap)
     seen = Observation(
         found.value,
         found.low,
@@ -160,37 +169,20 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
         blockers,
         about,
         source,
-        tail=_find_tail(group, name),
+        tail=tail,
         processes=0 if name in ("cv", "memory") else len(values),
         left_out_gap=group.measure_left_out_gap(name),
-        to_narrow=_suggest_narrowing(criterion, group, name, evidence),
+        to_narrow=narrow,
     )
-    return _observe_peak(seen, values, evidence.confidence) if name == "memory" else seen
-
-
-def _find_tail(group: ProcessGroup, name: str) -> Tail | None:
-    """Of energy that of what is left if the sensor reads too much by all of its tolerance."""
-    mean = group.compute_mean(name)
-    return ScaledTail(mean, 1 - SENSOR_SHARE) if name == "energy" and mean is not None else mean
-
-
-def _suggest_narrowing(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> str:
-    if name in ("energy", "memory"):  # the interval is not that of a mean over runs alone
-        more = suggest_more_processes(group, evidence.build, name, more=True)
-        return f"measure more processes to narrow the interval: {more}"
-    again = suggest_more_processes(group, evidence.build, name)
-    return suggest_runs(
-        criterion, group.list_parts(name), evidence.policy_confidence, again, group.measure_left_out_gap(name)
+    if name != "memory":
+        return seen
+    # a process that needs more ends a service: the largest that was seen, up to what the next one may take
+    bound, about = (
+        predict_next_upper_bound(values, evidence.confidence),
+        f"{about}; the largest, up to a bound for the next process",
     )
-
-
-def _observe_peak(seen: Observation, peaks: Sequence[float], confidence: float) -> Observation:
-    """The largest that was seen, up to what the next process may take: one that needs more ends a service."""
-    bound = predict_next_upper_bound(peaks, confidence)
-    about = f"{seen.about}; the largest, up to a bound for the next process"
-    return replace(
-        seen, value=max(peaks), low=max(peaks), high=max(*peaks, bound) if bound else None, about=about, tail=None
-    )
+    peak = max(values)
+    return replace(seen, value=peak, low=peak, high=max(peak, bound) if bound else None, about=about, tail=None)
 
 
 def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Blocker:
@@ -231,7 +223,14 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
     blockers = [] if group.valid else [_explain_invalid(group, again)]
     tries = group.valid or group.tries
     caveats = dict.fromkeys(caveat for one in tries for caveat in one.measurement.caveats)
-    blockers += [Blocker(CAVEATS.get(caveat, caveat), _suggest_without(caveat, again, evidence)) for caveat in caveats]
+    without = {
+        "random-weights": f"build with the weights you will ship: {suggest_build(evidence.build)}",
+        "synthetic-inputs": f"measure on real images: {again} --images DIR",
+    }
+    blockers += [
+        Blocker(CAVEATS.get(caveat, caveat), without.get(caveat, f"measure again without it: {again}"))
+        for caveat in caveats
+    ]
     hashes = {one.measurement.subject.sha256 for one in tries} - {None}
     if evidence.build.sha256 and hashes - {evidence.build.sha256}:
         what = "the measured file differs from the one being judged (sha256 mismatch)"
@@ -253,12 +252,3 @@ def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
 
 CAVEATS = {"random-weights": "the weights are random", "synthetic-inputs": "the inputs are synthetic"}
 """What a measurement's caveats mean for a verdict."""
-
-
-def _suggest_without(caveat: str, again: str, evidence: BuildEvidence) -> str:
-    """How to measure without a caveat."""
-    if caveat == "random-weights":
-        return f"build with the weights you will ship: {suggest_build(evidence.build)}"
-    if caveat == "synthetic-inputs":
-        return f"measure on real images: {again} --images DIR"
-    return f"measure again without it: {again}"

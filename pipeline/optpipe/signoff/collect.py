@@ -6,7 +6,7 @@ from the folder too; those that would make it large stay behind, the oldest firs
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, read_measurements
+from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_versioned, record_from_files
 from optpipe.core.verdict import VerdictRecord
@@ -62,6 +62,9 @@ class SignoffRequest:
     waivers: Mapping[str, str] = field(default_factory=dict)
     since: str | None = None
     """Time in UTC; bench runs that were started earlier are not judged."""
+    min_seconds: float = 0.6
+    """What is missing is measured for so long in each process, or as long as the policy's percentiles take."""
+    max_cv: float = MAX_CV
 
 
 def collect_evidence(
@@ -73,8 +76,8 @@ def collect_evidence(
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)
-    checked = _find_verification(store, entry)
-    _copy_builds({entry.id, *([checked.id] if checked else [])}, store, folder)
+    checked = [one.id for one in store.list_entries(VerificationInfo) if entry.id in one.manifest.parents]
+    _copy_builds({entry.id, *checked[-1:]}, store, folder)
     if baseline is not None and approved is not None:
         for run in split_runs(runs_from_files(baseline, "runs"), approved.since)[0]:
             if run.kind == "bench" and approved.artifact in run.manifest.parents:
@@ -145,7 +148,14 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
             f"{wanted.model} has no build in {store.workspace}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
         )
     named = {**wanted.policy.build.list_wanted(), **({"artifact": wanted.artifact} if wanted.artifact else {})}
-    fitting = [one for one in built if all(_matches(one, key, value) for key, value in named.items())]
+    fitting = [
+        one
+        for one in built
+        if all(
+            one.matches_id(value) if key == "artifact" else str(getattr(one.info, key)) == value
+            for key, value in named.items()
+        )
+    ]
     newest = {one.info.label: one for one in fitting}
     if not newest:
         have = ", ".join(sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built}))
@@ -161,17 +171,6 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
     (found,) = newest.values()
     _require_options(wanted.policy, found.info.backend)
     return found
-
-
-def _matches(entry: Entry[ArtifactInfo], key: str, value: str) -> bool:
-    if key == "artifact":
-        return entry.matches_id(value)
-    return str(getattr(entry.info, key)) == value
-
-
-def _find_verification(store: Store, artifact: Entry[ArtifactInfo]) -> Entry[VerificationInfo] | None:
-    found = [one for one in store.list_entries(VerificationInfo) if artifact.id in one.manifest.parents]
-    return found[-1] if found else None
 
 
 def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, folder: Path) -> tuple[str, ...]:
@@ -214,14 +213,17 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
     """Copies a run without what there is no room for; returns the room that is left for raw files of builds not in `judged`."""
     require_unchanged(run, whole=whole)
     sizes = {path: file.size_bytes for path, file in run.manifest.files.items()}
-    left_out = {path for path, size in sizes.items() if _too_large(run, path, size)}
-    if run.kind == "bench":
-        for files in _list_files_of_others(run, judged):
-            needed = sum(sizes[path] for path in files)
-            if needed <= room:
-                room -= needed
-            else:
-                left_out |= set(files)
+    left_out = set()
+    if run.kind in ("profile", "preprocess"):
+        kept_always = {path for path in sizes if path.endswith(".json") or path == ROWS}
+        left_out = {path for path, size in sizes.items() if size > LARGEST_TABLE_BYTES} - kept_always
+    for one in read_measurements(run.files) if run.kind == "bench" else ():
+        files = [name for name in (one.samples_file, one.machine_file) if name]
+        needed = 0 if one.subject.artifact in judged else sum(sizes[path] for path in files)
+        if needed <= room:
+            room -= needed
+        else:
+            left_out |= set(files)
     kept = {path for path in sizes if path not in left_out and (whole or run.files.has(path))}
     for path in kept:
         content = run.files.read(path)
@@ -232,18 +234,6 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
     command = drop_folders(run.manifest.command)
     write_bytes(target / MANIFEST, json_from_record(replace(run.manifest, command=command)))
     return room
-
-
-def _too_large(run: Run, path: str, size: int) -> bool:
-    needed = path.endswith(".json") or path == ROWS
-    return run.kind in ("profile", "preprocess") and size > LARGEST_TABLE_BYTES and not needed
-
-
-def _list_files_of_others(run: Run, judged: Set[str | None]) -> Iterator[list[str]]:
-    """The raw files of each measurement of a build that is not in `judged`."""
-    for one in read_measurements(run.files):
-        if one.subject.artifact not in judged:
-            yield [name for name in (one.samples_file, one.machine_file) if name]
 
 
 def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:

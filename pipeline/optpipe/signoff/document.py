@@ -9,7 +9,7 @@ from optpipe.core.comparison import Comparison
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import name_sample
 from optpipe.core.quantity import Dimension, choose_dimension, format_bytes, format_quantity
-from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
+from optpipe.core.verdict import StepRecord, Verdict, VerdictRecord, VerificationRecord
 from optpipe.measure.document import list_comparison_parts, summarize_comparison
 from optpipe.report.document import (
     TONES,
@@ -112,38 +112,27 @@ def list_notes(record: VerdictRecord) -> Iterator[Sentence]:
 
 def tabulate_criteria(record: VerdictRecord) -> Table:
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-    rows = [
-        (
-            one.name,
-            Cell(one.verdict, TONES[one.verdict], "waived" if one.waived else "", order.index(one.verdict)),
-            Cell(
-                format_observed(one),
-                note=one.about,
-                value=one.observed if isinstance(one.observed, float) else None,
-                gauge=_make_gauge(one),
-            ),
-            one.limit,
-            Cell(_explain_beside_figures(one), note=f"→ {one.remedy}" if one.remedy else ""),
+    rows = []
+    for one in record.criteria:
+        observed, tone, gauge = format_observed(one), TONES[one.verdict], None
+        value = one.observed if isinstance(one.observed, int | float) else None
+        if value is not None and isinstance(one.threshold, int | float):
+            low, high = one.ci or (value, value)
+            gauge = Gauge(value, low, high, one.threshold, one.limit.startswith("at least"), tone)
+        only_repeats = one.observed is not None and observed in one.reason
+        rows.append(
+            (
+                one.name,
+                Cell(one.verdict, tone, "waived" if one.waived else "", order.index(one.verdict)),
+                Cell(observed, note=one.about, value=value, gauge=gauge),
+                one.limit,
+                Cell("" if only_repeats else one.reason, note=f"→ {one.remedy}" if one.remedy else ""),
+            )
         )
-        for one in record.criteria
-    ]
     columns = (
         Column("criterion", ColumnKind.NAME), Column("verdict", ColumnKind.STATE, rank=0), "observed", "limit", "why",
     )  # fmt: skip
     return make_table(columns, rows, id="criteria")
-
-
-def _explain_beside_figures(one: CriterionResult) -> str:
-    """The reason beside figure and limit: empty where it only repeats them."""
-    return "" if one.observed is not None and format_observed(one) in one.reason else one.reason
-
-
-def _make_gauge(one: CriterionResult) -> Gauge | None:
-    value, limit = one.observed, one.threshold
-    if not isinstance(value, int | float) or not isinstance(limit, int | float):
-        return None
-    low, high = one.ci or (value, value)
-    return Gauge(value, low, high, limit, one.limit.startswith("at least"), TONES[one.verdict])
 
 
 def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:

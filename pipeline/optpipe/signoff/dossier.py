@@ -149,21 +149,23 @@ def since_from_text(text: str) -> str:
     return found.isoformat(timespec="milliseconds")
 
 
-def _was_started_since(started_utc: str, since: str | None) -> bool:
-    """Whether a run counts. Raises BadInputError where one of the two is not a time."""
-    try:
-        return since is None or datetime.fromisoformat(started_utc) >= datetime.fromisoformat(since)
-    except (ValueError, TypeError) as error:
-        raise BadInputError(f"a run started {escape(started_utc)}, to be judged since {escape(str(since))}") from error
-
-
 def split_runs(runs: Sequence[Run], since: str | None) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """The runs that are judged, and the bench runs that are not. What is not a bench run is always judged."""
-    judged = [run.kind != "bench" or _was_started_since(run.manifest.started_utc, since) for run in runs]
-    return (
-        tuple(run for run, counts in zip(runs, judged, strict=True) if counts),
-        tuple(run for run, counts in zip(runs, judged, strict=True) if not counts),
-    )
+    """The runs that are judged, and the bench runs that are not, because they were started before `since`.
+
+    Raises BadInputError where one of the times is none.
+    """
+    judged: list[Run] = []
+    earlier: list[Run] = []
+    for run in runs:
+        started = run.manifest.started_utc
+        try:
+            counts = (
+                run.kind != "bench" or since is None or datetime.fromisoformat(started) >= datetime.fromisoformat(since)
+            )
+        except (ValueError, TypeError) as error:
+            raise BadInputError(f"a run started {escape(started)}, to be judged since {escape(str(since))}") from error
+        (judged if counts else earlier).append(run)
+    return tuple(judged), tuple(earlier)
 
 
 def finish_dossier(folder: Path, target: Path, key: Path | None = None) -> Path:

@@ -9,7 +9,6 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.measurement import (
     COMPARISON_FILE,
     MEASUREMENTS_FILE,
-    Measurement,
     MeasurementsRecord,
     find_differing_settings,
     format_settings,
@@ -49,7 +48,7 @@ from optpipe.signoff.build_evidence import (
     select_groups,
 )
 from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import LoadFilter
+from optpipe.signoff.policy_format import LoadFilter, Sense
 from optpipe.signoff.suggest import (
     suggest_bench,
     suggest_build_again,
@@ -65,6 +64,7 @@ from optpipe.stats.means import (
     mean_from_runs,
     widen_for_unseen_speed,
 )
+from optpipe.stats.paired import SampledFigure, Share, count_samples_needed
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.records import ProfileRecord
 from optpipe.trace.report import recompute_profile, suggest_profile
@@ -87,19 +87,17 @@ def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequenc
 _NEWER = "approve a newer baseline: optpipe signoff approve DOSSIER"
 
 
-def _list_caveats(baseline: ProcessGroup) -> Iterator[Blocker]:
-    caveats = (caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats)
-    for caveat in dict.fromkeys(caveats):
-        yield Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER)
-
-
 def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
     metric = criterion.metric
     about = f"{describe_group(group, evidence.measured, metric)}, compared with {evidence.baseline_name}"
     approved = select_groups(LoadFilter(), evidence.baseline)
     same = [each for each in approved if each.load.key == group.load.key]
     baseline = (same or approved)[-1]
-    blockers = (*find_blockers(group.keep_requested(metric), evidence), *_list_caveats(baseline))
+    caveats = dict.fromkeys(caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats)
+    blockers = (
+        *find_blockers(group.keep_requested(metric), evidence),
+        *(Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER) for caveat in caveats),
+    )
     seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
     paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
     if paired is not None:
@@ -118,7 +116,13 @@ def _observe_paired_loss(
     if not _can_pair(group, baseline):
         return None
     metric = criterion.metric
-    pairs = [each for each in evidence.pairs if _is_about(each, group, baseline) and not _lacks_unasked(metric, each)]
+    pairs = [
+        each
+        for each in evidence.pairs
+        if _is_about(each, group, baseline)
+        # one that was to give a lower percentile, and does not give this one throughout, shows nothing of it
+        and (is_requested(each.rounds[0][0], metric) or not _count_withheld(metric, each))
+    ]
     losses, first = [], []
     for pair in pairs:
         given = [turn for turn, pair_round in enumerate(pair.rounds) if _compute_loss(metric, *pair_round) is not None]
@@ -145,11 +149,6 @@ def _observe_paired_loss(
         value=expm1(mean.value), low=low - 1, high=high - 1, about="; ".join(filter(None, (about, widened))), source=pairs[-1].run,
         processes=count, tail=LossTail(mean), to_narrow=narrow,
     )  # fmt: skip
-
-
-def _lacks_unasked(metric: str, pair: RecordedPair) -> bool:
-    """Whether a comparison was to give a lower percentile, and does not give this one throughout: it shows nothing of it."""
-    return not is_requested(pair.rounds[0][0], metric) and _count_withheld(metric, pair) > 0
 
 
 def _count_withheld(metric: str, pair: RecordedPair) -> int:
@@ -204,7 +203,9 @@ def _observe_unpaired_loss(
     pair = _suggest_pair(metric, group, baseline, evidence)
     again = suggest_more_processes(group, evidence.build, metric, more=True)
     more = pair or f"measure more processes to narrow the interval: {again}"
-    about = seen.about + _describe_other_settings(group.newest.measurement, baseline.newest.measurement)
+    ours, theirs = (each.newest.measurement.subject.settings for each in (group, baseline))
+    names = find_differing_settings((ours, theirs))
+    about = seen.about + (f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else "")
     blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
     group, baseline = (each.keep_requested(metric) for each in (group, baseline))
     about += f" ({describe_tries(baseline)})"
@@ -262,12 +263,6 @@ class LossTail:
         return self.change.compute_p_value_below(log1p(limit))
 
 
-def _describe_other_settings(contender: Measurement, baseline: Measurement) -> str:
-    theirs = baseline.subject.settings
-    names = find_differing_settings((contender.subject.settings, theirs))
-    return f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else ""
-
-
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]
 
 
@@ -290,7 +285,22 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     if isinstance(found, Missing):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
-    return [replace(each, to_narrow=each.to_narrow or narrow, to_fix=fix) for each in found]
+    return [
+        replace(
+            each, to_narrow=each.to_narrow or narrow + _suggest_count(criterion, each, evidence.confidence), to_fix=fix
+        )
+        for each in found
+    ]
+
+
+def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -> str:
+    """How many samples like those that were seen would show that the limit holds; empty where that is not known."""
+    tail, factor = (seen.tail.tail, seen.tail.factor) if isinstance(seen.tail, ScaledTail) else (seen.tail, 1.0)
+    if not isinstance(tail, Share | SampledFigure):
+        return ""
+    limit = float(criterion.threshold) / factor
+    needed = count_samples_needed(tail, limit, confidence, at_least=criterion.sense is Sense.AT_LEAST)
+    return "" if needed is None else f"; about {needed:,} samples like these would show that the limit holds"
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:

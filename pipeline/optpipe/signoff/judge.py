@@ -35,7 +35,6 @@ from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
 from optpipe.measure.recompute import list_artifact_measurements
 from optpipe.models.artifacts.engine import hash_engine
-from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
 from optpipe.signoff.dossier import Dossier, DossierRequest
@@ -75,8 +74,10 @@ def _judge_criterion(
     if isinstance(found, Missing) or not found:
         absent = found if isinstance(found, Missing) else Missing("no measurement", "measure it first")
         return _make_result(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
+    order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
     verdict, _, worst = min(
-        ((_decide_verdict(criterion, one, broken), _margin(criterion, one), one) for one in found), key=_rank_badness
+        ((_decide_verdict(criterion, one, broken), _margin(criterion, one), one) for one in found),
+        key=lambda judged: (order.index(judged[0]), not judged[2].blockers, judged[1], judged[2].source),
     )
     if worst.blockers:
         reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.blockers)) + (
@@ -164,14 +165,6 @@ def _margin(criterion: Criterion, seen: Observation) -> float:
     return low - limit if criterion.sense is Sense.AT_LEAST else limit - high
 
 
-_ORDER = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-
-
-def _rank_badness(judged: tuple[Verdict, float, Observation]) -> tuple[int, bool, float, str]:
-    verdict, margin, seen = judged
-    return _ORDER.index(verdict), not seen.blockers, margin, seen.source
-
-
 def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     text = format_observed(_make_result(criterion, verdict, "", None, seen))
     limit = criterion.limit.removeprefix(f"{criterion.sense} ")
@@ -236,9 +229,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     request, policy = dossier.request, dossier.policy
     for run in dossier.every_run:
         require_unchanged(run, whole=False)
-    left_out = tuple(
-        list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact, judged=True)
-    )
+    left_out = tuple(list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact))
     evidence = _gather_evidence(dossier, left_out)
     found = (
         *_judge_trust(dossier, evidence.measured),
@@ -250,9 +241,10 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
     loads = [group.newest.measurement for group in groups]
+    when = request.created_utc[:19].replace("-", "").replace(":", "")  # 20261121T072500
     record = VerdictRecord(
         verdict=decide_overall_verdict(criteria),
-        dossier_name=_name_dossier(request.created_utc, build),
+        dossier_name=f"{Path(build.model).stem}-{build.backend}-{build.precision}-{when}",
         model=build.model,
         artifact=JudgedArtifact(
             build.artifact, build.backend, build.precision, build.sha256, build.size_bytes, build.weights
@@ -260,10 +252,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         policy=PolicyReference(policy.name, policy.sha256),
         criteria=criteria,
         notes=(
-            *_note_since(request.since, left_out),
-            *_note_removed_runs(request),
-            *_note_other_file(request),
-            *_note_other_network(request),
+            *_note_left_out(request, left_out),
             *list_int8_notes(dossier.artifact.info, build, dossier.runs, loads, policy.confidence),
             _note_look(evidence),
         ),
@@ -280,67 +269,45 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
 
 
 def _note_look(evidence: BuildEvidence) -> Note:
-    look, share = evidence.look, evidence.confidence
-    seen = f"look {look} at this build ({look} bench run{'s' if look > 1 else ''} of one load)"
+    look, error = evidence.look, 100 * (1 - evidence.policy_confidence)
     message = (
-        f"{seen}: intervals hold at {100 * share:.4g} %, so that over all looks a build on its limit gets a wrong PASS, or a wrong"
-        f" FAIL, in at most {100 * (1 - evidence.policy_confidence) / 2:.3g} %"
+        f"this counts as sign-off number {look} of this build ({look} bench run{'s' if look > 1 else ''} of one load): its intervals have"
+        f" a confidence of {100 * evidence.confidence:.4g} %. Over all sign-offs, a build that is exactly on a limit passes wrongly with"
+        f" a probability of at most {error / 2:.3g} %, and fails wrongly with at most {error / 2:.3g} %"
     )
-    return Note(
-        "look", message, "measure enough processes in one run (--processes): each further look is judged more strictly"
+    stricter = (
+        f"each further sign-off needs stronger evidence (number k may err in {error:.3g} % / (k (k + 1)) of cases)"
     )
+    return Note("look", message, f"measure enough processes in one run (--processes): {stricter}")
 
 
-def _note_since(since: str | None, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:
-    """Names the tries that `--since` left out, and what they showed."""
-    if since is None:
-        return
-    message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged (--since)"
-    tries = [
-        f"{group.load} ({', '.join(dict.fromkeys(one.run for one in group.tries))}): {describe_tries(group)}"
-        + _describe_range([each for run in group.list_values("p50") for each in run])
-        for group in group_processes(left_out)
-    ]
-    message += f"; left out: {'; '.join(tries)}" if tries else "; there are no earlier ones of this build"
-    yield Note("since", message, "omit --since to judge all tries")
-
-
-def _describe_range(p50: Sequence[float]) -> str:
-    if not p50:
-        return ""
-    low, high = (format_quantity(each, Dimension.TIME) for each in (min(p50), max(p50)))
-    return f", p50 {low}" if low == high else f", p50 {low} to {high}"
-
-
-def _note_removed_runs(request: DossierRequest) -> Iterator[Note]:
-    if request.removed:
-        count = len(request.removed)
+def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:
+    """Names what is not judged: the tries before `--since` and what they showed, removed runs, runs of another file; and a baseline of
+    another network.
+    """
+    if (since := request.since) is not None:
+        tries = []
+        for group in group_processes(left_out):
+            p50 = [each for run in group.list_values("p50") for each in run]
+            shown = [format_quantity(each, Dimension.TIME) for each in (min(p50), max(p50))] if p50 else []
+            runs = ", ".join(dict.fromkeys(one.run for one in group.tries))
+            text = f"{group.load} ({runs}): {describe_tries(group)}"
+            tries.append(text + (f", p50 {' to '.join(dict.fromkeys(shown))}" if shown else ""))
+        message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged (--since)"
+        message += f"; left out: {'; '.join(tries)}" if tries else "; there are no earlier ones of this build"
+        yield Note("since", message, "omit --since to judge all tries")
+    if count := len(request.removed):
         what = f"{count} bench run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
-        names = ", ".join(request.removed)
-        yield Note(
-            "removed-runs", f"{what} and not judged: {names}", "judge the build on a workspace with all of its runs"
-        )
-
-
-def _note_other_file(request: DossierRequest) -> Iterator[Note]:
+        message = f"{what} and not judged: {', '.join(request.removed)}"
+        yield Note("removed-runs", message, "judge the build on a workspace with all of its runs")
     if names := request.other_file:
         what = f"{len(names)} bench run{'s' if len(names) > 1 else ''} of another file under this build's ID not judged"
         yield Note("other-file", f"{what}: {', '.join(names)}", f"measure this file: optpipe bench {request.artifact}")
-
-
-def _note_other_network(request: DossierRequest) -> Iterator[Note]:
     mine, theirs = request.network, request.baseline_network
     if mine and theirs and mine != theirs:
-        message = (
-            f"the baseline {request.baseline} is of another network called {request.model}: {theirs}; this one: {mine}"
-        )
-        yield Note("other-network", message, "approve a dossier of this network: optpipe signoff approve DOSSIER")
-
-
-def _name_dossier(created_utc: str, build: JudgedBuild) -> str:
-    """`resnet50-onnxruntime-fp16-20261121T072500`."""
-    when = "".join(character for character in created_utc[:19] if character not in "-:")
-    return f"{Path(build.model).stem}-{build.backend}-{build.precision}-{when}"
+        what = f"the baseline {request.baseline} is of another network called {request.model}"
+        remedy = "approve a dossier of this network: optpipe signoff approve DOSSIER"
+        yield Note("other-network", f"{what}: {theirs}; this one: {mine}", remedy)
 
 
 def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
@@ -354,8 +321,8 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
 def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) -> BuildEvidence:
     """Everything in a dossier that was gathered for the build, measurements computed anew from raw samples."""
     request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
-    measured = list_artifact_measurements(dossier.runs, confidence, build.artifact, judged=True)
-    approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact, judged=True)
+    measured = list_artifact_measurements(dossier.runs, confidence, build.artifact)
+    approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact)
     return replace(
         evidence_from_runs(build, dossier.runs, dossier.policy, measured, left_out, len(request.removed)),
         baseline=tuple(approved),

@@ -1,15 +1,16 @@
 """From evidence to a finished dossier with its reports."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from time import monotonic
 
 from optpipe import __version__
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
-from optpipe.build.records import ModelBuild
+from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import card_from_file
 from optpipe.core.errors import BadInputError, GateError, MissingError, StageError
 from optpipe.core.events import Listener
@@ -21,18 +22,10 @@ from optpipe.models.inputs.task_data import hash_data
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, require_valid_request
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.policy import Policy
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
-from optpipe.signoff.steps import (
-    MeasurementBudget,
-    require_evaluable,
-    run_bench_step,
-    run_evaluate_step,
-    run_preprocess_step,
-    run_profile_step,
-)
+from optpipe.signoff.steps import make_steps, require_evaluable
 from optpipe.signoff.verify import describe_looser_rules
-from optpipe.workspace.entry import MANIFEST, Entry
+from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD, VERDICT
 from optpipe.workspace.files import write_bytes, write_json
@@ -91,15 +84,11 @@ def sign_off(
         with listener.step("write the report"):
             reports = render_dossier(dossier, verdict, figures=figures)
             write_reports(reports, scratch)
-        target = output or _choose_unused_path(store.workspace / "dossiers" / verdict.dossier_name)
+        usual = store.workspace / "dossiers" / verdict.dossier_name  # one build may be judged twice in a second
+        numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
+        target = output or next(path for path in numbered if not path.exists())
         finish_dossier(scratch, target, key)
     return SignedDossier(target, verdict, reports)
-
-
-def _choose_unused_path(preferred: Path) -> Path:
-    """`preferred`, or with -2, -3, ... behind it: a name ends in its second, and one build may be judged twice in it."""
-    numbered = (preferred.with_name(f"{preferred.name}-{n}") for n in count(2))
-    return next(path for path in chain([preferred], numbered) if not path.exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +97,10 @@ class PipelinePlan:
     build: BuildPlan
     data: Path | None = None
     images: Path | None = None
-    pace: MeasurementBudget = field(default_factory=MeasurementBudget)
     preprocess: bool = True
     profile: bool = True
     output: Path | None = None
     key: Path | None = None
-
-    @property
-    def policy(self) -> Policy:
-        """What the build must prove."""
-        return self.wanted.policy
 
 
 def run_pipeline(
@@ -136,34 +119,20 @@ def run_pipeline(
     steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
     notes = _place_notes(plan, built, store)
     artifacts = [each.entry for each in built.artifacts if each.why_not is None]
-    for name, work in _list_steps(model, plan, built, judged, artifacts, store, listener):
-        steps.append(_run_step(name, work, notes, listener))
+    build = next((each for each in built.artifacts if each.entry.id == judged.id), BuiltArtifact(judged, None, None))
+    work = make_steps(
+        plan.wanted, build, artifacts, built.model, lambda: model, store, listener, data=plan.data, images=plan.images,
+        options=plan.build.options, truncate=plan.build.truncate,
+    )  # fmt: skip
+    for name, step in work.items():
+        if (plan.preprocess or name != "preprocess") and (plan.profile or name != "profile"):
+            steps.append(_run_step(name, partial(step, plan.wanted.policy.criteria), notes, listener))
     signed = sign_off(plan.wanted, store, plan.output, plan.key, listener)
     notes.unlink(missing_ok=True)
     return signed, tuple(steps)
 
 
-PipelineStep = Callable[[], list[Path]]
-
-
-def _list_steps(
-    model: Model,
-    plan: PipelinePlan,
-    built: ModelBuild,
-    judged: Entry,
-    artifacts: list[Entry],
-    store: Store,
-    listener: Listener,
-) -> Iterator[tuple[str, PipelineStep]]:
-    yield "evaluate", lambda: run_evaluate_step(model, plan.data, store, listener, truncate=plan.build.truncate)
-    if plan.preprocess:
-        yield "preprocess", lambda: run_preprocess_step(model, plan.images, store, listener)
-    yield "bench", lambda: _run_bench(plan, judged, artifacts, store, listener)
-    if plan.profile:
-        yield "profile", lambda: _run_profile(plan, built, judged, store, listener)
-
-
-def _run_step(name: str, work: PipelineStep, notes: Path, listener: Listener) -> StepRecord:
+def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: Listener) -> StepRecord:
     """Runs a step, or takes its runs from the notes of an interrupted pipeline; what cannot be done here does not stop it."""
     done: dict[str, list[str]] = {}
     with suppress(OSError, BadInputError):
@@ -187,23 +156,6 @@ def _run_step(name: str, work: PipelineStep, notes: Path, listener: Listener) ->
     return StepRecord(name, "done", round(monotonic() - started, 3), tuple(names))
 
 
-def _run_bench(
-    plan: PipelinePlan, judged: Entry, artifacts: list[Entry], store: Store, listener: Listener
-) -> list[Path]:
-    if judged.id not in {each.id for each in artifacts}:
-        raise MissingError(
-            f"the judged build ({judged.info.backend} {judged.info.precision}) cannot run on this machine"
-        )
-    options = {judged.info.backend: plan.policy.options}
-    return run_bench_step(artifacts, plan.policy.criteria, plan.pace, store, listener, options=options)
-
-
-def _run_profile(plan: PipelinePlan, built: ModelBuild, judged: Entry, store: Store, listener: Listener) -> list[Path]:
-    artifact = next(each for each in built.artifacts if each.entry.id == judged.id)
-    criteria, options = plan.policy.criteria, plan.build.options
-    return run_profile_step(artifact, built.model, criteria, store, listener, options=options)
-
-
 def _place_notes(plan: PipelinePlan, built: ModelBuild, store: Store) -> Path:
     """Where the finished steps of exactly this pipeline are noted, with the runs they wrote.
 
@@ -214,9 +166,9 @@ def _place_notes(plan: PipelinePlan, built: ModelBuild, store: Store) -> Path:
     decisive = {
         "optpipe": __version__,
         "artifacts": sorted(each.entry.id for each in built.artifacts),
-        "policy": plan.policy.sha256,
+        "policy": plan.wanted.policy.sha256,
         "options": {name: dict(given) for name, given in plan.build.options.items()},
-        "settings": [*astuple(plan.pace), plan.build.truncate],
+        "settings": [plan.wanted.min_seconds, plan.wanted.max_cv, plan.build.truncate],
         "data": [each and hash_data(each) for each in (plan.data or validation, plan.images or validation)],
         "environment": plain_from_record(describe_environment()),
     }

@@ -51,7 +51,9 @@ def make_dossier_page(dossier: Dossier, verdict: VerdictRecord, found: Overview,
     profile, profile_files = _find_profile(found.runs, folder)
     drawn: list[Figure] = []
     if figures:
-        stages, stage_files = tuple(_list_stage_bars(dossier)), tuple(_list_build_files(dossier))
+        names = [f"{BUILDS}/{entry.path.name}/{MANIFEST}" for entry in dossier.builds]
+        stage_files = tuple(RawFile(name, dossier.files.hash(name), len(dossier.files.read(name))) for name in names)
+        stages = tuple(_list_stage_bars(dossier))
         drawn = draw_measurements(found.comparison, found.measured, found.runs, folder, stages, stage_files)
         drawn += [] if profile is None else list(draw_profile(profile, profile_files))
     pictures, files = list(_list_pictures(found.runs, folder)), list_raw_files(found.runs, folder)
@@ -150,12 +152,6 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
         for each in labels
         if each != judged and (labels[each] == labels.get(judged) or models[each] != models.get(judged))
     }
-
-
-def _list_build_files(dossier: Dossier) -> Iterator[RawFile]:
-    for entry in dossier.builds:
-        name = f"{BUILDS}/{entry.path.name}/{MANIFEST}"
-        yield RawFile(name, dossier.files.hash(name), len(dossier.files.read(name)))
 
 
 def _list_stage_bars(dossier: Dossier) -> Iterator[Bar]:

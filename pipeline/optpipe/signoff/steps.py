@@ -1,7 +1,7 @@
 """The steps that gather evidence, as `optpipe run` takes them all and `optpipe signoff` takes what is missing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -9,9 +9,9 @@ from typing import Any
 
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.entries import ArtifactInfo, ModelInfo
-from optpipe.core.errors import BadInputError, OptpipeError
+from optpipe.core.errors import BadInputError, MissingError, OptpipeError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Mode, Scenario, percent_from_name
+from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
 from optpipe.core.verdict import Missing
 from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.recompute import list_artifact_measurements
@@ -78,19 +78,6 @@ def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MeasurementBudget:
-    """How long each load is measured, in how many processes, and how much it may scatter.
-
-    As long as p99 takes, or a higher percentile of the policy; fewer samples would show less drift. `max_seconds` only ends what hangs.
-    """
-
-    min_seconds: float = 0.6
-    max_seconds: float = 300.0
-    processes: int = PROCESSES
-    max_cv: float = MAX_CV
-
-
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
     """Raises BadInputError, before anything is exported, for data that are not there or do not fit the model."""
     from optpipe.core.errors import require_existing
@@ -110,60 +97,38 @@ def require_evaluable(model: Model, data: Path, store: Store, listener: Listener
         task.read_truths(load_sample_set(stored, card, data, None, 0, listener)[0], shown, task.count_classes(shown))
 
 
-def run_evaluate_step(
-    model: Model, data: Path | None, store: Store, listener: Listener, *, truncate: bool = False
-) -> list[Path]:
-    """Task accuracy of everything that is built of `model`; returns the run."""
-    from optpipe.evaluate.evaluate import run_evaluation
-
-    return [Path(run_evaluation(model, data, None, 0, None, store, listener, truncate=truncate).run_dir)]
-
-
-def run_preprocess_step(model: Model, images: Path | None, store: Store, listener: Listener) -> list[Path]:
-    """The proof of the derived preprocessing, without its speed; returns the run."""
-    from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
-
-    request = PreprocessRequest(images=images, plan=choose_dali_plan("auto"), throughput=False)
-    return [Path(derive_preprocessing(model, request, store, listener).run_dir)]
+MAX_SECONDS = 300.0
+"""Only ends what hangs: a load is measured as long as its highest percentile takes, for fewer samples would show less drift."""
 
 
 def run_bench_step(
     artifacts: Sequence[Entry],
     criteria: Sequence[Criterion],
-    pace: MeasurementBudget,
+    wanted: SignoffRequest,
     store: Store,
     listener: Listener,
-    *,
-    options: Mapping[str, Mapping[str, str]] | None = None,
+    backend: str = "",
 ) -> list[Path]:
-    """Every load that `criteria` need, on every artifact, with the `options` of its backend; returns the runs.
+    """Every load that `criteria` need, on every artifact, those of `backend` with the policy's options; returns the runs.
 
     One that was interrupted ends what it is part of.
     """
     from optpipe.measure.bench import bench_artifacts
     from optpipe.measure.measure import BenchPlan
-    from optpipe.measure.validity import LIMITS
     from optpipe.models.artifacts.lookup import find_artifacts
 
     found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
-    limits = {**LIMITS, "max_cv": pace.max_cv}
     on_gpu = any(each.info.device != "cpu" for each in artifacts)
-    longest = max(pace.max_seconds, pace.min_seconds)
-    loads = loads_from_criteria(criteria, pace.min_seconds, longest, energy=on_gpu)
-    plans = [
-        BenchPlan(
+    runs = []
+    for load, batches in loads_from_criteria(criteria, wanted.min_seconds, MAX_SECONDS, energy=on_gpu):
+        plan = BenchPlan(
             load=load,
             batches=batches,
             lengths=None if load.length is None else (load.length,),
-            limits=limits,
+            limits={"max_cv": wanted.max_cv},
             to_the_end=True,
-            options=options or {},
-            processes=pace.processes,
+            options={backend: wanted.policy.options} if backend else {},
         )
-        for load, batches in loads
-    ]
-    runs = []
-    for plan in plans:
         result = bench_artifacts(found, plan, store, listener)
         if result.interrupted:
             raise KeyboardInterrupt
@@ -171,35 +136,67 @@ def run_bench_step(
     return runs
 
 
-def run_profile_step(
-    artifact: BuiltArtifact,
-    model: Entry,
-    criteria: Sequence[Criterion],
+Step = Callable[[Sequence[Criterion]], list[Path]]
+"""Makes the evidence for some criteria; returns the new runs."""
+
+
+def make_steps(
+    wanted: SignoffRequest,
+    judged: BuiltArtifact,
+    artifacts: Sequence[Entry],
+    made_of: Entry,
+    model: Callable[[], Model],
     store: Store,
     listener: Listener,
     *,
+    data: Path | None = None,
+    images: Path | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> list[Path]:
-    """Inference under nsys at the largest batch size and length that `criteria` name; returns the run."""
-    from optpipe.trace.profile_model import profile_model, require_profilable
-    from optpipe.trace.ranges import Stage
-    from optpipe.trace.record import ProfilePlan
+    truncate: bool = False,
+) -> dict[str, Step]:
+    """The steps by kind of run, in their order. `artifacts` are measured, `judged` is profiled with `options`; `made_of` is its model's
+    entry, whose source `model` resolves.
+    """
 
-    sizes = {one.where.batch_size for one in criteria if one.where.batch_size}
-    lengths = {one.where.length for one in criteria if one.where.length}
-    plan = ProfilePlan(
-        device=artifact.entry.info.device,
-        options=options or {},
-        stages=(Stage.INFERENCE,),
-        batch_sizes=(max(sizes, default=1),),
-        lengths=(max(lengths),) if lengths else None,
-    )
-    require_profilable(plan.tracer)
-    return [profile_model(plan, [artifact], model, store, listener).run_dir]
+    def evaluate(_criteria: Sequence[Criterion]) -> list[Path]:
+        from optpipe.evaluate.evaluate import run_evaluation
+
+        return [Path(run_evaluation(model(), data, None, 0, None, store, listener, truncate=truncate).run_dir)]
+
+    def preprocess(_criteria: Sequence[Criterion]) -> list[Path]:
+        from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
+
+        request = PreprocessRequest(images=images, plan=choose_dali_plan("auto"), throughput=False)
+        return [Path(derive_preprocessing(model(), request, store, listener).run_dir)]
+
+    def bench(criteria: Sequence[Criterion]) -> list[Path]:
+        if judged.entry.id not in {each.id for each in artifacts}:
+            label = f"{judged.entry.info.backend} {judged.entry.info.precision}"
+            raise MissingError(f"the judged build ({label}) cannot run on this machine")
+        return run_bench_step(artifacts, criteria, wanted, store, listener, judged.entry.info.backend)
+
+    def profile(_criteria: Sequence[Criterion]) -> list[Path]:
+        """Inference under nsys at the largest batch size and length that the policy names."""
+        from optpipe.trace.profile_model import profile_model, require_profilable
+        from optpipe.trace.ranges import Stage
+        from optpipe.trace.record import ProfilePlan
+
+        lengths = {one.where.length for one in wanted.policy.criteria if one.where.length}
+        plan = ProfilePlan(
+            device=judged.entry.info.device,
+            options=options or {},
+            stages=(Stage.INFERENCE,),
+            batch_sizes=(max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),),
+            lengths=(max(lengths),) if lengths else None,
+        )
+        require_profilable(plan.tracer)
+        return [profile_model(plan, [judged], made_of, store, listener).run_dir]
+
+    return {"evaluate": evaluate, "preprocess": preprocess, "bench": bench, "profile": profile}
 
 
 def measure_missing_evidence(
-    wanted: SignoffRequest, model: Callable[[], Model], pace: MeasurementBudget, store: Store, listener: Listener
+    wanted: SignoffRequest, model: Callable[[], Model], store: Store, listener: Listener
 ) -> list[Path]:
     """Takes the steps whose evidence is missing for the judged build; returns the new runs. `model` resolves its source.
 
@@ -218,10 +215,24 @@ def measure_missing_evidence(
         listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
         return []
     store.require_writable()
+
+    @cache
+    def source() -> Model:
+        """The model, where it is the one that was built: with other weights its accuracy would be another's."""
+        found = model()
+        stored = find_stored_model(found, store)
+        if stored is not None and stored.id in judged.manifest.parents:
+            return found
+        raise BadInputError(
+            f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
+        )
+
+    made_of = store.find(judged.manifest.parents[0], ModelInfo)
+    steps = make_steps(wanted, BuiltArtifact(judged, None, None), [judged], made_of, source, store, listener)
     done: list[Path] = []
     for kind, criteria in _group_by_kind(needed, runs):
         try:
-            done += _steps(wanted, judged, model, pace, store, listener)[kind](criteria)
+            done += steps[kind](criteria)
         except OptpipeError as error:
             listener.warn(f"{kind} was skipped: {error}")
     return done
@@ -263,34 +274,3 @@ def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator
         criteria = [one for one in needed if find_kind(one.section) == kind]
         if criteria and (kind == "bench" or kind not in present):
             yield kind, criteria
-
-
-def _steps(
-    wanted: SignoffRequest,
-    judged: Entry[ArtifactInfo],
-    model: Callable[[], Model],
-    pace: MeasurementBudget,
-    store: Store,
-    listener: Listener,
-) -> dict[str, Callable[[list[Criterion]], list[Path]]]:
-    @cache
-    def source() -> Model:
-        """The model, where it is the one that was built: with other weights its accuracy would be another's."""
-        found = model()
-        stored = find_stored_model(found, store)
-        if stored is not None and stored.id in judged.manifest.parents:
-            return found
-        raise BadInputError(
-            f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
-        )
-
-    made_of = store.find(judged.manifest.parents[0], ModelInfo)
-    built = BuiltArtifact(judged, None, None)
-    return {
-        "evaluate": lambda _: run_evaluate_step(source(), None, store, listener),
-        "preprocess": lambda _: run_preprocess_step(source(), None, store, listener),
-        "bench": lambda criteria: run_bench_step(
-            [judged], criteria, pace, store, listener, options={judged.info.backend: wanted.policy.options}
-        ),
-        "profile": lambda _: run_profile_step(built, made_of, wanted.policy.criteria, store, listener),
-    }

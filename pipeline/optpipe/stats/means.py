@@ -106,6 +106,8 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     """
     groups = [list(each) for each in runs]
     every = [value for each in groups for value in each]
+    from scipy.special import fdtrc
+
     first = first or [len(each) for each in groups]
     pooled = mean_from_values(
         every, [value for each, known in zip(groups, first, strict=True) for value in each[:known]]
@@ -118,7 +120,8 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     between = sum(len(each) * (mean - pooled.value) ** 2 for each, mean in zip(groups, means, strict=True))
     inside = sum((value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each)
     between, inside = between / (len(groups) - 1), inside / inside_freedom
-    if not _differ(between, inside, len(groups) - 1, inside_freedom):
+    ratio = between / inside if inside > 0 else (inf if between > 0 else 0.0)
+    if float(fdtrc(len(groups) - 1, inside_freedom, ratio)) >= POOLING_RISK:  # no difference is seen
         error = pooled.error * sqrt(len(every) * sum(1 / len(each) for each in groups)) / len(groups)
         return Mean(middle, error, min(pooled.freedom, SIMILAR_RUNS_FREEDOM * (len(groups) - 1)))
     variance = sum((mean - middle) ** 2 for mean in means) / (len(groups) - 1)
@@ -172,13 +175,6 @@ def compute_look_confidence(confidence: float, look: int) -> float:
     Shares of 1 / (k (k + 1)) add up to 1 over all k, so whoever looks until a verdict is decided gains nothing by it.
     """
     return 1 - (1 - confidence) / (look * (look + 1))
-
-
-def _differ(between: float, inside: float, freedom: int, inside_freedom: int) -> bool:
-    from scipy.special import fdtrc
-
-    ratio = between / inside if inside > 0 else (inf if between > 0 else 0.0)
-    return float(fdtrc(freedom, inside_freedom, ratio)) < POOLING_RISK
 
 
 def subtract_means(new: Mean, old: Mean) -> Mean:
@@ -240,12 +236,6 @@ def split_scatter(
     inside = sum((each / z) ** 2 for each in half_widths) / len(half_widths)
     between = max(0.0, mean.error**2 * len(values) - inside)
     return sqrt(between) / abs(mean.value), sqrt(inside) / abs(mean.value)
-
-
-def compute_mean_interval(values: "np.ndarray", confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student's t interval for the mean of independent `values` (window means); None for fewer than MIN_VALUES."""
-    mean = mean_from_values([float(each) for each in values])
-    return None if mean is None else mean.interval(confidence)
 
 
 def compute_ratio_of_sums_interval(

@@ -1,7 +1,7 @@
 """Figures of independent samples, and differences of two models on the same samples, with their intervals."""
 
-from dataclasses import dataclass
-from math import inf, sqrt
+from dataclasses import dataclass, replace
+from math import floor, inf, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,10 @@ class Share:
         """As `compute_share_interval`."""
         return compute_share_interval(self.hits, self.n, confidence)
 
+    def resize(self, n: int) -> "Share":
+        """The share of `n` samples like these; what is not a hit is spread evenly over them."""
+        return Share(floor(self.hits * n / self.n), n)
+
     def compute_p_value_above(self, limit: float) -> float:
         """The probability of as many hits or more, were the true share `limit`."""
         return compute_share_p_value(self.n - self.hits, self.n, 1 - limit)
@@ -126,6 +130,12 @@ class SampledFigure:
         """The probability of a figure this far below `limit` or farther, were `limit` the truth."""
         return self._compute_p_value(1, limit - self.value)
 
+    def resize(self, n: int) -> "SampledFigure":
+        """The figure of `n` samples like these."""
+        times = n / self.samples
+        freedom = max(1, round((self.freedom + 1) * times) - 1)
+        return replace(self, samples=n, freedom=freedom, squares=self.squares * times, cubes=self.cubes * times)
+
     def _error_and_lean(self, side: int) -> tuple[float, float]:
         """Of the sum over samples: its standard error, and a third of its skewness towards `side`."""
         count, effect = self.freedom + 1, self.effect
@@ -167,6 +177,34 @@ def figure_from_samples(
     apart = parts - parts.mean()
     squares, cubes = float(np.sum(apart**2)), float(np.sum(apart**3))
     return SampledFigure(value, samples, len(parts) - 1, squares, cubes, effect, limits)
+
+
+MAX_SAMPLES_SUGGESTED = 10_000_000
+
+
+def count_samples_needed(
+    figure: Share | SampledFigure, limit: float, confidence: float = CONFIDENCE, *, at_least: bool = True
+) -> int | None:
+    """How many samples like those of `figure` put its whole interval on the right side of `limit`.
+
+    None where the figure itself is not on that side, or for more than MAX_SAMPLES_SUGGESTED.
+    """
+
+    def decides(n: int) -> bool:
+        found = figure.resize(n).interval(confidence)
+        return found.low >= limit if at_least else found.high <= limit
+
+    if figure.value <= limit if at_least else figure.value >= limit:
+        return None
+    low, high = 0, figure.n if isinstance(figure, Share) else figure.samples
+    while not decides(high):
+        if high > MAX_SAMPLES_SUGGESTED:
+            return None
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
 
 
 def mean_from_samples(values: "NDArray[np.float64]") -> Share | SampledFigure:

@@ -140,7 +140,10 @@ def summary_from_ns(
     if len(durations_ns) == 0:
         raise ValueError("no samples to summarize")
     values = np.asarray(durations_ns, dtype=np.float64)
-    ordered, stretches = np.sort(values), _stretches(values)
+    ordered, stretches, cv = np.sort(values), _stretches(values), None
+    if len(values) > 1 and float(np.mean(values)):
+        interval = compute_variation_interval(values, confidence)
+        cv = Estimate(float(values.std(ddof=1) / values.mean()), *(interval or ()))
     found: dict[str, Estimate] = {}
     withheld: dict[str, str] = {}
     for percent in sorted(percents):
@@ -159,19 +162,10 @@ def summary_from_ns(
         mean=float(values.mean()),
         stddev=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
         withheld=withheld,
-        cv=_estimate_variation(values, confidence),
+        cv=cv,
         confidence=confidence,
         median=find_order_statistic(ordered, 50.0) if len(values) >= count_samples_needed(50.0) else None,
     )
-
-
-def _estimate_variation(values: "np.ndarray", confidence: float) -> Estimate | None:
-    import numpy as np
-
-    if len(values) < 2 or not float(np.mean(values)):
-        return None
-    interval = compute_variation_interval(values, confidence)
-    return Estimate(float(values.std(ddof=1) / values.mean()), *(interval or ()))
 
 
 def _percentile(

@@ -10,7 +10,7 @@ few trials meets the same subject again and again in A B B A, and not in a drawn
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, exp, isfinite, log, log1p, sqrt
+from math import ceil, exp, hypot, isfinite, log, log1p, sqrt
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -114,6 +114,18 @@ def ratio_from_few_rounds(
     logs = _log_ratios(baseline, contender, 1)
     error = scatter.sd * sqrt(2 / len(logs))
     return _ratio(sum(logs) / len(logs), error, scatter.freedom, len(logs), confidence)
+
+
+def compute_ratio_interval(
+    one: float, one_interval: tuple[float, float], other: float, other_interval: tuple[float, float]
+) -> tuple[float, float]:
+    """The interval of `one` / `other`, measured independently, at the confidence of theirs: on a log scale, relative errors add as
+    squares.
+    """
+    ratio = one / other
+    below = hypot(log(one / one_interval[0]), log(other_interval[1] / other))
+    above = hypot(log(one_interval[1] / one), log(other / other_interval[0]))
+    return ratio * exp(-below), ratio * exp(above)
 
 
 MOST_ENUMERATED = 16

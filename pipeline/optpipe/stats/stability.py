@@ -52,7 +52,9 @@ def _positive_pairs(centered: "np.ndarray") -> "np.ndarray":
         found.append(pair)
     if even <= _DIRECT_LAGS:
         return np.array(found)
-    covariances = _by_fourier(centered, even)
+    size = 1 << (2 * len(centered) - 1).bit_length()
+    spectrum = np.fft.rfft(centered, size)
+    covariances = np.fft.irfft(spectrum * np.conj(spectrum), size)[:even] / len(centered)
     pairs = covariances[0::2] + covariances[1::2]
     ends = np.flatnonzero(pairs <= 0)
     return np.asarray(pairs[: ends[0]] if len(ends) else pairs)
@@ -60,14 +62,6 @@ def _positive_pairs(centered: "np.ndarray") -> "np.ndarray":
 
 def _covariance(centered: "np.ndarray", lag: int) -> float:
     return float(centered[: len(centered) - lag] @ centered[lag:]) / len(centered)
-
-
-def _by_fourier(centered: "np.ndarray", lags: int) -> "np.ndarray":
-    import numpy as np
-
-    size = 1 << (2 * len(centered) - 1).bit_length()
-    spectrum = np.fft.rfft(centered, size)
-    return np.asarray(np.fft.irfft(spectrum * np.conj(spectrum), size)[:lags] / len(centered))
 
 
 STEADY_WINDOWS = 4
@@ -153,42 +147,36 @@ def find_two_modes(values: "np.ndarray") -> Modes | None:
     differ by more than chance explains (a binomial test), which a long tail never satisfies.
     """
     import numpy as np
+    from scipy.special import bdtr
 
     if len(values) < 40 or float(np.min(values)) <= 0:
         return None
     ordered = np.sort(np.log(values))
     bulk = ordered[: int(len(ordered) * (1 - SMALLEST_MODE))]
-    scale = max(_peak_width(ordered), 1e-4)
+    half = len(ordered) // 2
+    narrowest = float(np.min(ordered[half:] - ordered[: len(ordered) - half]))
+    scale = max(narrowest / 1.349, 1e-4)  # a normal peak's standard deviation, from the narrowest half of the values
     start, end = float(bulk[0]) - 3 * scale, float(ordered[-1]) + 3 * scale
     cell = max(scale / 8, (end - start) / (64 * _CELLS))
     grid = np.arange(start, end + cell, cell)
-    density = _smoothed(np.histogram(ordered, grid)[0], _WIDTH * scale / cell)
+    width = _WIDTH * scale / cell
+    kernel = np.exp(-0.5 * (np.arange(-int(4 * width) - 1, int(4 * width) + 2) / width) ** 2)
+    density = np.convolve(np.histogram(ordered, grid)[0], kernel / kernel.sum(), mode="same")
     for peak, valley, other in _pairs_of_peaks(density):
         slow = len(ordered) - int(np.searchsorted(ordered, grid[valley]))
         if min(slow, len(ordered) - slow) < SMALLEST_MODE * len(ordered):
             continue
         fast_at, slow_at = sorted(float(grid[at]) + cell / 2 for at in (peak, other))
         lower = peak if density[peak] < density[other] else other
-        at_peak, at_valley = (_within(ordered, float(grid[at]) + cell / 2, 0.6 * scale) for at in (lower, valley))
-        if slow_at - fast_at >= log1p(SMALLEST_GAP) and _is_ripple(at_peak, at_valley) < CHANCE:
+        at_peak, at_valley = (
+            int(np.searchsorted(ordered, center + 0.6 * scale) - np.searchsorted(ordered, center - 0.6 * scale))
+            for center in (float(grid[lower]) + cell / 2, float(grid[valley]) + cell / 2)
+        )
+        # the probability of so unequal counts, were the density as high at the valley as at the peak
+        ripple = float(bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
+        if slow_at - fast_at >= log1p(SMALLEST_GAP) and ripple < CHANCE:
             return Modes(float(np.exp(fast_at)), float(np.exp(slow_at)), slow / len(values))
     return None
-
-
-def _peak_width(ordered: "np.ndarray") -> float:
-    """The standard deviation of a normal peak as narrow as the narrowest half of sorted values."""
-    import numpy as np
-
-    half = len(ordered) // 2
-    return float(np.min(ordered[half:] - ordered[: len(ordered) - half])) / 1.349
-
-
-def _smoothed(counts: "np.ndarray", width: float) -> "np.ndarray":
-    import numpy as np
-
-    reach = int(4 * width) + 1
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    return np.convolve(counts, kernel / kernel.sum(), mode="same")
 
 
 def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
@@ -203,19 +191,6 @@ def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
         valley = low + int(np.argmin(density[low : high + 1]))
         if density[valley] < density[other] / 2:
             yield highest, valley, other
-
-
-def _within(ordered: "np.ndarray", center: float, half: float) -> int:
-    import numpy as np
-
-    return int(np.searchsorted(ordered, center + half) - np.searchsorted(ordered, center - half))
-
-
-def _is_ripple(at_peak: int, at_valley: int) -> float:
-    """The probability of so unequal counts, were the density as high at the valley as at the peak."""
-    from scipy.special import bdtr
-
-    return float(bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
 
 
 FEWEST_FOR_VARIATION = 200

@@ -21,8 +21,8 @@ from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import plain_from_record
-from optpipe.measure.measure import BenchPlan
-from optpipe.measure.pair import prepare_subject, read_trial_ns
+from optpipe.measure.measure import BenchPlan, prepare_subject
+from optpipe.measure.pair import read_trial_ns
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.worker.plan import Point
 from optpipe.models.artifacts.lookup import find_artifacts

@@ -19,10 +19,9 @@ from optpipe.core.precision import precisions_from_text
 from optpipe.core.process import end_with_parent, handle_interrupts
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.bench import bench_artifacts
-from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
+from optpipe.measure.groups import group_processes, summarize_group
 from optpipe.measure.measure import BenchPlan
-from optpipe.measure.recompute import read_latencies
-from optpipe.measure.validity import LIMITS
+from optpipe.measure.recompute import recorded_from_files
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
     choose_batch_sizes,
@@ -112,7 +111,7 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
         processes=first.processes,
         to_the_end=True,
         options=parse_options(first.options),
-        limits={**LIMITS, "max_cv": first.max_cv},
+        limits={"max_cv": first.max_cv},
     )
     result = bench_artifacts((artifact,), plan, store, SilentListener())
     run = load_run(Path(result.run_dir))
@@ -128,8 +127,7 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
     """What was measured, by load; the length is the same in all of a run, and a cell need not name it."""
     measured = [
-        RecordedMeasurement(one, run.name, run.manifest.environment, latencies=read_latencies(one, run.files))
-        for one in read_measurements(run.files)
+        recorded_from_files(one, run.name, run.files, run.manifest.environment) for one in read_measurements(run.files)
     ]
     return {
         replace(group.load, length=None).key: (summarize_group(group), group.newest.measurement.reasons)

@@ -64,16 +64,6 @@ def test_exchanging_the_sides_inverts_value_interval_and_answer(one, other):
     assert there.change == mirrored[back.change]
 
 
-def test_the_memory_of_a_build_is_its_largest_peak():
-    tries = processes("a", 1.0, 0.01)
-    peaks = (161, 201, 121, 140, 130)
-    measured_so = [
-        replace(one, measurement=replace(one.measurement, host_peak_bytes=peak << 20))
-        for one, peak in zip(tries, peaks, strict=True)
-    ]
-    assert compare_measurements(measured_so).rows[0].memory_bytes == 201 << 20
-
-
 @given(INTERVALS)
 def test_a_build_against_itself_shows_no_difference(one):
     row = against(processes("a", *one), processes("a", *one))

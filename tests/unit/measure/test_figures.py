@@ -74,12 +74,6 @@ def test_fewer_than_three_calls_have_no_interval(calls, has_one):
     assert (estimate_throughput(frame([10**6] * calls), Scenario.SINGLE_STREAM).low is not None) is has_one
 
 
-def test_constant_calls_leave_no_doubt():
-    found = estimate_throughput(frame([2_000_000] * 1003, 16), Scenario.SINGLE_STREAM)
-    assert found.value == pytest.approx(8000)
-    assert found.bounds == pytest.approx((8000, 8000))
-
-
 def correlated(generator, count=1000, memory=0.9, spread=0.1):
     """Lognormal times of mean exp(spread² / 2), each like the one before (an autoregressive process)."""
     found, now = np.empty(count), generator.standard_normal()

@@ -7,7 +7,6 @@ from time import monotonic
 
 import pytest
 
-from optpipe.core.errors import BadInputError
 from optpipe.measure.worker.jobs import JobFailure, run_jobs
 
 pytestmark = pytest.mark.slow
@@ -83,8 +82,3 @@ def test_defaults_of_the_environment_give_way_to_the_users(module, monkeypatch):
     monkeypatch.setenv("SETTING", "8")
     (found,) = run(module, ["one"], defaults={"SETTING": "32"})
     assert found.setting == "8"
-
-
-def test_a_result_of_another_form_is_refused(module):
-    with pytest.raises(BadInputError, match="expected `int`"):
-        list(run_jobs(module, ["one"], int, 20, {}))

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -128,10 +127,6 @@ def test_without_noise_the_fastest_wins_in_no_more_processes_than_announced(leve
     assert len(found.ratios) <= MAX_FINALISTS - 1
 
 
-def test_more_builds_mean_more_processes():
-    assert all(fewer < more for fewer, more in pairwise(map(count_processes, range(1, 10))))
-
-
 DEFAULTS: dict[str, bool | int | str] = {
     "nhwc": True,
     "cuda_graph": True,
@@ -178,12 +173,6 @@ def test_every_trial_has_its_own_options_and_what_was_asked_for_stays():
     options = [tuple(trial.options.items()) for trial in found.trials]
     assert len(options) == len(set(options))
     assert {(trial.options["threads"], trial.options["nhwc"]) for trial in found.trials} == {(0, True)}
-
-
-def test_what_lags_behind_is_not_started_again():
-    found = tuned(lambda options, size: size * (2.0 if options["threads"] else 1.0))
-    tried = {trial.options["threads"]: len(trial.verdicts[1]) for trial in found.trials}
-    assert [tried[threads] for threads in (1, 2, 4)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.02])

@@ -22,7 +22,6 @@ from optpipe.measure.search import (
     combine_limits,
     find_highest_rate,
     find_largest_inside,
-    find_nearest_to_limit,
     is_saturated,
     judge_limit,
     slo_from_text,
@@ -83,7 +82,7 @@ def test_the_largest_batch_inside_a_limit(fixed, per_image, limit, memory):
     )
     if truth == 0:
         assert best is None
-        assert find_nearest_to_limit(found, slo).load.batch_size == 1
+        assert judge_limit("a", "ort", slo, found, None).batch_size == 1
     else:
         assert truth * 0.85 - 1 <= best.load.batch_size <= truth
 

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core.measurement import MACHINE_COLUMNS, SAMPLE_COLUMNS, Mode, OutputCheck, Scenario
+from optpipe.core.measurement import (
+    MACHINE_COLUMNS,
+    SAMPLE_COLUMNS,
+    LoadSpec,
+    Measurement,
+    Mode,
+    OutputCheck,
+    Scenario,
+    Subject,
+    Validity,
+)
 from optpipe.measure.pair import PAIR_LIMITS
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe
@@ -46,22 +56,16 @@ def machine(**columns):
     return pl.DataFrame(empty, schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
 
 
-def codes(frame=None, **changes):
+def codes(frame=None, *, on_gpu=False, output_check=RIGHT, interrupted=False, limits=None, **changes):
     calm = machine(time_ns=[0, 1, 2], other_cpu_cores=[0.0] * 3, worker_waited_cores=[0.0] * 3)
-    evidence = ValidityEvidence(
-        **{
-            "samples": frame if frame is not None else samples(level()),
-            "machine": calm,
-            "scenario": Scenario.SINGLE_STREAM,
-            "mode": Mode.COMPUTE,
-            "cpus": 2,
-            "steady": True,
-            "wanted_samples": 100,
-            "output_check": RIGHT,
-            "cache_probe": probe(1.0),
-            **changes,
-        }
-    )
+    load = LoadSpec(4, **{name: changes.pop(name) for name in ("scenario", "mode", "rate_per_s") if name in changes})
+    subject = Subject("a", "fake", "fp32", "cuda:0" if on_gpu else "cpu", affinity=(0, 1))
+    found = Measurement(
+        "m", subject, load, Validity.VALID, (), output_check=output_check, interrupted=interrupted, limits=limits or {},
+        machine_file="m.parquet",
+    )  # fmt: skip
+    given = {"samples": samples(level()) if frame is None else frame, "machine": calm, "wanted_samples": 100}
+    evidence = ValidityEvidence(found, **{**given, "cache_probe": probe(1.0), **changes})
     return {reason.code: reason.invalidates for reason in find_reasons(evidence)}
 
 
@@ -123,9 +127,9 @@ def test_what_a_calm_machine_shows_is_no_fault(columns):
 
 def test_load_of_5_percent_of_the_cores_is_flagged_where_as_small_a_difference_is_looked_for():
     loaded = machine(other_cpu_cores=[0.1, 0.1, 0.1])
-    assert codes(machine=loaded, limits={**LIMITS, **PAIR_LIMITS}) == {"loaded-host": True}
+    assert codes(machine=loaded, limits=PAIR_LIMITS) == {"loaded-host": True}
     calm = machine(other_cpu_cores=[0.04, 0.04, 0.04])
-    assert codes(machine=calm, limits={**LIMITS, **PAIR_LIMITS}) == {}
+    assert codes(machine=calm, limits=PAIR_LIMITS) == {}
 
 
 @pytest.mark.parametrize("seconds", [3, 60, 600])

@@ -20,7 +20,6 @@ from tests.fakes import sessions
 
 from optpipe.core.errors import StageError
 from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, Scenario
-from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker import checks, loops
 from optpipe.measure.worker.__main__ import Worker
 from optpipe.measure.worker.checks import (
@@ -35,7 +34,7 @@ from optpipe.measure.worker.checks import (
     probe_cache,
 )
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR, PointRun, run_load
-from optpipe.measure.worker.plan import Point, SessionPlan, WorkerStart
+from optpipe.measure.worker.plan import Point, SessionPlan
 from optpipe.measure.worker.spool import CHUNK_RECORDS, Spool, count_spooled, frame_from_spool, request_stop
 from optpipe.stats.percentiles import (
     count_queries_needed,
@@ -44,13 +43,6 @@ from optpipe.stats.percentiles import (
     summary_from_ns,
 )
 from optpipe.stats.ratio import SMALLEST_ROUNDS
-
-
-def test_plans_survive_json():
-    plan = SessionPlan("a:b", {"x": 1}, {"x": "x.npy"})
-    point = Point("m0", "s", LoadSpec(4, Scenario.SERVER, rate_per_s=5.0))
-    for each in (WorkerStart((0, 1), ("numpy",)), plan, point):
-        assert record_from_json(line_from_record(each), type(each), "a test") == each
 
 
 def test_a_spool_is_read_while_it_is_written_and_keeps_every_sample(tmp_path):

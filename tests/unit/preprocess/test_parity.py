@@ -20,15 +20,16 @@ from optpipe.preprocess import parity as parity_module
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.parity import prove_parity, save_side_by_side
 from optpipe.preprocess.proof import (
+    REQUIRED_AGREEMENT,
     SNR_FLOOR_DB,
     agreement_from_counts,
     compare_predictions,
     compute_agreement,
-    compute_images_needed,
     judge_parity,
     observe_prediction_agreement,
 )
 from optpipe.preprocess.records import PredictionAgreement, TaskScore
+from optpipe.stats.paired import Share, count_samples_needed
 
 GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "refused": 0}
 
@@ -41,11 +42,11 @@ def test_answers_are_judged_by_their_share_and_number(equal, images, verdict):
 
 
 def test_the_number_is_that_for_the_share_that_was_found():
-    least = compute_images_needed()
+    least = count_samples_needed(Share(1, 1), REQUIRED_AGREEMENT)
     assert str(least) in judge_parity(agreement_from_counts(10, 10), 90.0, **GOOD).remedy
     assert judge_parity(agreement_from_counts(least, least), 90.0, **GOOD).verdict is Verdict.PASS
     found = judge_parity(agreement_from_counts(799, 800), 60.0, **GOOD)
-    needed = compute_images_needed(799 / 800)
+    needed = count_samples_needed(Share(799, 800), REQUIRED_AGREEMENT)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert 800 < needed < 1600
     assert str(needed) in found.remedy

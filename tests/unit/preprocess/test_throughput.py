@@ -27,7 +27,6 @@ from optpipe.preprocess.throughput import (
     TuningSearch,
     compute_images_per_s,
     compute_rate_interval,
-    compute_ratio_interval,
     make_dali_job,
     make_loader_job,
     measure_throughputs,
@@ -36,6 +35,7 @@ from optpipe.preprocess.throughput import (
     warn_about_other_load,
 )
 from optpipe.preprocess.throughput_worker import has_enough_batches, time_batches
+from optpipe.stats.ratio import compute_ratio_interval
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import polars as pl
 import pytest
 
 from optpipe.core.errors import BadInputError
@@ -91,21 +90,6 @@ def test_an_intact_dossier_is_accepted_and_recomputed_without_its_workspace(pass
     assert checked.verdict.verdict is Verdict.PASS
 
 
-def test_a_resealed_dossier_with_another_verdict_is_found(failed):
-    verdict = failed / "verdict.json"
-    verdict.write_text(verdict.read_text().replace("FAIL", "PASS"))
-    seal_folder(failed)
-    problems = check_dossier(failed).problems
-    assert any('verdict says "PASS", but the raw files give "FAIL"' in problem for problem in problems)
-
-
-def test_resealed_samples_that_were_made_faster_are_found(failed):
-    path = next(failed.glob("runs/*/samples/*.parquet"))
-    pl.read_parquet(path).with_columns(pl.col("end_ns") - 5_000_000).write_parquet(path)
-    seal_folder(failed)
-    assert "was modified" in check_dossier(failed).problems[0]
-
-
 @pytest.mark.parametrize("file", ["policy.toml", "request.json", "builds/artifact-*/manifest.json", "verdict.json"])
 def test_a_partial_dossier_is_refused_even_when_resealed(passed, file):
     next(passed.glob(file)).unlink()
@@ -153,7 +137,9 @@ def test_a_regression_against_the_approved_baseline(workspace, sign_off):
     workspace.bench(slow, count=2000, mean_ms=12.0, options=options)
     slower, folder = sign_off(REGRESSION, "fourth")
     assert slower.verdict is Verdict.FAIL
-    assert next(one.message for one in slower.notes if one.code == "look").startswith("look 2 at this build")
+    assert next(one.message for one in slower.notes if one.code == "look").startswith(
+        "this counts as sign-off number 2 of this build"
+    )
     about = next(one.about for one in slower.criteria if one.name == "regression.p50.b1")
     assert " with threads=1 (5 processes)" in about
     assert check_dossier(folder).problems == ()

@@ -132,21 +132,6 @@ def test_the_example_policies_parse_and_fit_the_schema_beside_them(path):
     jsonschema.validate(tomllib.loads(path.read_text()), schema)
 
 
-def test_a_criterion_names_a_sequence_length():
-    text = "schema = 1\n[[latency]]\np99 = '15 ms'\nbatch_size = 8\nlength = 128\n"
-    (criterion,) = (each for each in policy_from_toml(text.encode(), "p").criteria if each.section == "latency")
-    assert criterion.where.to_slug() == ".b8.l128"
-    assert criterion.where.to_text() == "batch 8, length 128"
-
-
-@pytest.mark.parametrize("unit", ["images/s", "samples/s"])
-def test_a_rate_is_worded_as_the_policy_words_it(unit):
-    text = f'schema = 1\n[throughput]\nminimum = "500 {unit}"\n'
-    (criterion,) = policy_from_toml(text.encode(), "p").criteria
-    assert criterion.limit == f"at least 500 {unit}"
-    assert criterion.dimension == unit
-
-
 def test_the_share_of_every_precision_that_is_built_can_be_limited():
     text = "schema = 1\n[precision]\n" + "".join(f"{each} = '1 %'\n" for each in Precision)
     assert [one.name for one in parsed(text).criteria] == [f"precision.{each}" for each in Precision]

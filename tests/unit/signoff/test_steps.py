@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,6 @@ from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import PipelinePlan, _place_notes, _run_step
 from optpipe.signoff.steps import (
-    MeasurementBudget,
     _group_by_kind,
     _list_needed,
     _list_present,
@@ -260,76 +260,40 @@ def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path)
 
     monkeypatch.setattr("optpipe.measure.bench.bench_artifacts", bench)
     interrupted = False
-    assert run_bench_step([], (), MeasurementBudget(), Store(tmp_path), SilentListener()) == [Path("r")]
+    assert run_bench_step([], (), WANTED, Store(tmp_path), SilentListener()) == [Path("r")]
     interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        run_bench_step([], (), MeasurementBudget(), Store(tmp_path), SilentListener())
+        run_bench_step([], (), WANTED, Store(tmp_path), SilentListener())
 
 
-@pytest.fixture
-def notes(tmp_path):
-    return tmp_path / "notes" / "one.json"
-
-
-def finished_run(notes, name):
-    path = notes.parent.parent / "runs" / name
-    path.mkdir(parents=True)
-    (path / MANIFEST).write_text("{}")
-    return path
-
-
-def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(notes):
-    done = []
-
-    def work():
-        done.append(1)
-        return [finished_run(notes, f"bench-{len(done)}")]
-
-    assert _run_step("bench", work, notes, SilentListener()).status == "done"
-    again = _run_step("bench", work, notes, SilentListener())
-    assert (again.status, again.runs, len(done)) == ("resumed", ("bench-1",), 1)
-    notes.unlink()
-    assert _run_step("bench", work, notes, SilentListener()).status == "done"
-    assert len(done) == 2
-
-
-def run_step(notes, name, *runs):
-    """The status of a step that makes `runs`."""
-    return _run_step(name, lambda: list(runs), notes, SilentListener()).status
-
-
-def test_only_what_is_whole_counts_as_finished(notes):
+def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_path):
+    notes, listener, done = tmp_path / "notes" / "one.json", SilentListener(), []
     notes.parent.mkdir()
-    notes.write_text("{")
-    run = finished_run(notes, "bench-1")
-    assert [run_step(notes, "bench", run) for _ in range(2)] == ["done", "resumed"], "damaged notes are as none"
-    (run / MANIFEST).unlink()
-    assert run_step(notes, "bench", run) == "done"
+    notes.write_text("{")  # damaged notes are as none
 
-
-@pytest.mark.parametrize(("error", "status"), [(MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")])
-def test_what_cannot_be_done_is_said_and_stops_nothing(notes, error, status):
     def work():
+        done.append(tmp_path / "runs" / f"bench-{len(done)}")
+        done[-1].mkdir(parents=True)
+        (done[-1] / MANIFEST).write_text("{}")
+        return done[-1:]
+
+    def fail(error):
         raise error
 
-    listener = SilentListener()
-    found = _run_step("preprocess", work, notes, listener)
-    assert (found.status, found.reason) == (status, str(error))
-    assert str(error) in listener.warnings[0]
-    assert not notes.exists()
+    def status(work):
+        return _run_step("bench", work, notes, listener).status
 
-
-def test_an_interruption_leaves_the_notes(notes):
-    run = finished_run(notes, "evaluate-1")
-    assert run_step(notes, "evaluate", run) == "done"
-
-    def work():
-        raise KeyboardInterrupt
-
+    assert [status(work), status(work)] == ["done", "resumed"]
+    (done[0] / MANIFEST).unlink()
+    assert [status(work), len(done)] == ["done", 2], "what is not whole is not finished"
     with pytest.raises(KeyboardInterrupt):
-        _run_step("bench", work, notes, SilentListener())
-    assert run_step(notes, "evaluate", run) == "resumed"
-    assert run_step(notes, "bench") == "done"
+        _run_step("profile", lambda: fail(KeyboardInterrupt()), notes, listener)
+    assert status(work) == "resumed", "an interruption leaves the notes"
+    notes.unlink()
+    for error, said in ((MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")):
+        assert status(partial(fail, error)) == said
+        assert str(error) in listener.warnings[-1]
+    assert not notes.exists()
 
 
 def test_notes_are_those_of_data_with_the_same_content(tmp_path):
@@ -351,70 +315,33 @@ def test_notes_are_those_of_data_with_the_same_content(tmp_path):
     assert paths[0] == paths[2] != paths[1]
 
 
-def test_what_is_measured_follows_from_the_policy():
-    text = """schema = 1
-[[latency]]
-p99 = "1 ms"
-batch_size = 1
-[[throughput]]
-minimum = "1 images/s"
-batch_size = 8
-[[throughput]]
-minimum = "1 images/s"
-batch_size = 8
-scenario = "offline"
-mode = "end-to-end"
-[size]
-maximum = "1 MiB"
-"""
-    loads = [
-        (str(load.scenario), str(load.mode), sizes)
-        for load, sizes in loads_from_criteria(policy_from_toml(text.encode()).criteria, 0.6, 30.0)
-    ]
-    assert loads == [("offline", "end-to-end", (8,)), ("single-stream", "compute", (1, 8))]
-    only_size = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
-    assert [sizes for _, sizes in loads_from_criteria(only_size.criteria, 0.6, 30.0)] == [(1,)]
+P99 = "[[latency]]\n'p99' = '1 ms'\nbatch_size = 1\n"
+IMAGES = "[[throughput]]\nminimum = '1 images/s'\nbatch_size = 8\n"
+SERVER = "[[latency]]\np99 = '20 ms'\nbatch_size = 1\nscenario = 'server'\nrate = '500 queries/s'\n"
+STREAMS = "[[latency]]\n'p99.9' = '20 ms'\nbatch_size = 4\nscenario = 'multi-stream'\nstreams = 3\n"
+JOULES = "[[energy]]\nmaximum = '1 J/image'\nbatch_size = 64\n"
+SIZE = "[size]\nmaximum = '1 MiB'\n"
 
 
-@pytest.mark.parametrize(("batch", "sizes"), [("", (1,)), ("[[memory]]\nmaximum = '1 GiB'\nbatch_size = 8", (8,))])
-def test_a_percentile_of_every_load_decides_the_samples_of_each(batch, sizes):
-    policy = policy_from_toml(f"schema = 1\n[[latency]]\n'p99.9' = '20 ms'\n{batch}".encode())
-    ((load, found),) = loads_from_criteria(policy.criteria, 0.6, 30.0)
-    assert (load.percentile, found) == (99.9, sizes)
-
-
-def test_rates_streams_percentiles_and_energy_decide_the_load():
-    text = """schema = 1
-[[latency]]
-p99 = "20 ms"
-batch_size = 1
-scenario = "server"
-rate = "500 queries/s"
-[[latency]]
-"p99.9" = "20 ms"
-batch_size = 4
-scenario = "multi-stream"
-streams = 3
-[[energy]]
-maximum = "1 J/image"
-batch_size = 64
-"""
-    server, several, energy = sorted(
-        (load for load, _ in loads_from_criteria(policy_from_toml(text.encode()).criteria, 0.6, 30.0)),
-        key=lambda load: -(load.rate_per_s or 0),
-    )
-    assert (str(server.scenario), server.rate_per_s, server.percentile) == ("server", 500.0, 99.0)
-    assert (several.streams, several.percentile, several.batch_size) == (3, 99.9, 4)
-    assert (energy.min_seconds, energy.batch_size) == (12.0, 64)
-
-
-def test_energy_takes_no_time_where_it_cannot_be_measured() -> None:
-    policy = policy_from_toml(b'schema = 1\n[[energy]]\nmaximum = "50 mJ/image"\nbatch_size = 4\n')
-    found = {
-        energy: [
-            (load.batch_size, load.min_seconds)
-            for load, _ in loads_from_criteria(policy.criteria, 0.6, 30.0, energy=energy)
-        ]
-        for energy in (True, False)
-    }
-    assert found == {True: [(4, ENERGY_SECONDS)], False: [(4, 0.6)]}
+@pytest.mark.parametrize(
+    ("text", "energy", "loads"),
+    [
+        (P99 + IMAGES + SIZE, True, [("batch 1, single-stream, compute", (1, 8), 99.0, 0.6)]),
+        (
+            IMAGES + "scenario = 'offline'\nmode = 'end-to-end'",
+            True,
+            [("batch 8, offline, end-to-end", (8,), 99.0, 0.6)],
+        ),
+        (SIZE, True, [("batch 1, single-stream, compute", (1,), 99.0, 0.6)]),
+        ("[[latency]]\n'p99.9' = '20 ms'\n", True, [("batch 1, single-stream, compute", (1,), 99.9, 0.6)]),
+        ("[[latency]]\n'p99.9' = '20 ms'\n" + IMAGES, True, [("batch 8, single-stream, compute", (8,), 99.9, 0.6)]),
+        (SERVER, True, [("batch 1, server at 500/s, compute", (1,), 99.0, 0.6)]),
+        (STREAMS, True, [("batch 4, multi-stream in 3 streams, compute", (4,), 99.9, 0.6)]),
+        (JOULES, True, [("batch 64, single-stream, compute", (64,), 99.0, ENERGY_SECONDS)]),
+        (JOULES, False, [("batch 64, single-stream, compute", (64,), 99.0, 0.6)]),
+    ],
+)
+def test_the_loads_follow_from_the_policy(text, energy, loads):
+    criteria = policy_from_toml(f"schema = 1\n{text}".encode()).criteria
+    found = loads_from_criteria(criteria, 0.6, 30.0, energy=energy)
+    assert [(str(load), sizes, load.percentile, load.min_seconds) for load, sizes in found] == loads

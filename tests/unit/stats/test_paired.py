@@ -11,6 +11,7 @@ from optpipe.stats.paired import (
     compute_mcnemar_p_value,
     compute_share_interval,
     compute_share_p_value,
+    count_samples_needed,
     figure_from_samples,
     mean_from_samples,
 )
@@ -33,6 +34,16 @@ def test_the_interval_holds_the_estimate_and_mirrors(lost, won, same, confidence
     wide = compare(lost, won, n).interval(confidence + (1 - confidence) / 2)
     assert wide.low <= found.low
     assert found.high <= wide.high
+
+
+@given(st.integers(0, 3), st.integers(50, 400), st.floats(0.8, 0.999), st.booleans())
+def test_the_number_of_samples_that_is_needed_is_the_fewest_that_decide(missed, n, limit, exact) -> None:
+    values = np.repeat([0.0, 1.0], [missed, n - missed]) if exact else np.linspace(0.97, 1.0, n)
+    found = mean_from_samples(values)
+    needed = count_samples_needed(found, limit)
+    assert (needed is None) == (found.value <= limit) or limit > 0.99
+    if needed is not None:
+        assert found.resize(needed).interval(0.95).low >= limit > found.resize(needed - 1).interval(0.95).low
 
 
 @pytest.mark.parametrize("values", [[0.7], [0.7] * 19, [0.7] * 30 + [float("nan")]])

@@ -6,14 +6,16 @@ one, as a cache would?
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import sqrt
+from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.measurement import OutputCheck
 from optpipe.measure.worker.plan import CacheProbe
-from optpipe.models.inputs.rows import to_rows
+from optpipe.models.inputs.rows import lay_out, to_rows
 from optpipe.stats.ratio import SMALLEST_ROUNDS, Order
 
 if TYPE_CHECKING:
@@ -21,14 +23,7 @@ if TYPE_CHECKING:
 
     from optpipe.backends.base import Session
     from optpipe.measure.worker.loops import Lane
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from optpipe.models.inputs.rows import lay_out
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MAX_ROTATED_BATCHES = 8
 MIN_ROTATED_BATCHES = 2

@@ -292,15 +292,11 @@ def _check_attestations(
     checked: "VerifiedDossier", attestations: Path | None, public_key: Path | None
 ) -> "VerifiedDossier":
     """The check with what is wrong with the attestations; a signature that is not right is a changed byte."""
-    from dataclasses import replace
-
-    from optpipe.core.errors import BadInputError
     from optpipe.deploy.attest import find_attestation_problems
-    from optpipe.workspace.seal import SUMS
 
     if attestations is None or public_key is None:
         raise BadInputError("--attestations DIR and --public-key FILE belong together")
-    found = tuple(find_attestation_problems(attestations, checked.files.hash(SUMS), checked.verdict, public_key))
+    found = tuple(find_attestation_problems(attestations, checked, public_key))
     return replace(checked, problems=(*checked.problems, *found), as_sealed=checked.as_sealed and not found)
 
 

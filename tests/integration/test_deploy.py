@@ -88,12 +88,17 @@ def test_the_configurations_are_triton_s_own_messages(deployment):
 
 
 FAULTS = {
-    "wrong dtype": ("digits_engine/config.pbtxt", "TYPE_FP32", "TYPE_FP16", "TYPE_FP16 in config.pbtxt, TYPE_FP32"),
+    "wrong dtype": (
+        "digits_engine/config.pbtxt",
+        "TYPE_FP32",
+        "TYPE_FP16",
+        "TYPE_FP16 [3, 32, 32] in config.pbtxt, TYPE_FP32 [3, 32, 32]",
+    ),
     "wrong layout": (
         "digits_engine/config.pbtxt",
         "dims: 3\n  dims: 32\n  dims: 32",
         "dims: 32\n  dims: 32\n  dims: 3",
-        "has shape [32, 32, 3] in config.pbtxt, [3, 32, 32]",
+        "TYPE_FP32 [32, 32, 3] in config.pbtxt, TYPE_FP32 [3, 32, 32]",
     ),
     "other label order": ("digits/labels.txt", "0\n1\n2\n", "0\n2\n1\n", "differs from class 1 on"),
     "missing warm-up": ("digits_engine/config.pbtxt", r"model_warmup .*(?=backend)", "", "model_warmup is missing"),
@@ -198,10 +203,10 @@ def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, mon
     from optpipe.workspace.store import Store
 
     planted = deployment.parent / "planted.py"
-    text = SHIM.read_text()
-    planted.write_text(text.replace(".copy() for each in found", "[..., ::-1].copy() for each in found"))
+    text = SHIM["model.py"].read_text()
+    planted.write_text(text.replace("each.copy() for", "each[..., ::-1].copy() for"))
     assert planted.read_text() != text
-    monkeypatch.setattr(proof, "SHIM", planted)
+    monkeypatch.setattr(proof, "SHIM", {**SHIM, "model.py": planted})
     with pytest.raises(GateError, match="output 'logits' is not the signed-off one"):
         proof.prove_deployment(
             check_deployment(deployment), find_server(SERVER), None, Store(deployed.workspace), SilentListener()

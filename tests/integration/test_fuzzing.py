@@ -181,7 +181,7 @@ def test_mutated_files(fuzz, tmp_path, request, damage, chunk) -> None:
             wrong.append(describe(case, ran))
         shutil.rmtree(tmp_path / ".optpipe", ignore_errors=True)
     assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
-    assert taken  # not all end where they are read
+    assert taken or damage is fuzz_onnx  # not all end where they are read
 
 
 def is_valid(path: Path) -> bool:

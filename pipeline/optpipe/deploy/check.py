@@ -14,19 +14,19 @@ from optpipe.core.files import Files
 from optpipe.core.records import record_from_files
 from optpipe.core.transform import Transform
 from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
-from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, ENGINE, name_by_position
+from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, ENGINE
 from optpipe.deploy.triton_config import (
     CONFIG,
     LABELS,
     WARM_UP,
     Served,
-    describe_served,
+    describe_tensors,
     find_tensor_differences,
     read_config,
 )
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
-from optpipe.workspace.entry import Entry, entry_from_files
+from optpipe.workspace.entry import entry_from_files
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.seal import find_seal_problems
@@ -65,7 +65,10 @@ def check_deployment(folder: Path) -> CheckedDeployment:
     serving = BACKENDS[entry.info.backend].serving(entry.info, record.options, "") if to_server else None
     names = [each for each in (record.engine, record.preprocessing, record.ensemble) if each and to_server]
     problems = [f"{each} has no {CONFIG}" for each in names if not files.has(f"{MODELS}/{each}/{CONFIG}")]
-    problems += _check_engine(entry, record)
+    if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
+        problems.append(f"{record.engine}: the artifact is {entry.id}, the dossier signs off {record.artifact}")
+    elif (damage := entry.find_damage()) is not None:
+        problems.append(f"{record.engine}: {damage}")
     if serving is not None and not problems:
         problems = list(find_configuration_problems(folder, record, card, serving))
     if problems:
@@ -96,9 +99,7 @@ def find_configuration_problems(
     models = folder / MODELS
     engine = read_config(models / record.engine / CONFIG)
     batched = engine.max_batch_size > 0
-    inputs = [describe_served(each, batched=batched) for each in card.inputs]
-    outputs = [describe_served(each, batched=batched) for each in card.outputs]
-    inner = name_by_position(inputs, outputs) if serving.by_position else (inputs, outputs)
+    inner = describe_tensors(card, batched=batched, by_position=serving.by_position)
     yield from find_tensor_differences(engine, record.engine, *inner)
     if (backend := engine.backend) != serving.triton_backend:
         yield f"{record.engine}: backend '{backend}' in {CONFIG}, '{serving.triton_backend}' for an artifact of {record.backend}"
@@ -107,14 +108,7 @@ def find_configuration_problems(
     yield from _check_labels(models / record.engine, engine, record)
     yield from _check_warm_up(models / record.engine, engine, [each.name for each in inner[0]])
     if record.preprocessing is not None and record.ensemble is not None:
-        yield from _check_ensemble(models, record, card, outputs)
-
-
-def _check_engine(entry: Entry[ArtifactInfo], record: DeploymentRecord) -> Iterator[str]:
-    if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
-        yield f"{record.engine}: the artifact is {entry.id}, the dossier signs off {record.artifact}"
-    elif (damage := entry.find_damage()) is not None:
-        yield f"{record.engine}: {damage}"
+        yield from _check_ensemble(models, record, card, describe_tensors(card, batched=batched)[1])
 
 
 def _check_labels(folder: Path, config: object, record: DeploymentRecord) -> Iterator[str]:

@@ -17,9 +17,10 @@ from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import hash_file
 from optpipe.core.measurement import Options
 from optpipe.core.records import json_from_record
-from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
+from optpipe.deploy.choices import Settings, choose_settings, format_options, leave_out_batching
 from optpipe.deploy.kserve import write_service
 from optpipe.deploy.records import (
     DEPLOYMENT,
@@ -38,37 +39,36 @@ from optpipe.deploy.triton_config import (
     WARM_UP,
     Served,
     add_warm_up,
-    describe_served,
+    describe_tensors,
     fill_tensors,
-    list_positions,
     require_tritonclient,
     require_valid_text,
     text_from_config,
 )
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
+from optpipe.preprocess.artifact import PIPELINE
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import MANIFEST, drop_folder, get_utc_time, strip_folders
 from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
-from optpipe.workspace.files import write_bytes
+from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
-
-from optpipe.core.files import hash_file
-from optpipe.preprocess.artifact import PIPELINE
-from optpipe.preprocess.dali_pipeline import DaliPlan
-from optpipe.workspace.files import write_json
 
 DALI_OUTPUT = "DALI_OUTPUT_0"
 ENGINE = "engine"
 """Folder of a deployment to a folder with the artifact."""
 ENCODED = "encoded_image"
 """The ensemble's input: a whole image file as bytes."""
-SHIM = Path(__file__).with_name("triton_model.py")
+SHIM = {
+    name: Path(__file__).with_name(source)
+    for name, source in (("model.py", "triton_model.py"), ("optpipe_frames.py", "frames.py"))
+}
+"""Files of a model on Triton's Python backend."""
 
 
 def write_repository(
@@ -202,34 +202,30 @@ def _write_engine(build: SignedBuild, serving: Serving, settings: Settings, know
     """The artifact as a Triton model; returns what its warm-up is."""
     pb, info = require_tritonclient(), build.artifact.info
     copy_artifact(build, folder / "1")
-    batched = settings.max_batch_size > 0
-    inputs = [describe_served(each, batched=batched) for each in build.card.inputs]
-    outputs = [describe_served(each, batched=batched) for each in build.card.outputs]
+    inputs, outputs = describe_tensors(build.card, batched=settings.max_batch_size > 0, by_position=serving.by_position)
     config = pb.ModelConfig(name=folder.name, max_batch_size=settings.max_batch_size)
     config.backend, config.platform = serving.triton_backend, serving.platform
     if serving.own_session:
-        shutil.copyfile(SHIM, folder / "1" / "model.py")
+        for name, source in SHIM.items():
+            shutil.copyfile(source, folder / "1" / name)
         add_shim_parameters(config, Path("$$TRITON_MODEL_DIRECTORY/1"), "artifact")
     else:
         config.default_model_filename = info.file
-    if serving.by_position:
-        inputs, outputs = name_by_position(inputs, outputs)
     fill_tensors(config, inputs, outputs)
     _write_labels(build, config, folder)
     kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"
     group = config.instance_group.add(count=settings.instances, kind=pb.ModelInstanceGroup.Kind.Value(kind))
     group.profile.extend(serving.profiles)
     _set_batching(config, settings)
-    _set_runtime(config, serving, settings)
+    for name, value in serving.parameters.items():
+        config.parameters[name].string_value = value
+    if serving.cuda_graph:
+        config.optimization.cuda.graphs = True
+        for size in settings.preferred:
+            spec = config.optimization.cuda.graph_spec.add(batch_size=size)
+            for each in config.input:
+                spec.input[each.name].dim.extend(each.dims)
     return _write_warm_up(config, folder, known, serving, settings, inputs, build)
-
-
-def name_by_position(inputs: Sequence[Served], outputs: Sequence[Served]) -> tuple[list[Served], list[Served]]:
-    """The tensors as `list_positions` names them."""
-    return (
-        [replace(each, name=name) for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)],
-        [replace(each, name=name) for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)],
-    )
 
 
 def add_shim_parameters(config: Any, folder: Path, kind: str) -> None:
@@ -242,17 +238,6 @@ def _set_batching(config: Any, settings: Settings) -> None:
     if settings.max_batch_size > 1 and settings.batching:
         config.dynamic_batching.preferred_batch_size.extend(settings.preferred)
         config.dynamic_batching.max_queue_delay_microseconds = settings.delay_us
-
-
-def _set_runtime(config: Any, serving: Serving, settings: Settings) -> None:
-    for name, value in serving.parameters.items():
-        config.parameters[name].string_value = value
-    if serving.cuda_graph:
-        config.optimization.cuda.graphs = True
-        for size in settings.preferred:
-            spec = config.optimization.cuda.graph_spec.add(batch_size=size)
-            for each in config.input:
-                spec.input[each.name].dim.extend(each.dims)
 
 
 def _write_labels(build: SignedBuild, config: Any, folder: Path) -> None:
@@ -330,15 +315,13 @@ def _write_ensemble(
 ) -> None:
     """Encoded images in, the model's outputs out; labels by Triton's classification extension (`class_count`)."""
     pb = require_tritonclient()
-    batched = settings.max_batch_size > 0
-    if not batched:
+    if not settings.max_batch_size:
         raise BadInputError(
             f"{build.card.name} takes no batches of changing size, which an ensemble from images needs; "
             "build it with --batch 1:…"
         )
-    inputs = [describe_served(each, batched=True) for each in build.card.inputs]
-    outputs = [describe_served(each, batched=True) for each in build.card.outputs]
-    inner = name_by_position(inputs, outputs) if serving.by_position else (inputs, outputs)
+    inner = describe_tensors(build.card, batched=True, by_position=serving.by_position)
+    _, outputs = describe_tensors(build.card, batched=True)
     assert build.preprocessing is not None
     size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # no larger than that of a step
     config = pb.ModelConfig(name=folder.name, platform="ensemble", max_batch_size=size)
@@ -376,10 +359,8 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> DeploymentRe
     with store.scratch("deploy") as scratch:
         images = list_signed_images(build)
         write_requests(build, images, scratch / REQUESTS)
-        text = ", ".join(f"{name}={value}" for name, value in settings.options.items())
-        record = describe_deployment(
-            build, settings, serving, images, (Choice("runtime options", text, "as measured"),)
-        )
+        choices = (Choice("runtime options", format_options(settings.options), "as measured"),)
+        record = describe_deployment(build, settings, serving, images, choices)
         record = replace(record, preprocessing=_write_loader(build, record, serving, scratch))
         shutil.copyfile(serving.loader, scratch / PREDICT)
         text = _make_readme(build, record, images[0][1].file if images and _classifies_images(build) else None)
@@ -390,9 +371,16 @@ def write_folder(build: SignedBuild, output: Path, store: Store) -> DeploymentRe
 def _write_loader(build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path) -> str | None:
     """The engine, its preprocessing, and `loader.json`, which `predict.py` reads; returns the preprocessing's name."""
     copy_artifact(build, folder / ENGINE)
-    pipeline, plan = None, None
+    pipeline, options = None, {}
     if build.preprocessing is not None:
         pipeline, plan = f"preprocessing/{Path(PIPELINE).name}", build.preprocessing.info.plan
+        device = 0 if plan.device == "gpu" else None
+        options = {
+            "batch_size": plan.batch_size,
+            "num_threads": plan.threads,
+            "device_id": device,
+            "prefetch_queue_depth": 1,
+        }
         (folder / "preprocessing").mkdir()
         shutil.copyfile(build.preprocessing.file(PIPELINE), folder / pipeline)
     settings = {
@@ -406,16 +394,11 @@ def _write_loader(build: SignedBuild, record: DeploymentRecord, serving: Serving
         "runtime": serving.loader_settings,
         "classifies": _classifies_images(build),
         "pipeline": pipeline,
-        "pipeline_options": {} if plan is None else _get_pipeline_options(plan),
+        "pipeline_options": options,
         "sha256": {name: hash_file(folder / name) for name in (record.engine, pipeline) if name},
     }
     write_json(folder / SETTINGS, settings)
     return pipeline
-
-
-def _get_pipeline_options(plan: DaliPlan) -> dict[str, int | None]:
-    device = 0 if plan.device == "gpu" else None
-    return {"batch_size": plan.batch_size, "num_threads": plan.threads, "device_id": device, "prefetch_queue_depth": 1}
 
 
 def _classifies_images(build: SignedBuild) -> bool:

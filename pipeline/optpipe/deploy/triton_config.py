@@ -4,11 +4,11 @@ Source: model_config.proto of triton-inference-server/common, and docs/user_guid
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.core.card import InputSpec, TensorSpec
+from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 
 CONFIG = "config.pbtxt"
@@ -53,12 +53,23 @@ def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
     return Served(spec.name, spec.dtype, dims[1:] if batched else dims)
 
 
+def describe_tensors(card: ModelCard, *, batched: bool, by_position: bool = False) -> tuple[list[Served], list[Served]]:
+    """A model's inputs and outputs as `describe_served` has them, `by_position` under the names of `list_positions`."""
+    inputs = [describe_served(each, batched=batched) for each in card.inputs]
+    outputs = [describe_served(each, batched=batched) for each in card.outputs]
+    if not by_position:
+        return inputs, outputs
+    return (
+        [replace(each, name=name) for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)],
+        [replace(each, name=name) for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)],
+    )
+
+
 def fill_tensors(config: Any, inputs: Sequence[Served], outputs: Sequence[Served]) -> None:
     pb = require_tritonclient()
-    for each in inputs:
-        config.input.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
-    for each in outputs:
-        config.output.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
+    for target, tensors in ((config.input, inputs), (config.output, outputs)):
+        for each in tensors:
+            target.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
 
 
 def add_warm_up(config: Any, name: str, rows: int, tensors: Mapping[str, Served], files: Mapping[str, str]) -> None:
@@ -88,24 +99,15 @@ def read_config(path: Path) -> Any:
 
 
 def find_tensor_differences(config: Any, name: str, inputs: Sequence[Served], outputs: Sequence[Served]) -> list[str]:
-    """Where a configuration's tensors are not those of the model: name, data type, shape; one line each."""
+    """Where a configuration's tensors are not those of the model: name, or data type and shape; one line each."""
     pb, found = require_tritonclient(), []
     for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
-        known = {each.name: each for each in have}
-        for each in want:
-            if (one := known.pop(each.name, None)) is None:
-                found.append(f"{name}: {what} '{each.name}' is missing from {CONFIG}")
-                continue
-            dtype = pb.DataType.Name(one.data_type)
-            if dtype != TYPES[each.dtype]:
-                found.append(
-                    f"{name}: {what} '{each.name}' is {dtype} in {CONFIG}, {TYPES[each.dtype]} in the signed-off model"
-                )
-            if tuple(one.dims) != each.dims:
-                found.append(
-                    f"{name}: {what} '{each.name}' has shape {list(one.dims)} in {CONFIG}, {list(each.dims)} in the signed-off model"
-                )
-        found += [f"{name}: {what} '{extra}' of {CONFIG} is not in the signed-off model" for extra in known]
+        known = {each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have}
+        signed = {each.name: f"{TYPES[each.dtype]} {list(each.dims)}" for each in want}
+        for each in dict.fromkeys((*signed, *known)):
+            stated, right = known.get(each, "missing"), signed.get(each, "unknown")
+            if stated != right:
+                found.append(f"{name}: {what} '{each}' is {stated} in {CONFIG}, {right} in the signed-off model")
     return found
 
 

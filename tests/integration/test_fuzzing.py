@@ -28,6 +28,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.models.inputs.annotations import read_boxes
+from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.seal import seal_folder
@@ -139,7 +140,7 @@ def fuzz_policy(fuzz, folder, rng, case, walked) -> tuple[Ran, bool]:
 
 def fuzz_npz(fuzz, folder, rng, case) -> tuple[Ran, bool]:
     onnx.save(mutations.list_networks()[0], folder / "net.onnx")
-    arrays = {"x": np.ones((8, 3, 8, 8), np.float32), "labels": np.arange(8)}
+    arrays: dict[str, np.ndarray] = {"x": np.ones((8, 3, 8, 8), np.float32), "labels": np.arange(8)}
     (folder / "data.npz").write_bytes(mutations.mutate_npz(arrays, rng))
     return fuzz("build", "net.onnx", *BUILD, "--batch", "1:2:4", "--data", "data.npz"), True
 
@@ -161,6 +162,7 @@ def fuzz_coco(fuzz, folder, rng, case) -> tuple[Ran, bool]:
     card = ModelCard("net", "net.onnx", Task.DETECTION, inputs, transform=transform, labels=("cat", "dog"))
     try:
         samples, _ = load_sample_set(None, card, path, None, 0, SilentListener())
+        assert isinstance(samples, ImageSet)
         read_boxes(samples, transform, card.labels, 2)
     except BadInputError as error:
         return Ran(2, "", str(error)), True

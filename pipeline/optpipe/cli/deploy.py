@@ -96,7 +96,7 @@ def deploy(
 
 def _write(dossier: Path, how: DeployOptions, store: "Store", terminal: "Terminal") -> None:
     from optpipe.deploy.kserve import require_service
-    from optpipe.deploy.repository import write_folder, write_repository
+    from optpipe.deploy.repository import write_deployment
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
     from optpipe.workspace.places import require_unused_path
@@ -118,7 +118,4 @@ def _write(dossier: Path, how: DeployOptions, store: "Store", terminal: "Termina
     else:
         build = replace(build, preprocessing=None)
     with terminal.step(f"write the {how.to} deployment"):
-        if how.to == "folder":
-            write_folder(build, output, store)
-        else:
-            write_repository(build, output, store, batching=how.batching, storage_uri=uri, image=image)
+        write_deployment(build, output, store, how.to, batching=how.batching, storage_uri=uri, image=image)

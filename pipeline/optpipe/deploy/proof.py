@@ -38,7 +38,7 @@ from optpipe.deploy.triton_config import (
     list_positions,
     read_config,
     require_tritonclient,
-    text_from_config,
+    write_config,
 )
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.models.inputs.rows import fill_sequences, read_length
@@ -144,8 +144,7 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
     own = str(Path(optpipe.__file__).parents[1])
     config.parameters["path"].string_value = f"{own}{os.pathsep}{inherited}" if inherited else own
     config.parameters["options"].string_value = json.dumps(dict(record.options) if source.name == record.engine else {})
-    (target / CONFIG).unlink()
-    (target / CONFIG).write_text(text_from_config(config), encoding="utf-8")
+    write_config(config, target)
     for name, file in SHIM.items():
         (target / "1" / name).unlink(missing_ok=True)
         (target / "1" / name).symlink_to(file)

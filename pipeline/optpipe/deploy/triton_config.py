@@ -3,7 +3,7 @@
 Source: model_config.proto of triton-inference-server/common, and docs/user_guide/model_configuration.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -72,21 +72,28 @@ def fill_tensors(config: Any, inputs: Sequence[Served], outputs: Sequence[Served
             target.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
 
 
-def add_warm_up(config: Any, name: str, rows: int, tensors: Mapping[str, Served], files: Mapping[str, str]) -> None:
-    """One warm-up request of `rows` samples whose inputs are the files that lie in `warmup/`."""
+def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[Served, bytes]]) -> None:
+    """One warm-up request of `rows` samples, whose inputs are written to `warmup/` in the model's `folder`."""
     pb = require_tritonclient()
+    (folder / WARM_UP).mkdir(exist_ok=True)
     warm_up = config.model_warmup.add(name=name, batch_size=max(rows, 1))
-    for key, each in tensors.items():
-        target = warm_up.inputs[key]
+    for each, content in inputs:
+        target = warm_up.inputs[each.name]
         target.data_type = pb.DataType.Value(TYPES[each.dtype])
         target.dims.extend(each.dims)
-        target.input_data_file = files[key]
+        target.input_data_file = f"{each.name}.{rows}.bin"
+        (folder / WARM_UP / target.input_data_file).write_bytes(content)
 
 
-def text_from_config(config: Any) -> str:
+def write_config(config: Any, folder: Path) -> None:
+    """Writes `config.pbtxt`. Raises BadInputError where protobuf does not read back what it wrote."""
     from google.protobuf import text_format
 
-    return str(text_format.MessageToString(config))
+    path = folder / CONFIG
+    path.unlink(missing_ok=True)
+    path.write_text(text_format.MessageToString(config), encoding="utf-8")
+    if read_config(path) != config:
+        raise BadInputError(f"{path} is not read back as it was written")
 
 
 def read_config(path: Path) -> Any:
@@ -109,9 +116,3 @@ def find_tensor_differences(config: Any, name: str, inputs: Sequence[Served], ou
             if stated != right:
                 found.append(f"{name}: {what} '{each}' is {stated} in {CONFIG}, {right} in the signed-off model")
     return found
-
-
-def require_valid_text(path: Path) -> None:
-    """Raises BadInputError where protobuf does not read the file back."""
-    if not read_config(path).ByteSize():
-        raise BadInputError(f"{path} is empty")

@@ -167,11 +167,11 @@ def test_a_bright_square_is_where_the_geometry_says(height: int, width: int, ste
     image[top : top + side, left : left + side] = 255
     transform = make_transform(steps)
     found = apply_transform(transform, image)[..., 0].astype(float)
-    geometry = compute_geometry(transform, height, width)
-    axes = ((geometry.rows, top), (geometry.columns, left))
+    down, across = compute_geometry(transform, height, width)
+    axes = ((down, top), (across, left))
     ends = [(start + reach) * axis.scale + axis.offset for axis, start in axes for reach in (0, side)]
     assume(min(ends) >= 2 and max(ends) <= 62)  # else the crop cuts it
-    for axis, start, sums in ((geometry.rows, top, found.sum(1)), (geometry.columns, left, found.sum(0))):
+    for axis, start, sums in ((down, top, found.sum(1)), (across, left, found.sum(0))):
         low, high = start * axis.scale + axis.offset, (start + side) * axis.scale + axis.offset
         center = (sums * (np.arange(64) + 0.5)).sum() / sums.sum()
         assert center == pytest.approx((low + high) / 2, abs=0.3)

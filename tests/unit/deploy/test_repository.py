@@ -35,7 +35,7 @@ from optpipe.deploy.triton_config import (
     fill_tensors,
     find_tensor_differences,
     read_config,
-    text_from_config,
+    write_config,
 )
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.workspace.files import write_json
@@ -59,9 +59,9 @@ def config_of(inputs, outputs):
 
 @given(tensors, tensors)
 def test_what_is_written_is_read_back(tmp_path_factory, inputs, outputs):
-    path = tmp_path_factory.mktemp("config") / "config.pbtxt"
-    path.write_text(text_from_config(config_of(inputs, outputs)), encoding="utf-8")
-    found = read_config(path)
+    folder = tmp_path_factory.mktemp("config")
+    write_config(config_of(inputs, outputs), folder)
+    found = read_config(folder / "config.pbtxt")
     assert found == config_of(inputs, outputs)
     assert find_tensor_differences(found, "net", inputs, outputs) == []
 

@@ -73,20 +73,6 @@ def test_every_number_says_which_measurement_it_comes_from(deployment, deployed)
     assert any(run in choices["runtime options"]["source"] for run in runs)
 
 
-def test_the_configurations_are_triton_s_own_messages(deployment):
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    for path in (deployment / "models").glob("*/config.pbtxt"):
-        config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
-        assert config.name == path.parent.name
-    engine = text_format.Parse(
-        (deployment / "models/digits_engine/config.pbtxt").read_text(), model_config_pb2.ModelConfig()
-    )
-    assert engine.model_warmup
-    assert list(engine.input[0].dims) == [3, 32, 32]
-
-
 FAULTS = {
     "wrong dtype": (
         "digits_engine/config.pbtxt",

@@ -37,11 +37,11 @@ class TensorSpec:
         sizes = [size for axis, size in enumerate(self.shape) if axis != self.batch and size != 1] or [1]
         return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return _describe_tensor(self)
 
 
-def _describe_tensor(spec: "TensorSpec | InputSpec") -> dict[str, Any]:
+def _describe_tensor(spec: "TensorSpec | InputSpec") -> Mapping[str, Any]:
     """Without what is None; the first axis is the batch unless it says otherwise."""
     plain = {name: each for name, each in plain_from_record(spec).items() if each is not None and name != "batch"}
     single = isinstance(spec, InputSpec) and not spec.min
@@ -139,7 +139,7 @@ class InputSpec:
 
         return replace(self, min=resized(self.min, low), opt=resized(self.opt, usual), max=resized(self.max, high))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return _describe_tensor(self)
 
 

@@ -5,7 +5,7 @@ criteria. Signing is securesystemslib's. The file lies beside the dossier, whose
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Atte
     return AttestRecord(str(output), name, digest, verdict.verdict, result, (FILE,), signer.public_key.keyid)
 
 
-def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> dict[str, Any]:
+def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mapping[str, Any]:
     """The statement on a dossier whose list of hashes has the SHA-256 `digest`; a waived criterion is among the warned tests."""
     results = {Verdict.PASS: "PASSED", Verdict.FAIL: "FAILED"}
     tests: dict[str, list[str]] = {"PASSED": [], "WARNED": [], "FAILED": []}

@@ -1,9 +1,10 @@
 """Whether a deployment is what was written: its seal, its configurations against the signed-off model, its passport."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
@@ -96,62 +97,54 @@ def find_configuration_problems(
     folder: Path, record: DeploymentRecord, card: ModelCard, serving: Serving
 ) -> Iterator[str]:
     """Where the repository would serve another model than the one that was signed off, one line each."""
-    models = folder / MODELS
+    models, labeled = folder / MODELS, (record.engine, record.ensemble) if record.labels else ()
     engine = read_config(models / record.engine / CONFIG)
     batched = engine.max_batch_size > 0
-    inner = describe_tensors(card, batched=batched, by_position=serving.by_position)
-    yield from find_tensor_differences(engine, record.engine, *inner)
+    served = {record.engine: describe_tensors(card, batched=batched, by_position=serving.by_position)}
+    if record.preprocessing is not None and record.ensemble is not None and card.transform is not None:
+        made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
+        served[record.preprocessing] = [Served(DALI_INPUT, "uint8", (-1,))], [made]
+        served[record.ensemble] = [Served(ENCODED, "uint8", (-1,))], describe_tensors(card, batched=batched)[1]
+        stored = models / record.preprocessing / "1" / "transform.json"
+        with read_as_user_file(stored, "the steps of a preprocessing"):
+            proven = Transform.from_dict(json.loads(stored.read_bytes()))
+        if proven != card.transform:
+            yield f"{record.preprocessing}: transform.json is not the preprocessing of the model card"
+    for name, (inputs, outputs) in served.items():
+        config = read_config(models / name / CONFIG)
+        yield from find_tensor_differences(config, name, inputs, outputs)
+        if name in labeled:
+            yield from _check_labels(models / name, config, record.labels)
+        if name != record.ensemble:
+            yield from _check_warm_up(models / name, config, [each.name for each in inputs])
+        elif (steps := [each.model_name for each in config.ensemble_scheduling.step]) != [
+            record.preprocessing,
+            record.engine,
+        ]:
+            yield f"{name}: runs {', '.join(steps)}, not {record.preprocessing}, {record.engine}"
     if (backend := engine.backend) != serving.triton_backend:
         yield f"{record.engine}: backend '{backend}' in {CONFIG}, '{serving.triton_backend}' for an artifact of {record.backend}"
     if batched and engine.max_batch_size > card.batch_range[2]:
         yield f"{record.engine}: max_batch_size {engine.max_batch_size} exceeds the build's profile ({card.batch_range[2]})"
-    yield from _check_labels(models / record.engine, engine, record)
-    yield from _check_warm_up(models / record.engine, engine, [each.name for each in inner[0]])
-    if record.preprocessing is not None and record.ensemble is not None:
-        yield from _check_ensemble(models, record, card, describe_tensors(card, batched=batched)[1])
 
 
-def _check_labels(folder: Path, config: object, record: DeploymentRecord) -> Iterator[str]:
-    if not record.labels:
-        return
-    first = config.output[0]  # type: ignore[attr-defined]
+def _check_labels(folder: Path, config: Any, wanted: Sequence[str]) -> Iterator[str]:
+    first = config.output[0]
     if first.label_filename != LABELS or not (folder / LABELS).is_file():
         yield f"{folder.name}: output '{first.name}' has no label file"
         return
     labels = (folder / LABELS).read_text(encoding="utf-8").splitlines()
-    wrong = [at for at, (one, other) in enumerate(zip(labels, record.labels, strict=False)) if one != other]
-    if wrong or len(labels) != len(record.labels):
-        at = wrong[0] if wrong else min(len(labels), len(record.labels))
+    wrong = [at for at, (one, other) in enumerate(zip(labels, wanted, strict=False)) if one != other]
+    if wrong or len(labels) != len(wanted):
+        at = wrong[0] if wrong else min(len(labels), len(wanted))
         yield f"{folder.name}: {LABELS} is not the model card's: it differs from class {at} on"
 
 
-def _check_warm_up(folder: Path, config: object, inputs: list[str]) -> Iterator[str]:
-    warm_ups = config.model_warmup  # type: ignore[attr-defined]
-    if not warm_ups:
+def _check_warm_up(folder: Path, config: Any, inputs: Sequence[str]) -> Iterator[str]:
+    if not config.model_warmup:
         yield f"{folder.name}: model_warmup is missing: the first requests would pay for lazy initialization"
-    for each in warm_ups:
+    for each in config.model_warmup:
         for name in inputs:
             file = each.inputs[name].input_data_file if name in each.inputs else ""
             if not file or not (folder / WARM_UP / file).is_file():
                 yield f"{folder.name}: warm-up '{each.name}' has no data for input '{name}'"
-
-
-def _check_ensemble(models: Path, record: DeploymentRecord, card: ModelCard, outputs: list[Served]) -> Iterator[str]:
-    assert record.preprocessing is not None
-    assert record.ensemble is not None
-    assert card.transform is not None
-    preprocess = read_config(models / record.preprocessing / CONFIG)
-    made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
-    yield from find_tensor_differences(preprocess, record.preprocessing, [Served(DALI_INPUT, "uint8", (-1,))], [made])
-    yield from _check_warm_up(models / record.preprocessing, preprocess, [DALI_INPUT])
-    stored = models / record.preprocessing / "1" / "transform.json"
-    with read_as_user_file(stored, "the steps of a preprocessing"):
-        proven = Transform.from_dict(json.loads(stored.read_bytes()))
-    if proven != card.transform:
-        yield f"{record.preprocessing}: transform.json is not the preprocessing of the model card"
-    ensemble = read_config(models / record.ensemble / CONFIG)
-    yield from find_tensor_differences(ensemble, record.ensemble, [Served(ENCODED, "uint8", (-1,))], outputs)
-    yield from _check_labels(models / record.ensemble, ensemble, record)
-    steps = [each.model_name for each in ensemble.ensemble_scheduling.step]
-    if steps != [record.preprocessing, record.engine]:
-        yield f"{record.ensemble}: runs {', '.join(steps)}, not {record.preprocessing}, {record.engine}"

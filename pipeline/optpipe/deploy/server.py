@@ -150,7 +150,10 @@ def run_server(
         http, grpc = (f"127.0.0.1:{port}" for port in ports[:2])
         _await_ready(process, http, log, limit_s)
         try:
-            yield http, grpc, _describe_server(program, http)
+            with urlopen(f"http://{http}/v2", timeout=5) as answer:
+                version = str(json.load(answer).get("version", "unknown"))
+            name, backends = Path(program.command[0]).name, list_backends(program)
+            yield http, grpc, ServerRecord(name, version, program.python, program.numpy, backends)
         except StageError as error:
             if process.poll() is None:
                 raise
@@ -181,12 +184,6 @@ def _await_ready(process: "subprocess.Popen[bytes]", http: str, log: Path, limit
                 return
         sleep(POLL_S)
     raise StageError(f"tritonserver was not ready after {limit_s:g} s: {read_reason(log)}")
-
-
-def _describe_server(program: ServerProgram, http: str) -> ServerRecord:
-    with urlopen(f"http://{http}/v2", timeout=5) as answer:
-        version = str(json.load(answer).get("version", "unknown"))
-    return ServerRecord(Path(program.command[0]).name, version, program.python, program.numpy, list_backends(program))
 
 
 _ERROR_LINE = re.compile(r"^E\d{4} .*?\] \"?(.*?)\"?$")

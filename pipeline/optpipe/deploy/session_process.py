@@ -67,7 +67,7 @@ class FrameProcess:
         with suppress(BrokenPipeError):
             write_frame(self._process.stdin, header, arrays)
 
-    def receive(self) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
+    def receive(self) -> "tuple[Mapping[str, Any], dict[str, np.ndarray]]":
         """The next frame. Raises StageError with the reason where it is an error, or the process has ended."""
         assert self._process.stdout is not None
         header, arrays = read_frame(self._process.stdout) or ({"error": self._read_last_words()}, {})

@@ -12,7 +12,7 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.measurement import Scenario, Subject
-from optpipe.deploy.choices import choose_settings
+from optpipe.deploy.choices import choose_settings, leave_out_batching
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.signoff.policy import policy_from_toml
 
@@ -112,8 +112,6 @@ def test_a_request_that_waits_and_follows_a_whole_batch_keeps_the_limit(latencie
 
 
 def test_without_batching_no_number_of_it_is_left():
-    from optpipe.deploy.choices import leave_out_batching
-
     found = leave_out_batching(settings({1: 2.0, 8: 6.0}, limit_ms=50))
     assert (found.batching, found.preferred, found.delay_us, found.max_batch_size) == (False, (), 0, 8)
     assert [each.value for each in found.choices if "batching" in each.setting] == ["off"]

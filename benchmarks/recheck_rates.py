@@ -19,7 +19,8 @@ from unittest.mock import patch
 from optpipe.core.events import SilentListener
 from optpipe.core.records import line_from_record
 from optpipe.deploy import recheck
-from optpipe.deploy.recheck import RecheckPlan, open_interpreter
+from optpipe.deploy.recheck import open_interpreter
+from optpipe.deploy.records import RecheckPlan
 from optpipe.deploy.signed_build import open_signed_build
 from optpipe.measure.pair import compare_environments
 from optpipe.stats.paired import compute_share_interval

@@ -1,7 +1,12 @@
 """Seeded damage to files that users give: bytes, and what a format means by them."""
 
+import io
+import json
 import random
 import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,6 +36,55 @@ def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
             case _:
                 changed[at:at] = rng.randbytes(rng.choice((1, 4, 16)))
     return bytes(changed[: rng.randrange(1, len(changed) + 1)] if rng.random() < 0.1 else changed)
+
+
+def mutate_json(text: str, rng: random.Random) -> bytes:
+    """Drops, repeats or replaces values; now and then bytes instead."""
+    if rng.random() < 0.25:
+        return mutate_bytes(text.encode(), rng)
+    document = json.loads(text)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        if not (places := list(_iterate_places(document))):
+            break
+        holder, key = rng.choice(places)
+        match rng.randrange(6):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(holder, list):
+                holder.append(holder[key])
+            case _:
+                odd = (*ODD_NUMBERS, *ODD_TEXTS, None, True, [], {}, 1.5, -1e308, float("nan"), float("inf"), "0.png")
+                holder[key] = rng.choice(odd)
+    return json.dumps(document).encode()
+
+
+def _iterate_places(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _iterate_places(value[key])
+
+
+def mutate_npz(arrays: Mapping[str, np.ndarray], rng: random.Random) -> bytes:
+    """Other names, types, shapes, and shapes that are declared alone; now and then bytes instead."""
+    damaged, whole = rng.random() < 0.25, io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as file:
+        for name, array in arrays.items():
+            content, change = io.BytesIO(), 7 if damaged else rng.randrange(8)
+            if change == 0:
+                name = rng.choice(("y", "labels", *ODD_TEXTS))
+            elif change == 1:
+                array = array.astype(
+                    rng.choice(("float64", "int64", "<U5", "complex64", "bool", "object", ">f4", "V3"))
+                )
+            elif change == 2:
+                array = np.zeros(rng.choice(((), (0,), (8,), array.shape[1:], (*array.shape, 1))), array.dtype)
+            np.save(content, array, allow_pickle=True)
+            stated = content.getvalue()
+            if change == 3:
+                stated = stated.replace(b"(8,", b"(%d," % rng.choice(ODD_NUMBERS))
+            file.writestr(f"{name[:200]}.npy".replace("\0", "?"), stated)
+    return mutate_bytes(whole.getvalue(), rng) if damaged else whole.getvalue()
 
 
 def mutate_toml(text: str, rng: random.Random) -> bytes:

@@ -127,19 +127,14 @@ def test_every_verdict_is_readable_on_every_screen(browser, dossiers, verdict, s
         assert page.evaluate(CUT) == []
         assert page.evaluate(EMPTY) == 0, "a label of nothing"
         assert "`" not in page.locator("main").inner_text()
+        assert page.locator(".verdict").bounding_box()["y"] < 200, "the answer comes first"
+        if verdict in WAIVED:  # no energy here; what fails is waived
+            assert page.locator(".waiver").inner_text().startswith("WAIVED")
         assert page.screenshot(path=tmp_path / "report.png", full_page=True)[:4] == b"\x89PNG"
 
 
 def shown(page, table):
     return page.locator(f"#{table} tbody tr:visible").count()
-
-
-def test_the_answer_comes_first_and_the_page_fits(page):
-    assert page.title() == "INCONCLUSIVE: digits: release", "no energy here; what fails is waived"
-    verdict = page.locator(".verdict").bounding_box()
-    assert verdict["y"] < 200
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.locator(".waiver").inner_text().startswith("WAIVED")
 
 
 def test_figures_are_drawn_in_the_colours_of_the_scheme(page):

@@ -188,7 +188,14 @@ def _explain_os_error(error: OSError) -> str:
     return f"cannot read or write{where}: {error.strerror}; choose another location"
 
 
+LONGEST_LINE = 1000
+"""Of a message that quotes a file: beyond it the middle is left out, and the file's name and the way out stay."""
+
+
 def _print_failure(message: str, status: int, *, as_json: bool) -> None:
+    half = LONGEST_LINE // 2
+    lines = [f"{each[:half]}…{each[-half:]}" if len(each) > LONGEST_LINE else each for each in message.splitlines()]
+    message = "\n".join(lines)
     _say(message)
     if as_json:
         try:

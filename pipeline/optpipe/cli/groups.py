@@ -180,7 +180,7 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     usual = field.show(field.default) if partial and field.default not in (MISSING, None, False, ()) else ""
     option = typer.Option(
         *flags, metavar=param.metavar, help=f"{param.help}  [default: {usual}]" if usual else param.help,
-        min=param.minimum, autocompletion=param.complete, show_default=not required,
+        min=param.minimum, max=param.maximum, envvar=param.envvar, autocompletion=param.complete, show_default=not required,
     )  # fmt: skip
     if partial or default is None:
         kind, default = kind | None, None

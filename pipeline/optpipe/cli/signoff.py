@@ -21,6 +21,7 @@ from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import MAX_CV, ROUNDS
 from optpipe.core.plan import Param
+from optpipe.deploy.records import RecheckPlan
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -249,47 +250,36 @@ def verify(
     Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
     """
     from optpipe.core.verdict import VerificationRecord
+    from optpipe.deploy.attest import find_attestation_problems
     from optpipe.signoff.document import document_from_verification
     from optpipe.signoff.verify import verify_dossier
 
     with terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers)
-        if attestations is not None or public_key is not None:
-            checked = _check_attestations(checked, attestations, public_key)
+        if (attestations is None) != (public_key is None):
+            raise BadInputError("--attestations DIR and --public-key FILE belong together")
+        if attestations is not None and public_key is not None:
+            found = tuple(find_attestation_problems(attestations, checked, public_key))
+            problems, sealed = (*checked.problems, *found), checked.as_sealed and not found
+            checked = replace(checked, problems=problems, as_sealed=sealed)  # a wrong signature is a changed byte
     signature = checked.signature
     if public_key is not None:
         signature = f"attested with {public_key}" + ("" if signature == "not signed" else f", {signature}")
-    found, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
+    verdict, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
     record = VerificationRecord(
         dossier=str(dossier),
-        intact=found is not None,
+        intact=verdict is not None,
         as_sealed=checked.as_sealed,
         problems=checked.problems,
         unbacked=checked.unbacked,
         not_compared=checked.not_compared,
-        verdict=found.verdict if found else None,
-        recomputed=found,
+        verdict=verdict.verdict if verdict else None,
+        recomputed=verdict,
         signature=signature,
         files=len(sizes),
         size_bytes=sum(sizes),
     )
     return Outcome(record, document_from_verification, checked.exit_status)
-
-
-def _check_attestations(
-    checked: "VerifiedDossier", attestations: Path | None, public_key: Path | None
-) -> "VerifiedDossier":
-    """The check with what is wrong with the attestations; a signature that is not right is a changed byte."""
-    from dataclasses import replace
-
-    from optpipe.core.errors import BadInputError
-    from optpipe.deploy.attest import find_attestation_problems
-    from optpipe.workspace.seal import SUMS
-
-    if attestations is None or public_key is None:
-        raise BadInputError("--attestations DIR and --public-key FILE belong together")
-    found = tuple(find_attestation_problems(attestations, checked.files.hash(SUMS), checked.verdict, public_key))
-    return replace(checked, problems=(*checked.problems, *found), as_sealed=checked.as_sealed and not found)
 
 
 def approve(
@@ -333,27 +323,13 @@ def attest(
 
 
 def recheck(
-    dossier: DossierArgument,
-    store: "Store",
-    terminal: "Terminal",
-    python: Annotated[
-        Path | None,
-        typer.Option(metavar="ENV", help="Environment to compare with this one; default: this one with the dossier."),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds, 8 or more; up to three times as many if noise hides a 4 % difference.")
-    ] = ROUNDS,
-    min_time: Annotated[float, typer.Option(min=0.05, help="Seconds to measure in each process.")] = 0.5,
-    max_slowdown: Annotated[str, typer.Option(help="Slow-down that must be excluded for a PASS.")] = "5 %",
+    dossier: DossierArgument, store: "Store", terminal: "Terminal", plan: RecheckPlan = RecheckPlan()
 ) -> Outcome:
     """Measure a signed-off build again after an upgrade."""
-    from optpipe.core.quantity import share_from_text
     from optpipe.deploy.document import document_from_recheck
-    from optpipe.deploy.recheck import RecheckPlan
     from optpipe.deploy.recheck import recheck as run_recheck
     from optpipe.deploy.signed_build import open_signed_build
 
-    plan = RecheckPlan(python, rounds, min_time, share_from_text(max_slowdown, "--max-slowdown"))
     with terminal.step("verify the dossier"):
         build = open_signed_build(dossier, store, because="to measure it again")
     found = run_recheck(build, plan, store, terminal)

@@ -11,6 +11,7 @@ from typing import Any
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import get_memory_bytes, hash_value
+from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
 
 Shape = tuple[int, ...]
@@ -36,13 +37,15 @@ class TensorSpec:
         sizes = [size for axis, size in enumerate(self.shape) if axis != self.batch and size != 1] or [1]
         return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) else None
 
-    def to_dict(self) -> dict[str, str | int | list[int | str]]:
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **_describe_batch(self.batch)}
+    def to_dict(self) -> Mapping[str, Any]:
+        return _describe_tensor(self)
 
 
-def _describe_batch(batch: int | None) -> dict[str, int | str]:
-    """The first axis is the batch unless it says otherwise."""
-    return {} if batch == 0 else {"batch": "none" if batch is None else batch}
+def _describe_tensor(spec: "TensorSpec | InputSpec") -> Mapping[str, Any]:
+    """Without what is None; the first axis is the batch unless it says otherwise."""
+    plain = {name: each for name, each in plain_from_record(spec).items() if each is not None and name != "batch"}
+    single = isinstance(spec, InputSpec) and not spec.min
+    return plain if spec.batch == 0 or single else {**plain, "batch": "none" if spec.batch is None else spec.batch}
 
 
 def _batch_from_dict(value: Mapping[str, Any], rank: int) -> int | None:
@@ -136,16 +139,8 @@ class InputSpec:
 
         return replace(self, min=resized(self.min, low), opt=resized(self.opt, usual), max=resized(self.max, high))
 
-    def to_dict(self) -> dict[str, str | int | list[int]]:
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "min": list(self.min),
-            "opt": list(self.opt),
-            "max": list(self.max),
-            **({} if self.below is None else {"below": self.below}),
-            **(_describe_batch(self.batch) if self.min else {}),
-        }
+    def to_dict(self) -> Mapping[str, Any]:
+        return _describe_tensor(self)
 
 
 def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
@@ -234,10 +229,7 @@ class Tokenization:
     @property
     def hash(self) -> str:
         """Names the preprocessing, as `Transform.hash` does for images."""
-        return hash_value(self.to_dict())
-
-    def to_dict(self) -> Mapping[str, Any]:
-        return {"sha256": self.sha256, "max_length": self.max_length, "pad_id": self.pad_id}
+        return hash_value(plain_from_record(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +350,7 @@ class ModelCard:
             "preprocessing": self.transform.to_dict() if self.transform else None,
             "labels": list(self.labels),
             "data": dict(self.data),
-            **({"tokenization": self.tokenization.to_dict()} if self.tokenization else {}),
+            **({"tokenization": plain_from_record(self.tokenization)} if self.tokenization else {}),
             **({"head": dict(self.head)} if self.head else {}),
         }
 
@@ -386,24 +378,24 @@ class ModelCard:
                     f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.format_profile()}"
                 )
             inputs.append(resized)
-        if one_shape:
-            _require_one_shape(inputs)
+        profiles = {each.name: each.format_profile() for each in inputs}
+        if one_shape and len(set(profiles.values())) > 1:
+            (first, shape), *others = profiles.items()
+            odd, other = next(each for each in others if each[1] != shape)
+            raise BadInputError(
+                f"--shape: {first} has {shape}, but {odd} has {other}\n"
+                f"all inputs of a text model have one shape: --shape {first}={shape} alone sets it"
+            )
         return replace(self, inputs=tuple(inputs))
-
-
-def _require_one_shape(inputs: Sequence[InputSpec]) -> None:
-    profiles = {each.name: each.format_profile() for each in inputs}
-    (first, shape), *others = profiles.items()
-    if odd := next((name for name, other in others if other != shape), None):
-        raise BadInputError(
-            f"--shape: {first} has {shape}, but {odd} has {profiles[odd]}\n"
-            f"all inputs of a text model have one shape: --shape {first}={shape} alone sets it"
-        )
 
 
 def require_matching_input(card: ModelCard) -> None:
     """Raises BadInputError where one batch does not fit in memory, or the preprocessing makes images of another size."""
-    _require_in_memory(card)
+    for each in card.inputs:
+        if prod(each.min) * 4 > get_memory_bytes():
+            raise BadInputError(
+                f"{card.name}: one batch of input '{each.name}', {'x'.join(map(str, each.min))}, exceeds this machine's memory"
+            )
     if card.transform is None or card.transform.size is None:
         return
     made, pack, spec = card.transform.shape, card.transform.pack, card.inputs[0]
@@ -415,16 +407,6 @@ def require_matching_input(card: ModelCard) -> None:
             f"{card.name}: preprocessing produces {pack.dtype} of shape {'×'.join(map(str, made))} ({pack.order}), "
             f"but input {spec.name} expects {spec.dtype}, {spec.format_profile()}"
         )
-
-
-def _require_in_memory(card: ModelCard) -> None:
-    """Raises BadInputError where the smallest batch alone fills the memory of this machine."""
-    room = get_memory_bytes()
-    for each in card.inputs:
-        if prod(each.min) * 4 > room:
-            raise BadInputError(
-                f"{card.name}: one batch of input '{each.name}', {'x'.join(map(str, each.min))}, exceeds this machine's memory"
-            )
 
 
 def name_from_factory(source: str) -> str:

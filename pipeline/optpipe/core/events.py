@@ -29,14 +29,20 @@ class Listener(Protocol):
 
 
 class SilentListener:
-    """A listener for library use and tests: keeps the warnings, shows nothing."""
+    """A listener for library use and tests, and the steps it opens: keeps the warnings, shows nothing."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:  # noqa: ARG002
-        yield UNWATCHED
+        yield self
+
+    def advance(self, count: int = 1) -> None:
+        pass
+
+    def cached(self) -> None:
+        pass
 
     def warn(self, message: str) -> None:
         """Keeps `message` in `warnings`, once."""
@@ -47,13 +53,5 @@ class SilentListener:
         """Nobody waits."""
 
 
-class _Unwatched:
-    def advance(self, count: int = 1) -> None:
-        pass
-
-    def cached(self) -> None:
-        pass
-
-
-UNWATCHED: ProgressStep = _Unwatched()
+UNWATCHED: ProgressStep = SilentListener()
 """For library use: work that nobody watches."""

@@ -38,7 +38,9 @@ class Param:
     """From a text and its flag to the value; raises BadInputError. None for what Typer reads: numbers, choices, paths."""
     show: Callable[[Any], str] | None = None
     """From a value to the text that `parse` reads."""
-    minimum: int | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    envvar: str | None = None
     setting: bool = False
     """Given by `--set NAME=VALUE` instead of an option."""
     complete: Callable[[str], list[str]] | None = None

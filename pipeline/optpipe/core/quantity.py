@@ -5,12 +5,14 @@ Inside, a quantity is a float in its dimension's base unit; the unit exists only
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from optpipe.core.errors import BadInputError
 
 _SI_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -21,10 +23,7 @@ def format_snr(snr_db: float) -> str:
 
 def format_duration(ns: float) -> str:
     """A duration with three significant digits and its unit: `format_duration(1_234_567) == "1.23 ms"`."""
-    for scale, unit in _SI_TIME:
-        if abs(_round_to_significant(ns)) >= scale:
-            return f"{_format_significant(ns / scale)} {unit}"
-    return "0 ns" if ns == 0 else f"{_format_significant(ns)} ns"
+    return _format_scaled(ns, _SI_TIME) or ("0 ns" if ns == 0 else f"{_format_significant(ns)} ns")
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -37,10 +36,13 @@ def format_bytes(size_bytes: float) -> str:
 
 def format_count(count: float) -> str:
     """A count with an SI prefix: `format_count(4_089_184_256) == "4.09 G"`."""
-    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(_round_to_significant(count)) >= scale:
-            return f"{_format_significant(count / scale)} {prefix}"
-    return f"{count:g}"
+    return _format_scaled(count, _SI) or f"{count:g}"
+
+
+def _format_scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
+    """In the largest unit that the value reaches; empty where it reaches none."""
+    reached = ((scale, unit) for scale, unit in scales if abs(_round_to_significant(value)) >= scale)
+    return next((f"{_format_significant(value / scale)} {unit}" for scale, unit in reached), "")
 
 
 def _format_significant(value: float) -> str:

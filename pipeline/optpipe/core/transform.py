@@ -251,14 +251,8 @@ class Axis:
     offset: float
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    rows: Axis
-    columns: Axis
-
-
-def compute_geometry(transform: Transform, height: int, width: int) -> Geometry:
-    """The geometry of `transform` for a source of `height` × `width` pixels: resizes scale, crops and padding shift."""
+def compute_geometry(transform: Transform, height: int, width: int) -> tuple[Axis, Axis]:
+    """The rows and columns of `transform` for a source of `height` × `width` pixels: resizes scale, crops and padding shift."""
     sides, scales, offsets = [height, width], [1.0, 1.0], [0.0, 0.0]
     for step in transform.geometry:
         if isinstance(step, Resize):
@@ -270,4 +264,4 @@ def compute_geometry(transform: Transform, height: int, width: int) -> Geometry:
             for axis, wanted in enumerate((step.height, step.width)):
                 offsets[axis] -= compute_crop_start(sides[axis], wanted, step.rounding)
                 sides[axis] = wanted
-    return Geometry(Axis(height, scales[0], offsets[0]), Axis(width, scales[1], offsets[1]))
+    return Axis(height, scales[0], offsets[0]), Axis(width, scales[1], offsets[1])

@@ -5,15 +5,16 @@ criteria. Signing is securesystemslib's. The file lies beside the dossier, whose
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
+from optpipe.core.records import find_disagreements
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.signoff.policy import Policy
-from optpipe.signoff.verify import verify_dossier
+from optpipe.signoff.verify import VerifiedDossier, verify_dossier
 from optpipe.workspace.file_names import POLICY
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import move_folder, require_unused_path
@@ -47,31 +48,24 @@ def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Atte
     Raises BadInputError where the dossier fails verification, the key cannot be read, or `output` exists or cannot be made.
     """
     require_unused_path(output)
-    signer = _open_signer(key)
+    signer = _open_key(key, public=False)
     content, verdict, _ = verify_dossier(dossier).require_intact()
     digest = content.files.hash(SUMS)
+    statement = make_statement(digest, content.policy, verdict)
     with store.scratch("attest") as scratch:
-        statement = make_statement(digest, content.policy, verdict)
-        write_bytes(scratch / "attestations" / FILE, _sign(statement, signer))
+        write_bytes(scratch / "attestations" / FILE, sign_statement(statement, signer))
         move_folder(scratch / "attestations", output)
-    return AttestRecord(
-        folder=str(output),
-        dossier=verdict.dossier_name,
-        dossier_sha256=digest,
-        verdict=verdict.verdict,
-        result=_name_result(verdict),
-        files=(FILE,),
-        key=signer.public_key.keyid,
-    )
+    result, name = statement["predicate"]["result"], verdict.dossier_name
+    return AttestRecord(str(output), name, digest, verdict.verdict, result, (FILE,), signer.public_key.keyid)
 
 
-def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> dict[str, object]:
+def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mapping[str, Any]:
     """The statement on a dossier whose list of hashes has the SHA-256 `digest`; a waived criterion is among the warned tests."""
-    lists: dict[str, list[str]] = {"passedTests": [], "warnedTests": [], "failedTests": []}
-    names = {Verdict.PASS: "passedTests", Verdict.FAIL: "failedTests"}
+    results = {Verdict.PASS: "PASSED", Verdict.FAIL: "FAILED"}
+    tests: dict[str, list[str]] = {"PASSED": [], "WARNED": [], "FAILED": []}
     for one in verdict.criteria:
-        lists["warnedTests" if one.waived else names.get(one.verdict, "warnedTests")].append(one.name)
-    configuration = [{"name": POLICY, "digest": {"sha256": policy.sha256}}]
+        tests["WARNED" if one.waived else results.get(one.verdict, "WARNED")].append(one.name)
+    qualified = verdict.verdict is Verdict.PASS and verdict.waived
     return {
         "_type": STATEMENT,
         "subject": [
@@ -79,17 +73,16 @@ def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> dict[
             {"name": verdict.dossier_name, "digest": {"sha256": digest}},
         ],
         "predicateType": TEST_RESULT,
-        "predicate": {"result": _name_result(verdict), "configuration": configuration, **lists},
+        "predicate": {
+            "result": "WARNED" if qualified else results.get(verdict.verdict, "WARNED"),
+            "configuration": [{"name": POLICY, "digest": {"sha256": policy.sha256}}],
+            **{f"{name.lower()}Tests": each for name, each in tests.items()},
+        },
     }
 
 
-def _name_result(verdict: VerdictRecord) -> str:
-    if verdict.verdict is Verdict.FAIL:
-        return "FAILED"
-    return "PASSED" if verdict.verdict is Verdict.PASS and not verdict.waived else "WARNED"
-
-
-def _sign(statement: object, signer: Any) -> bytes:
+def sign_statement(statement: object, signer: Any) -> bytes:
+    """The envelope as JSON; `signer` is one of securesystemslib's."""
     from securesystemslib.dsse import Envelope
 
     envelope = Envelope(json.dumps(statement, indent=1).encode(), PAYLOAD_TYPE, {})
@@ -97,74 +90,42 @@ def _sign(statement: object, signer: Any) -> bytes:
     return json.dumps(envelope.to_dict(), indent=1).encode() + b"\n"
 
 
-def _require_library() -> None:
+def _open_key(path: Path, *, public: bool) -> Any:
     try:
-        import cryptography  # noqa: F401
-        import securesystemslib  # noqa: F401
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+        from securesystemslib.signer import CryptoSigner, SSlibKey
     except ImportError as error:
         raise MissingError(
             f"signing needs securesystemslib ({error}); install it with `pip install 'optpipe[attest]'`"
         ) from error
+    what = "a public key in PEM" if public else "a private key in PEM without a passphrase"
+    if not path.is_file():
+        raise BadInputError(f"{path}: no such file; expected {what}\ncreate a pair with: {NEW_KEY}")
+    with read_as_user_file(path, what, f"create a pair with: {NEW_KEY}"):
+        content = path.read_bytes()
+        return (
+            SSlibKey.from_crypto(load_pem_public_key(content))
+            if public
+            else CryptoSigner(load_pem_private_key(content, None))
+        )
 
 
-def _open_signer(key: Path) -> Any:
-    _require_library()
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from securesystemslib.signer import CryptoSigner
-
-    if not key.is_file():
-        raise BadInputError(f"no key at {key}; create one with: {NEW_KEY}")
-    with read_as_user_file(key, "a private key in PEM without a passphrase", f"create one with: {NEW_KEY}"):
-        return CryptoSigner(load_pem_private_key(key.read_bytes(), None))
-
-
-def _open_public_key(key: Path) -> Any:
-    _require_library()
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-    from securesystemslib.signer import SSlibKey
-
-    if not key.is_file():
-        raise BadInputError(f"no public key at {key}")
-    with read_as_user_file(key, "a public key in PEM", f"create a pair with: {NEW_KEY}"):
-        return SSlibKey.from_crypto(load_pem_public_key(key.read_bytes()))
-
-
-def find_attestation_problems(folder: Path, digest: str, verdict: VerdictRecord | None, key: Path) -> Iterator[str]:
-    """What is wrong with the attestation in `folder`, one line each: its signature, its digests, or what it states.
-
-    `digest` is the SHA-256 of the dossier's list of hashes.
-    """
-    public = _open_public_key(key)
-    if not (folder / FILE).is_file():
-        raise BadInputError(f"{folder} has no {FILE}; optpipe signoff attest writes it")
-    statement = _read_signed(folder / FILE, public)
-    if isinstance(statement, str):
-        yield f"{FILE}: {statement}"
-        return
-    if statement["predicateType"] != TEST_RESULT:
-        yield f"{FILE}: holds {statement['predicateType']}, not a test result"
-        return
-    digests = {each["digest"].get("sha256") for each in statement["subject"]}
-    if digest not in digests:
-        yield f"{FILE}: is about another dossier"
-    elif verdict is not None:
-        if verdict.artifact.sha256 not in digests:
-            yield f"{FILE}: is about another artifact"
-        if (found := statement["predicate"]["result"]) != _name_result(verdict):
-            yield f"{FILE}: says {found}, the recomputed verdict is {verdict.verdict}"
-
-
-def _read_signed(path: Path, public: Any) -> Any:
-    """The statement in an envelope that the key signed, or what is wrong with it."""
+def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:
+    """What is wrong with the attestation in `folder`, one line each: its signature, or what it states beside the dossier."""
+    public, path = _open_key(key, public=True), folder / FILE
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import FormatError, VerificationError
 
+    if not path.is_file():
+        raise BadInputError(f"{folder} has no {FILE}; optpipe signoff attest writes it")
     with read_as_user_file(path, "a DSSE envelope"):
-        envelope = Envelope.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        envelope = Envelope.from_dict(json.loads(path.read_bytes()))
         try:
             envelope.verify([public], 1)
         except (VerificationError, FormatError) as error:
-            return f"is not signed by this key, or was changed ({first_line(error)})"
-        if envelope.payload_type != PAYLOAD_TYPE:
-            return f"holds {envelope.payload_type}, not an in-toto statement"
-        return json.loads(envelope.payload)
+            yield f"{FILE}: is not signed by this key, or was changed ({first_line(error)})"
+            return
+        stated = json.loads(envelope.payload) if envelope.payload_type == PAYLOAD_TYPE else envelope.payload_type
+    if checked.content is not None and checked.verdict is not None:
+        expected = make_statement(checked.files.hash(SUMS), checked.content.policy, checked.verdict)
+        yield from find_disagreements(stated, expected, FILE, (), "the dossier gives")

@@ -1,9 +1,10 @@
 """Whether a deployment is what was written: its seal, its configurations against the signed-off model, its passport."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
@@ -14,19 +15,19 @@ from optpipe.core.files import Files
 from optpipe.core.records import record_from_files
 from optpipe.core.transform import Transform
 from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
-from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, ENGINE, name_by_position
+from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, ENGINE
 from optpipe.deploy.triton_config import (
     CONFIG,
     LABELS,
     WARM_UP,
     Served,
-    describe_served,
+    describe_tensors,
     find_tensor_differences,
     read_config,
 )
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
-from optpipe.workspace.entry import Entry, entry_from_files
+from optpipe.workspace.entry import entry_from_files
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.seal import find_seal_problems
@@ -65,7 +66,10 @@ def check_deployment(folder: Path) -> CheckedDeployment:
     serving = BACKENDS[entry.info.backend].serving(entry.info, record.options, "") if to_server else None
     names = [each for each in (record.engine, record.preprocessing, record.ensemble) if each and to_server]
     problems = [f"{each} has no {CONFIG}" for each in names if not files.has(f"{MODELS}/{each}/{CONFIG}")]
-    problems += _check_engine(entry, record)
+    if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
+        problems.append(f"{record.engine}: the artifact is {entry.id}, the dossier signs off {record.artifact}")
+    elif (damage := entry.find_damage()) is not None:
+        problems.append(f"{record.engine}: {damage}")
     if serving is not None and not problems:
         problems = list(find_configuration_problems(folder, record, card, serving))
     if problems:
@@ -93,71 +97,54 @@ def find_configuration_problems(
     folder: Path, record: DeploymentRecord, card: ModelCard, serving: Serving
 ) -> Iterator[str]:
     """Where the repository would serve another model than the one that was signed off, one line each."""
-    models = folder / MODELS
+    models, labeled = folder / MODELS, (record.engine, record.ensemble) if record.labels else ()
     engine = read_config(models / record.engine / CONFIG)
     batched = engine.max_batch_size > 0
-    inputs = [describe_served(each, batched=batched) for each in card.inputs]
-    outputs = [describe_served(each, batched=batched) for each in card.outputs]
-    inner = name_by_position(inputs, outputs) if serving.by_position else (inputs, outputs)
-    yield from find_tensor_differences(engine, record.engine, *inner)
+    served = {record.engine: describe_tensors(card, batched=batched, by_position=serving.by_position)}
+    if record.preprocessing is not None and record.ensemble is not None and card.transform is not None:
+        made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
+        served[record.preprocessing] = [Served(DALI_INPUT, "uint8", (-1,))], [made]
+        served[record.ensemble] = [Served(ENCODED, "uint8", (-1,))], describe_tensors(card, batched=batched)[1]
+        stored = models / record.preprocessing / "1" / "transform.json"
+        with read_as_user_file(stored, "the steps of a preprocessing"):
+            proven = Transform.from_dict(json.loads(stored.read_bytes()))
+        if proven != card.transform:
+            yield f"{record.preprocessing}: transform.json is not the preprocessing of the model card"
+    for name, (inputs, outputs) in served.items():
+        config = read_config(models / name / CONFIG)
+        yield from find_tensor_differences(config, name, inputs, outputs)
+        if name in labeled:
+            yield from _check_labels(models / name, config, record.labels)
+        if name != record.ensemble:
+            yield from _check_warm_up(models / name, config, [each.name for each in inputs])
+        elif (steps := [each.model_name for each in config.ensemble_scheduling.step]) != [
+            record.preprocessing,
+            record.engine,
+        ]:
+            yield f"{name}: runs {', '.join(steps)}, not {record.preprocessing}, {record.engine}"
     if (backend := engine.backend) != serving.triton_backend:
         yield f"{record.engine}: backend '{backend}' in {CONFIG}, '{serving.triton_backend}' for an artifact of {record.backend}"
     if batched and engine.max_batch_size > card.batch_range[2]:
         yield f"{record.engine}: max_batch_size {engine.max_batch_size} exceeds the build's profile ({card.batch_range[2]})"
-    yield from _check_labels(models / record.engine, engine, record)
-    yield from _check_warm_up(models / record.engine, engine, [each.name for each in inner[0]])
-    if record.preprocessing is not None and record.ensemble is not None:
-        yield from _check_ensemble(models, record, card, outputs)
 
 
-def _check_engine(entry: Entry[ArtifactInfo], record: DeploymentRecord) -> Iterator[str]:
-    if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
-        yield f"{record.engine}: the artifact is {entry.id}, the dossier signs off {record.artifact}"
-    elif (damage := entry.find_damage()) is not None:
-        yield f"{record.engine}: {damage}"
-
-
-def _check_labels(folder: Path, config: object, record: DeploymentRecord) -> Iterator[str]:
-    if not record.labels:
-        return
-    first = config.output[0]  # type: ignore[attr-defined]
+def _check_labels(folder: Path, config: Any, wanted: Sequence[str]) -> Iterator[str]:
+    first = config.output[0]
     if first.label_filename != LABELS or not (folder / LABELS).is_file():
         yield f"{folder.name}: output '{first.name}' has no label file"
         return
     labels = (folder / LABELS).read_text(encoding="utf-8").splitlines()
-    wrong = [at for at, (one, other) in enumerate(zip(labels, record.labels, strict=False)) if one != other]
-    if wrong or len(labels) != len(record.labels):
-        at = wrong[0] if wrong else min(len(labels), len(record.labels))
+    wrong = [at for at, (one, other) in enumerate(zip(labels, wanted, strict=False)) if one != other]
+    if wrong or len(labels) != len(wanted):
+        at = wrong[0] if wrong else min(len(labels), len(wanted))
         yield f"{folder.name}: {LABELS} is not the model card's: it differs from class {at} on"
 
 
-def _check_warm_up(folder: Path, config: object, inputs: list[str]) -> Iterator[str]:
-    warm_ups = config.model_warmup  # type: ignore[attr-defined]
-    if not warm_ups:
+def _check_warm_up(folder: Path, config: Any, inputs: Sequence[str]) -> Iterator[str]:
+    if not config.model_warmup:
         yield f"{folder.name}: model_warmup is missing: the first requests would pay for lazy initialization"
-    for each in warm_ups:
+    for each in config.model_warmup:
         for name in inputs:
             file = each.inputs[name].input_data_file if name in each.inputs else ""
             if not file or not (folder / WARM_UP / file).is_file():
                 yield f"{folder.name}: warm-up '{each.name}' has no data for input '{name}'"
-
-
-def _check_ensemble(models: Path, record: DeploymentRecord, card: ModelCard, outputs: list[Served]) -> Iterator[str]:
-    assert record.preprocessing is not None
-    assert record.ensemble is not None
-    assert card.transform is not None
-    preprocess = read_config(models / record.preprocessing / CONFIG)
-    made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
-    yield from find_tensor_differences(preprocess, record.preprocessing, [Served(DALI_INPUT, "uint8", (-1,))], [made])
-    yield from _check_warm_up(models / record.preprocessing, preprocess, [DALI_INPUT])
-    stored = models / record.preprocessing / "1" / "transform.json"
-    with read_as_user_file(stored, "the steps of a preprocessing"):
-        proven = Transform.from_dict(json.loads(stored.read_bytes()))
-    if proven != card.transform:
-        yield f"{record.preprocessing}: transform.json is not the preprocessing of the model card"
-    ensemble = read_config(models / record.ensemble / CONFIG)
-    yield from find_tensor_differences(ensemble, record.ensemble, [Served(ENCODED, "uint8", (-1,))], outputs)
-    yield from _check_labels(models / record.ensemble, ensemble, record)
-    steps = [each.model_name for each in ensemble.ensemble_scheduling.step]
-    if steps != [record.preprocessing, record.engine]:
-        yield f"{record.ensemble}: runs {', '.join(steps)}, not {record.preprocessing}, {record.engine}"

@@ -45,36 +45,48 @@ class _Point:
 
 
 def choose_settings(build: SignedBuild) -> Settings:
-    """The settings, each with the measurement that it comes from."""
+    """The settings, each with the measurement that it comes from.
+
+    Of several sequence lengths the longest that was measured decides, within the strictest latency limit that the policy sets for it.
+    """
     every = group_processes(build.measured)
-    groups, length = _select_longest([group for group in every if group.valid])
+    valid = [group for group in every if group.valid]
+    length = max((group.load.length or 0 for group in valid), default=0) or None
+    groups = [group for group in valid if group.load.length == length]
     options = dict(every[-1].newest.measurement.subject.options) if every else dict(build.artifact.info.options)
-    limit = _find_latency_limit(build, length)
+    limits = [
+        (each, float(each.threshold))
+        for each in build.policy.criteria
+        if each.section == "latency" and each.where.length in (None, length)
+    ]
+    limit = min(limits, key=lambda each: each[1], default=None)
     low, _, high = build.card.batch_range
     instances, why_instances = _choose_instances(groups, limit)
     choice = Choice("instance_group.count", str(instances), why_instances)
-    if not _is_batched(build) or low > 1:
+    batched = {each.batch for each in build.card.inputs} | {each.batch for each in build.card.outputs} == {0}
+    if not batched or low > 1:
         why = "the model has no batch axis" if high == 1 else f"the build takes batches of {low} to {high} only"
         fixed = Choice("max_batch_size", "0", f"{why}: shapes are written whole, and no batches are formed")
         return Settings(0, (), 0, instances, options, (fixed, choice))
     points = _list_points(groups, limit[0].metric if limit else None)
     size, why = _choose_max_batch(points, limit, high)
-    preferred, why_preferred = _choose_preferred([each for each in points if each.size <= size])
-    delay_us, why_delay = _choose_delay(points, size, limit)
-    return Settings(
-        size,
-        preferred,
-        delay_us,
-        instances,
-        options,
-        (
-            Choice("max_batch_size", str(size), why),
-            Choice("dynamic_batching.preferred_batch_size", str(list(preferred)), why_preferred),
-            Choice("dynamic_batching.max_queue_delay_microseconds", str(delay_us), why_delay),
-            choice,
-            Choice("runtime options", _format_options(options), _name_source(every)),
-        ),
+    known = [each for each in points if each.size <= size]
+    preferred, why_preferred = _choose_preferred(known)
+    delay_us, why_delay = _choose_delay(known, limit)
+    source = f"run {every[-1].newest.run}" if every else "the build's own: nothing was measured"
+    choices = (
+        Choice("max_batch_size", str(size), why),
+        Choice("dynamic_batching.preferred_batch_size", str(list(preferred)), why_preferred),
+        Choice("dynamic_batching.max_queue_delay_microseconds", str(delay_us), why_delay),
+        choice,
+        Choice("runtime options", format_options(options), source),
     )
+    return Settings(size, preferred, delay_us, instances, options, choices)
+
+
+def format_options(options: Options) -> str:
+    """`threads=2`, or `none`."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(options.items())) or "none"
 
 
 def leave_out_batching(settings: Settings) -> Settings:
@@ -82,28 +94,6 @@ def leave_out_batching(settings: Settings) -> Settings:
     kept = tuple(each for each in settings.choices if not each.setting.startswith("dynamic_batching"))
     off = Choice("dynamic_batching", "off", "asked for with --no-batching")
     return replace(settings, preferred=(), delay_us=0, batching=False, choices=(*kept, off))
-
-
-def _is_batched(build: SignedBuild) -> bool:
-    return all(
-        axis == 0 for axis in [each.batch for each in build.card.inputs] + [each.batch for each in build.card.outputs]
-    )
-
-
-def _select_longest(groups: Sequence[ProcessGroup]) -> tuple[list[ProcessGroup], int | None]:
-    """Of several sequence lengths the longest that was measured, and that length."""
-    longest = max((group.load.length or 0 for group in groups), default=0) or None
-    return [group for group in groups if group.load.length == longest], longest
-
-
-def _find_latency_limit(build: SignedBuild, length: int | None) -> tuple[Criterion, float] | None:
-    """The strictest latency limit that the policy sets for sequences of `length`, in ns; limits of other lengths do not apply."""
-    limits = [
-        (each, float(each.threshold))
-        for each in build.policy.criteria
-        if each.section == "latency" and each.where.length in (None, length)
-    ]
-    return min(limits, key=lambda each: each[1], default=None)
 
 
 def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[_Point]:
@@ -157,8 +147,7 @@ def _choose_preferred(points: Sequence[_Point]) -> tuple[tuple[int, ...], str]:
     ), f"at least 5 % more throughput than any smaller ({rates}; {chosen[-1].source})"
 
 
-def _choose_delay(points: Sequence[_Point], size: int, limit: tuple[Criterion, float] | None) -> tuple[int, str]:
-    known = [each for each in points if each.size <= size]
+def _choose_delay(known: Sequence[_Point], limit: tuple[Criterion, float] | None) -> tuple[int, str]:
     if limit is None or not known:
         why = "the policy has no latency limit" if limit is None else "no single-stream latency was measured"
         return 0, f"{why}: no request waits for others"
@@ -186,11 +175,3 @@ def _choose_instances(groups: Sequence[ProcessGroup], limit: tuple[Criterion, fl
     if best_rate < alone * MIN_SWEEP_GAIN or (limit and (latency is None or latency.bounds[1] > limit[1])):
         return 1, f"several streams are not faster within the limit ({shown})"
     return best.load.streams, shown
-
-
-def _name_source(groups: Sequence[ProcessGroup]) -> str:
-    return f"run {groups[-1].newest.run}" if groups else "the build's own: nothing was measured"
-
-
-def _format_options(options: Options) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(options.items())) or "none"

@@ -3,9 +3,11 @@
 One request follows the other, or a Poisson process in an open loop says when each is due: its latency counts from then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from itertools import count as numbers_from
 from secrets import randbits
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.core.quantity import Estimate
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.load_client import open_load_clients, prepare_requests, send_in_flight
+from optpipe.deploy.load_client import open_load_clients, prepare_inputs, send_in_flight
 from optpipe.deploy.records import ServerCost, ServerThroughput
 from optpipe.deploy.session_process import Answer
 from optpipe.deploy.triton_config import list_positions
@@ -24,7 +26,7 @@ from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.stats.means import mean_from_values
 from optpipe.stats.percentiles import summary_from_ns
-from optpipe.stats.ratio import Order, alternate
+from optpipe.stats.ratio import alternate
 from optpipe.workspace.file_names import POLICY
 
 if TYPE_CHECKING:
@@ -63,19 +65,21 @@ def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str
     )
 
 
-def measure_costs(
+def measure_server(
     checked: CheckedDeployment,
     url: str,
     seconds: float,
     inputs: "Mapping[str, np.ndarray]",
     engine: Answer,
+    largest: int,
     listener: Listener,
-) -> Iterator[ServerCost]:
-    """The cost through the gRPC address `url` at each load that the policy limits, beside that of `engine` in-process.
+) -> tuple[tuple[ServerCost, ...], tuple[ServerThroughput, ...]]:
+    """Through the gRPC address `url` and beside it `engine` in-process: latencies at each load that the policy limits, and
+    requests/s of one sample each at every concurrency.
 
-    `inputs` are rows to draw from.
+    `inputs` are rows to draw from; `largest` is the deployment's batch, 0 where it has none.
     """
-    record = checked.record
+    record, costs, rates = checked.record, [], []
     policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
     for wanted, source in loads_from_policy(policy, checked.card.batch_range[2]):
         rows = dict(inputs)
@@ -85,21 +89,7 @@ def measure_costs(
         rows = _take_rows(rows, load.batch_size)
         with listener.step(f"server cost, {load}"):
             served = _make_served_trial(url, record.engine, name_inputs(checked.serving, rows))
-            cost = _compare(partial(_time_requests, partial(engine, [rows])), served, load, source, seconds)
-        yield cost
-
-
-def measure_throughputs(
-    checked: CheckedDeployment,
-    url: str,
-    seconds: float,
-    inputs: "Mapping[str, np.ndarray]",
-    engine: Answer,
-    largest: int,
-    listener: Listener,
-) -> Iterator[ServerThroughput]:
-    """Requests/s of one sample each at every concurrency; `largest` is the deployment's batch, 0 where it has none."""
-    record = checked.record
+            costs.append(_compare(partial(_time_requests, partial(engine, [rows])), served, load, source, seconds))
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
     with open_load_clients(url, record.engine, name_inputs(checked.serving, rows)) as clients:
         for count in CONCURRENCY:
@@ -111,9 +101,10 @@ def measure_throughputs(
             with listener.step(f"throughput, {count} in flight"):
                 clients.run_trial(count, MAX_WARM_UP_S)
                 found = alternate(subjects, ROUNDS, seed)
-            own, served = ([rate for rate, _ in found[name]] for name in subjects)
-            latencies = [each for _, several in found["server"] for each in several]
-            yield ServerThroughput(count, _estimate(own), _estimate(served), _summarize(latencies), seed)
+            own, through = (_estimate([rate for rate, _ in each]) for each in found.values())
+            latency = _summarize(chain.from_iterable(several for _, several in found["server"]))
+            rates.append(ServerThroughput(count, own, through, latency, seed))
+    return tuple(costs), tuple(rates)
 
 
 def name_inputs(serving: "Serving | None", rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
@@ -143,22 +134,23 @@ def _take_rows(inputs: "Mapping[str, np.ndarray]", size: int) -> "dict[str, np.n
 
 
 def _compare(own: Trial, served: Trial, load: LoadSpec, source: str, seconds: float) -> ServerCost:
+    def in_turn(trial: Trial) -> Callable[[], list[int]]:
+        turns = numbers_from(0)
+        return lambda: trial(load, seconds / ROUNDS, next(turns))  # the same arrivals for both
+
     seed = randbits(32)
-    order, trials = Order(seed), {"in-process": own, "server": served}
-    latencies: dict[str, list[int]] = {name: [] for name in trials}
-    for turn in range(ROUNDS):
-        for name in order.draw(trials):
-            latencies[name] += trials[name](load, seconds / ROUNDS, turn)  # the same arrivals for both
-    alone, through = (_summarize(each) for each in latencies.values())
+    found = alternate({"in-process": in_turn(own), "server": in_turn(served)}, ROUNDS, seed)
+    alone, through = (_summarize(chain.from_iterable(each)) for each in found.values())
     return ServerCost(str(load), source, alone, through, through.mean - alone.mean, seed)
 
 
-def _summarize(latencies: Sequence[int]) -> LatencySummary:
+def _summarize(latencies: Iterable[int]) -> LatencySummary:
     import numpy as np
 
-    if not latencies:
+    found = np.fromiter(latencies, np.int64)
+    if not found.size:
         raise StageError("no request was answered in the time given; increase --seconds")
-    return summary_from_ns(np.asarray(latencies), PERCENTS)
+    return summary_from_ns(found, PERCENTS)
 
 
 def _time_requests(call: Callable[[], object], load: LoadSpec, seconds: float, seed: int) -> list[int]:
@@ -180,7 +172,9 @@ def _iterate_due(rate_per_s: float, seconds: float, seed: int) -> Iterator[int]:
 
 def _make_served_trial(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Trial:
     """Through gRPC; in an open loop requests are in flight together, so that the server can form batches."""
-    client, inputs = prepare_requests(url, rows)
+    from tritonclient import grpc
+
+    client, inputs = grpc.InferenceServerClient(url), prepare_inputs(grpc, rows)
     ask = partial(client.infer, model, inputs)
 
     def run(load: LoadSpec, seconds: float, seed: int) -> list[int]:

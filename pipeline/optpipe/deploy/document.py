@@ -64,42 +64,36 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
     )
     yield from (Sentence(f"{model}: {proven}", Tone.FAINT) for model, proven in proof.models.items())
     if proof.costs:
-        yield _tabulate_costs(proof)
-        yield _tabulate_throughputs(proof)
+        yield make_table(
+            ["load", "through", *figure_columns("requests", "mean", "p50", "p99"), "limited by"],
+            [
+                (
+                    str(cost.load),
+                    name,
+                    str(found.samples),
+                    format_quantity(found.mean, Dimension.TIME),
+                    *(_format_percentile(found, percent) for percent in ("p50", "p99")),
+                    cost.source,
+                )
+                for cost in proof.costs
+                for name, found in (("in-process", cost.in_process), ("server, gRPC", cost.server))
+            ],
+        )
+        yield make_table(
+            figure_columns("in flight", "in-process, joined", "server, gRPC", "server p50", "server p99"),
+            [
+                (
+                    str(each.concurrency),
+                    *(
+                        f"{one.value:,.0f} requests/s ({one.bounds[0]:,.0f} to {one.bounds[1]:,.0f})"
+                        for one in (each.in_process, each.server)
+                    ),
+                    *(_format_percentile(each.latency, percent) for percent in ("p50", "p99")),
+                )
+                for each in proof.throughputs
+            ],
+        )
     yield from (Sentence(each, Tone.DOUBTFUL) for each in proof.notes)
-
-
-def _tabulate_costs(proof: ProofRecord) -> Table:
-    """What the server adds: two rows for each load, each percentile with its interval."""
-    rows = [
-        (
-            str(cost.load),
-            name,
-            str(found.samples),
-            format_quantity(found.mean, Dimension.TIME),
-            *(_format_percentile(found, percent) for percent in ("p50", "p99")),
-            cost.source,
-        )
-        for cost in proof.costs
-        for name, found in (("in-process", cost.in_process), ("server, gRPC", cost.server))
-    ]
-    return make_table(["load", "through", *figure_columns("requests", "mean", "p50", "p99"), "limited by"], rows)
-
-
-def _tabulate_throughputs(proof: ProofRecord) -> Table:
-    rows = [
-        (
-            str(each.concurrency),
-            *(
-                f"{one.value:,.0f} requests/s ({one.bounds[0]:,.0f} to {one.bounds[1]:,.0f})"
-                for one in (each.in_process, each.server)
-            ),
-            *(_format_percentile(each.latency, percent) for percent in ("p50", "p99")),
-        )
-        for each in proof.throughputs
-    ]
-    names = ("in flight", "in-process, joined", "server, gRPC", "server p50", "server p99")
-    return make_table(figure_columns(*names), rows)
 
 
 def _format_percentile(found: LatencySummary, name: str) -> str:

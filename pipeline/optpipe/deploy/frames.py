@@ -1,7 +1,7 @@
 """Arrays between two processes: a line of JSON, `{"tensors": [{name, dtype, shape, bytes, offset}], …}`, through a pipe.
 
-Their bytes lie in a file in memory that both have mapped, or without one come through the pipe, after the line. `triton_model.py`
-speaks the same and imports nothing of optpipe.
+Their bytes lie in a file in memory that both have mapped, or without one come through the pipe, after the line. A server's
+interpreter loads a copy of this file, so it imports nothing of optpipe.
 """
 
 import json

@@ -5,10 +5,9 @@ holds a request's inputs; each that follows asks for a trial.
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import takewhile
 from threading import Semaphore
@@ -17,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.errors import StageError, first_line
 from optpipe.core.process import end_with_parent
-from optpipe.deploy.frames import read_frame, write_frame
+from optpipe.deploy.frames import Arrays, read_frame, write_frame
+from optpipe.deploy.session_process import FrameProcess
+from optpipe.deploy.triton_config import TYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,81 +30,54 @@ START_AFTER_NS = 20_000_000
 
 
 class LoadClients:
-    def __init__(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-        self._processes = processes
+    def __init__(self, clients: Sequence[FrameProcess]) -> None:
+        self._clients = clients
 
     def run_trial(self, count: int, seconds: float) -> tuple[float, list[int]]:
         """Answers per second with `count` requests in flight, and latencies in ns. Raises StageError where the server fails."""
-        chosen = self._processes[:count]
+        chosen = self._clients[:count]
         begin, latencies = perf_counter_ns() + START_AFTER_NS, []
-        for at, process in enumerate(chosen):
+        for at, client in enumerate(chosen):
             share = (count - at + len(chosen) - 1) // len(chosen)
-            _send(process, {"count": share, "begin": begin, "seconds": seconds}, {})
+            client.send({"count": share, "begin": begin, "seconds": seconds}, {})
         end = begin
-        for process in chosen:
-            assert process.stdout
-            if (frame := read_frame(process.stdout)) is None:
-                raise _explain_death(process)
-            header, arrays = frame
-            if "error" in header:
-                raise StageError(header["error"])
+        for client in chosen:
+            header, arrays = client.receive()
             end = max(end, header["end"])
             latencies += arrays["latencies"].tolist()
         return len(latencies) / (end - begin) * 1e9, latencies
 
 
 @contextmanager
-def open_load_clients(url: str, model: str, inputs: "Mapping[str, np.ndarray]") -> Iterator[LoadClients]:
+def open_load_clients(url: str, model: str, inputs: Arrays) -> Iterator[LoadClients]:
     """Clients for a gRPC address, by the cores of this machine; `inputs` by the names that the server knows."""
     count = min(MOST_CLIENTS, max(1, len(os.sched_getaffinity(0)) // CORES_PER_CLIENT))
-    command = [sys.executable, "-m", "optpipe.deploy.load_client", url, model]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        for _ in range(count)
-    ]
-    try:
-        for process in processes:
-            _send(process, {}, inputs)
-        yield LoadClients(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def _send(process: "subprocess.Popen[bytes]", header: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> None:
-    assert process.stdin
-    try:
-        write_frame(process.stdin, header, arrays)
-    except BrokenPipeError as error:
-        raise _explain_death(process) from error
-
-
-def _explain_death(process: "subprocess.Popen[bytes]") -> StageError:
-    return StageError(f"a client that loads the server ended with status {process.wait()}; its reason is above")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(FrameProcess("optpipe.deploy.load_client", url, model)) for _ in range(count)]
+        for client in clients:
+            client.send({}, inputs)
+        yield LoadClients(clients)
 
 
 def main() -> None:
     """Answers until standard input ends."""
+    from tritonclient import grpc
+
     end_with_parent()
     first = read_frame(sys.stdin.buffer)
     assert first is not None
-    client, given = prepare_requests(sys.argv[1], first[1])
+    client, given = grpc.InferenceServerClient(sys.argv[1]), prepare_inputs(grpc, first[1])
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         write_frame(sys.stdout.buffer, *_run_trial(client, sys.argv[2], given, frame[0]))
 
 
-def prepare_requests(url: str, inputs: "Mapping[str, np.ndarray]") -> tuple[Any, list[Any]]:
-    """A gRPC client, and the inputs of a request as it takes them."""
-    from tritonclient import grpc
-
-    from optpipe.deploy.triton_config import TYPES
-
-    given = []
-    for name, array in inputs.items():
-        given.append(grpc.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
-        given[-1].set_data_from_numpy(array)
-    return grpc.InferenceServerClient(url), given
+def prepare_inputs(module: Any, arrays: Arrays) -> list[Any]:
+    """The inputs of a request as `tritonclient.grpc` or `tritonclient.http` takes them."""
+    found = []
+    for name, array in arrays.items():
+        found.append(module.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
+        found[-1].set_data_from_numpy(array)
+    return found
 
 
 def send_in_flight(client: Any, model: str, given: Sequence[Any], count: int, arrivals: Iterable[int]) -> list[int]:

@@ -20,7 +20,8 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import GateError, MissingError, StageError, first_line, read_as_user_file
 from optpipe.core.events import Listener
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.cost import measure_costs, measure_throughputs, name_inputs
+from optpipe.deploy.cost import measure_server, name_inputs
+from optpipe.deploy.load_client import prepare_inputs
 from optpipe.deploy.records import (
     MODELS,
     REQUESTS,
@@ -28,18 +29,16 @@ from optpipe.deploy.records import (
     Comparison,
     DeploymentRecord,
     ProofRecord,
-    ServerRecord,
 )
 from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, SHIM, add_shim_parameters
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
 from optpipe.deploy.session_process import Answer, open_artifact, open_preprocessing
 from optpipe.deploy.triton_config import (
     CONFIG,
-    TYPES,
     list_positions,
     read_config,
     require_tritonclient,
-    text_from_config,
+    write_config,
 )
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.models.inputs.rows import fill_sequences, read_length
@@ -80,7 +79,11 @@ def prove_deployment(
     it does not load the repository or dies, MissingError without tritonclient.
     """
     require_tritonclient()
-    _require_runnable(checked)
+    entry = entry_from_folder(checked.folder / MODELS / checked.record.engine / "1", ArtifactInfo)
+    if (blocker := BACKENDS[entry.info.backend].find_run_blocker(entry.info)) is not None:
+        raise MissingError(
+            f"{checked.record.engine} cannot run on this machine, so nothing can be proven here: {blocker}"
+        )
     with store.scratch("prove") as folder:
         scratch = folder.resolve()  # the server's processes have working directories of their own
         models = _arrange_models(checked, program, scratch / MODELS)
@@ -96,48 +99,26 @@ def prove_deployment(
         ):
             comparisons = []
             for protocol in PROTOCOLS:
-                client = _open_client(protocol, http if protocol == "http" else grpc)
+                module = import_module(f"tritonclient.{protocol}")
+                client = module, module.InferenceServerClient(http if protocol == "http" else grpc)
                 comparisons += list(_compare(checked, client, protocol, expected))
                 step.advance()
-            rows = expected[0].inputs
-            costs = list(measure_costs(checked, grpc, seconds, rows, engine, listener)) if seconds else []
-            rates = (
-                list(measure_throughputs(checked, grpc, seconds, rows, engine, largest, listener)) if seconds else []
+            costs, rates = (
+                measure_server(checked, grpc, seconds, expected[0].inputs, engine, largest, listener)
+                if seconds
+                else ((), ())
             )
-    return ProofRecord(
-        str(checked.folder),
-        server,
-        models,
-        tuple(comparisons),
-        tuple(costs),
-        tuple(rates),
-        _list_notes(server, models),
-    )
-
-
-def _require_runnable(checked: CheckedDeployment) -> None:
-    """Raises MissingError where the artifact cannot run on this machine: there would be nothing to compare with."""
-    entry = entry_from_folder(checked.folder / MODELS / checked.record.engine / "1", ArtifactInfo)
-    if (blocker := BACKENDS[entry.info.backend].find_run_blocker(entry.info)) is not None:
-        raise MissingError(
-            f"{checked.record.engine} cannot run on this machine, so nothing can be proven here: {blocker}"
-        )
-
-
-def _list_notes(server: ServerRecord, models: Mapping[str, str]) -> tuple[str, ...]:
     behind = [model for model, proven in models.items() if proven.startswith("configured")]
-    if not behind:
-        return ()
-    return (
-        f"{', '.join(behind)}: the server lacks the backend (it has: {', '.join(server.backends)}); prove it again where it is deployed",
-    )
+    lacks = f"{', '.join(behind)}: the server lacks the backend (it has: {', '.join(server.backends)}); prove it again where it is deployed"
+    notes = (lacks,) if behind else ()
+    return ProofRecord(str(checked.folder), server, models, tuple(comparisons), costs, rates, notes)
 
 
 def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:
     """The repository as this server can load it; the configuration of what it lacks a backend for is put behind the shim."""
     have, found = list_backends(program), {}
     for source in sorted((checked.folder / MODELS).resolve().glob("*/")):
-        shutil.copytree(source, target / source.name, copy_function=_link)
+        shutil.copytree(source, target / source.name, copy_function=lambda file, link: Path(link).symlink_to(file))
         config = read_config(source / CONFIG)
         if config.platform == "ensemble" or (config.backend in have and config.backend != "python"):
             found[source.name] = "served by tritonserver"
@@ -147,10 +128,6 @@ def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: 
         found[source.name] = own if config.backend == "python" else lacking
         _put_behind_shim(config, checked.record, source, target / source.name)
     return found
-
-
-def _link(source: str, target: str) -> None:
-    Path(target).symlink_to(source)
 
 
 def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target: Path) -> None:
@@ -167,10 +144,10 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
     own = str(Path(optpipe.__file__).parents[1])
     config.parameters["path"].string_value = f"{own}{os.pathsep}{inherited}" if inherited else own
     config.parameters["options"].string_value = json.dumps(dict(record.options) if source.name == record.engine else {})
-    (target / CONFIG).unlink()
-    (target / CONFIG).write_text(text_from_config(config), encoding="utf-8")
-    (target / "1" / "model.py").unlink(missing_ok=True)
-    (target / "1" / "model.py").symlink_to(SHIM)
+    write_config(config, target)
+    for name, file in SHIM.items():
+        (target / "1" / name).unlink(missing_ok=True)
+        (target / "1" / name).symlink_to(file)
 
 
 def _list_expected(checked: CheckedDeployment, engine: Answer) -> Iterator[Expected]:
@@ -212,19 +189,11 @@ def _expect_images(model: str, preprocess: Answer, engine: Answer, checked: Chec
         yield Expected(model, {ENCODED: content}, outputs, {}, image.prediction)
 
 
-def _open_client(protocol: str, url: str) -> Any:
-    """The protocol's module of tritonclient with a client, as one value."""
-    module = import_module(f"tritonclient.{protocol}")
-    return module, module.InferenceServerClient(url)
-
-
 def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0) -> Any:
-    """One request; `classes` asks for the labels of that many best classes instead of the tensor."""
+    """One request; `client` is the protocol's module with a client; `classes` asks for the labels of that many best classes instead
+    of the tensor."""
     module, connection = client
-    given = []
-    for name, array in inputs.items():
-        given.append(module.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
-        given[-1].set_data_from_numpy(array)
+    given = prepare_inputs(module, inputs)
     wanted = [module.InferRequestedOutput(name, class_count=classes) for name in outputs]
     from tritonclient.utils import InferenceServerException
 

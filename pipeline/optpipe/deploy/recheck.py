@@ -5,21 +5,27 @@ Without, the new processes are compared with those in the dossier, which were me
 the errors that the dossier's verification recorded.
 """
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING
 
+import optpipe
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import Task
 from optpipe.core.entries import ModelInfo
-from optpipe.core.errors import BadInputError, MissingError
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import PROCESSES, LoadSpec
+from optpipe.core.records import line_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.records import LatencyChange, OutputChange, RecheckRecord
+from optpipe.deploy.records import LatencyChange, OutputChange, RecheckPlan, RecheckRecord
+from optpipe.deploy.server import ask_python, find_python
+from optpipe.deploy.session_process import FrameProcess
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import (
     ProcessGroup,
@@ -41,6 +47,7 @@ from optpipe.measure.recompute import measurements_from_run
 from optpipe.measure.records import PairMetric
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
+from optpipe.models.inputs.rows import join_batches, rows_from_outputs, split_batches
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.means import (
     MIN_VALUES,
@@ -56,24 +63,11 @@ from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING
-
-import optpipe
-from optpipe.core.card import ModelCard
-from optpipe.core.errors import StageError, escape
-from optpipe.deploy.frames import read_frame, write_frame
-from optpipe.models.inputs.rows import join_batches, rows_from_outputs, split_batches
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NEEDED = ("numpy", "msgspec", "typing_extensions")
 """What the worker imports beside the runtime."""
+RUNTIMES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-cu13", "tensorrt-rtx-cu13", "torch")
+"""Packages that decide outputs and latency, under the names that they may be installed by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +81,7 @@ class Interpreter:
 _PROBE = """
 import importlib.util, json, sys
 from importlib import metadata
-needed, asked = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+needed, asked = map(json.loads, sys.argv[1:])
 found = {}
 for name in asked:
     try:
@@ -104,24 +98,15 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
 
     Raises BadInputError where `path` is not an environment, MissingError with the command where the worker lacks a package.
     """
-    program = sys.executable if path is None else str(_find_program(path))
+    program = sys.executable if path is None else str(find_python(path, "--python"))
     source = scratch / "source"
     source.mkdir(exist_ok=True)
     if not (source / "optpipe").exists():  # alone: its site-packages would bring this environment's runtime along
         (source / "optpipe").symlink_to(Path(optpipe.__file__).parent)
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
     inherited = [kept["PYTHONPATH"]] if path is None and "PYTHONPATH" in kept else []
-    environment = {
-        **kept,
-        "PYTHONPATH": os.pathsep.join([str(source), *inherited]),
-    }
-    told = subprocess.run(
-        [program, "-c", _PROBE, json.dumps(NEEDED), json.dumps(list(packages))],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
-    if told.returncode != 0:
-        raise BadInputError(f"--python {path}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}")
-    facts = json.loads(told.stdout)
+    environment = {**kept, "PYTHONPATH": os.pathsep.join([str(source), *inherited])}
+    facts = ask_python(Path(program), _PROBE, environment, "--python", NEEDED, list(packages))
     if facts["missing"]:
         names = " ".join(each.replace("_", "-") for each in NEEDED)
         raise MissingError(
@@ -130,62 +115,23 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
     return Interpreter(program, environment, facts["versions"])
 
 
-def _find_program(path: Path) -> Path:
-    for each in (path / "bin" / "python", path):
-        if each.is_file() and os.access(each, os.X_OK):
-            return each.absolute()
-    raise BadInputError(f"--python {path}: neither an interpreter nor a Python environment")
-
-
 def outputs_of_interpreter(
-    interpreter: Interpreter,
-    folder: Path,
-    card: ModelCard,
-    inputs: "Mapping[str, np.ndarray]",
-    options: Mapping[str, bool | int | str],
+    interpreter: Interpreter, build: SignedBuild, inputs: "Mapping[str, np.ndarray]", options: Mapping[str, object]
 ) -> "dict[str, np.ndarray]":
     """The outputs by name, first axis the samples. Raises StageError with the interpreter's own reason."""
-    command = [
-        interpreter.program,
-        "-m",
-        "optpipe.deploy.session_process",
-        "artifact",
-        str(folder),
-        json.dumps(dict(options)),
-    ]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(interpreter.environment),
-    )
+    words = ("artifact", str(build.artifact.path), line_from_record(options).decode())
+    outputs, runs = build.card.outputs, []
     try:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        _receive(process, process.stdout)
-        runs = []
-        for batch, count in split_batches(card, inputs):
-            write_frame(process.stdin, {"more": False}, batch)
-            runs.append(rows_from_outputs(card.outputs, _receive(process, process.stdout), count))
-    finally:
-        process.kill()
-        process.communicate()
-    return {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in card.outputs}
-
-
-def _receive(process: "subprocess.Popen[bytes]", pipe: IO[bytes]) -> "dict[str, np.ndarray]":
-    frame = read_frame(pipe)
-    header, arrays = frame if frame is not None else ({"fatal": _read_last_words(process)}, {})
-    if problem := header.get("fatal") or header.get("error"):
-        raise StageError(f"the artifact does not run in this environment: {problem}")
-    return arrays
-
-
-def _read_last_words(process: "subprocess.Popen[bytes]") -> str:
-    _, said = process.communicate()
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1][:240] if lines else f"it ended with status {process.returncode}"
+        with FrameProcess(
+            "optpipe.deploy.session_process", *words, program=interpreter.program, environment=interpreter.environment
+        ) as process:
+            process.receive()
+            for batch, count in split_batches(build.card, inputs):
+                process.send({"more": False}, batch)
+                runs.append(rows_from_outputs(outputs, process.receive()[1], count))
+    except StageError as error:
+        raise StageError(f"the artifact does not run in this environment: {error}") from error
+    return {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in outputs}
 
 
 def list_output_changes(
@@ -208,21 +154,6 @@ def list_output_changes(
             predictions = int((best[0] != best[1]).sum())
         error = compute_output_error(name, before, after)
         yield OutputChange(name, before.size, int(changed.sum()), first, error.relative, predictions)
-
-
-RUNTIMES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-cu13", "tensorrt-rtx-cu13", "torch")
-"""Packages that decide outputs and latency, under the names that they may be installed by."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecheckPlan:
-    python: Path | None = None
-    """Another environment; this one where nothing is said."""
-    rounds: int = 10
-    seconds: float = 0.5
-    """Of each process, over all its trials."""
-    max_slowdown: float = 0.05
-    """Of the latency's ratio: the whole interval must stay below for a PASS."""
 
 
 def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Listener) -> RecheckRecord:
@@ -255,7 +186,7 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
                 listener.warn(f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}")
             old_versions = dict(here.versions)
         with listener.step("outputs"):
-            outputs, outputs_how = _compare_outputs(build, here if plan.python else None, new)
+            outputs, outputs_how = _compare_outputs(build, here if plan.python else None, new, group)
         latency = _compare_latency(build, group, plan, (here, new), store, scratch, listener)
     versions = _list_version_changes(
         old_versions, new.versions, BACKENDS[info.backend].package, outer=plan.python is None
@@ -322,41 +253,26 @@ def _list_version_changes(
 
 
 def _compare_outputs(
-    build: SignedBuild, old: Interpreter | None, new: Interpreter
+    build: SignedBuild, old: Interpreter | None, new: Interpreter, group: ProcessGroup
 ) -> tuple[tuple[OutputChange, ...], str]:
-    classifies = build.card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
-    known = reference_from_file(build.samples.file(REFERENCE))
-    options = _get_options(build)
-    found = outputs_of_interpreter(new, build.artifact.path, build.card, known.inputs, options)
+    """With the `old` interpreter's to the last bit; without one by their errors, of which equal outputs have equal ones."""
+    known, options = reference_from_file(build.samples.file(REFERENCE)), group.newest.measurement.subject.options
+    found = outputs_of_interpreter(new, build, known.inputs, options)
     if old is not None:
-        before = outputs_of_interpreter(old, build.artifact.path, build.card, known.inputs, options)
-        return tuple(
-            list_output_changes(before, found, classifies=classifies)
-        ), "to the last bit, both environments here"
-    return tuple(
-        _compare_with_record(build, known.outputs, found)
-    ), "by the errors that the dossier's verification recorded"
-
-
-def _compare_with_record(
-    build: SignedBuild, source: "Mapping[str, np.ndarray]", found: "Mapping[str, np.ndarray]"
-) -> Sequence[OutputChange]:
-    """Equal outputs have equal errors; others differ in one of the recorded figures' digits."""
+        classifies = build.card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
+        before = outputs_of_interpreter(old, build, known.inputs, options)
+        changes = tuple(list_output_changes(before, found, classifies=classifies))
+        return changes, "to the last bit, both environments here"
     if build.verification is None:
         raise BadInputError(
             f"{build.folder} has no verification of the artifact's outputs; pass --python with the old environment"
         )
-    recorded = {each.name: each for each in build.verification.info.outputs}
-    changes = []
+    recorded, listed = {each.name: each for each in build.verification.info.outputs}, []
     for name, array in found.items():
-        now = compute_output_error(name, source[name][: len(array)], array)
-        same = name in recorded and now == recorded[name]
-        changes.append(OutputChange(name, array.size, 0 if same else array.size, None, now.relative, None))
-    return changes
-
-
-def _get_options(build: SignedBuild) -> Mapping[str, bool | int | str]:
-    return dict(_choose_group(build).newest.measurement.subject.options)
+        now = compute_output_error(name, known.outputs[name][: len(array)], array)
+        changed = 0 if now == recorded.get(name) else array.size
+        listed.append(OutputChange(name, array.size, changed, None, now.relative, None))
+    return tuple(listed), "by the errors that the dossier's verification recorded"
 
 
 def _compare_latency(
@@ -369,10 +285,10 @@ def _compare_latency(
     listener: Listener,
 ) -> LatencyChange:
     load = replace(
-        group.load, min_seconds=plan.seconds, max_seconds=max(10.0, plan.seconds), percentile=50.0, cache_probes=0
+        group.load, min_seconds=plan.min_time, max_seconds=max(10.0, plan.min_time), percentile=50.0, cache_probes=0
     )
     with _open_pool(sides[0], scratch / "old") as old_pool, _open_pool(sides[1], scratch / "new") as new_pool:
-        new = _prepare(build, load, store, new_pool, scratch)
+        new = _prepare(build, group, load, store, new_pool, scratch)
         if plan.python is None:
             new.expect(PROCESSES)
             scatter = find_run_scatter(group_processes(_list_measured(build, group, store)), "p50")
@@ -402,12 +318,16 @@ def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:
     return WorkerPool(folder, python=interpreter.program, environment=interpreter.environment)
 
 
-def _prepare(build: SignedBuild, load: LoadSpec, store: Store, pool: WorkerPool, scratch: Path) -> TrialSubject:
+def _prepare(
+    build: SignedBuild, group: ProcessGroup, load: LoadSpec, store: Store, pool: WorkerPool, scratch: Path
+) -> TrialSubject:
     model = store.find(build.artifact.manifest.parents[0], ModelInfo)
     artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
     found = prepare_subject(artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch / "run", load.length)
     arguments = {**found.session.arguments, "workspace": str(store.workspace.absolute())}
-    return replace(found, session=replace(found.session, arguments=arguments)).with_options(_get_options(build))
+    return replace(found, session=replace(found.session, arguments=arguments)).with_options(
+        group.newest.measurement.subject.options
+    )
 
 
 def _compare_with_dossier(

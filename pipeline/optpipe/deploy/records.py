@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import LatencySummary
-from optpipe.core.quantity import Estimate
+from optpipe.core.measurement import ROUNDS, LatencySummary
+from optpipe.core.plan import Param
+from optpipe.core.quantity import Estimate, share_from_text, share_to_text
 from optpipe.core.verdict import Verdict
 from optpipe.stats.ratio import Change
 
@@ -157,6 +160,22 @@ class DeployResult:
     """Between the evidence's machine and this one."""
     proof: ProofRecord | None = None
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecheckPlan:
+    python: Annotated[
+        Path | None,
+        Param("Environment to compare with this one; default: this one with the dossier.", metavar="ENV"),
+    ] = None
+    rounds: Annotated[int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4 % difference.")] = (
+        ROUNDS
+    )
+    min_time: Annotated[float, Param("Seconds to measure in each process.", minimum=0.05)] = 0.5
+    max_slowdown: Annotated[
+        float,
+        Param("Slow-down that must be excluded for a PASS.", parse=share_from_text, show=share_to_text),
+    ] = 0.05
 
 
 @dataclass(frozen=True, slots=True)

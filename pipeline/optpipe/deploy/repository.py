@@ -7,19 +7,19 @@ DIR/models/NAME             the ensemble from encoded images to the model's outp
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from optpipe import __version__
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import Options
+from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
-from optpipe.deploy.choices import Settings, choose_settings, leave_out_batching
+from optpipe.deploy.choices import Settings, choose_settings, format_options, leave_out_batching
 from optpipe.deploy.kserve import write_service
 from optpipe.deploy.records import (
     DEPLOYMENT,
@@ -33,97 +33,95 @@ from optpipe.deploy.records import (
 from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
 from optpipe.deploy.triton_config import (
-    CONFIG,
     LABELS,
-    WARM_UP,
     Served,
     add_warm_up,
-    describe_served,
+    describe_tensors,
     fill_tensors,
-    list_positions,
     require_tritonclient,
-    require_valid_text,
-    text_from_config,
+    write_config,
 )
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
+from optpipe.preprocess.artifact import PIPELINE
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import MANIFEST, drop_folder, get_utc_time, strip_folders
 from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
-from optpipe.workspace.files import write_bytes
+from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    import numpy as np
-
-from optpipe.core.files import hash_file
-from optpipe.preprocess.artifact import PIPELINE
-from optpipe.preprocess.dali_pipeline import DaliPlan
-from optpipe.workspace.files import write_json
 
 DALI_OUTPUT = "DALI_OUTPUT_0"
 ENGINE = "engine"
 """Folder of a deployment to a folder with the artifact."""
+PREDICT = "predict.py"
+SETTINGS = "loader.json"
 ENCODED = "encoded_image"
 """The ensemble's input: a whole image file as bytes."""
-SHIM = Path(__file__).with_name("triton_model.py")
+SHIM = {
+    name: Path(__file__).with_name(source)
+    for name, source in (("model.py", "triton_model.py"), ("optpipe_frames.py", "frames.py"))
+}
+"""Files of a model on Triton's Python backend."""
 
 
-def write_repository(
+def write_deployment(
     build: SignedBuild,
     output: Path,
     store: Store,
+    target: Literal["triton", "kserve", "folder"],
     *,
     batching: bool = True,
     storage_uri: str | None = None,
     image: str | None = None,
-) -> DeploymentRecord:
-    """Writes everything in one step: `output` is there whole, or not at all. Raises BadInputError where it exists already.
+) -> None:
+    """Writes everything in one step: `output` is there whole, or not at all.
 
-    Without `batching` every request is a batch of its own; `storage_uri` asks for KServe's manifest beside it.
+    Without `batching` every request is a batch of its own; `storage_uri` and `image` are KServe's. Raises BadInputError where
+    `output` exists already, and for an artifact that needs more than its files or has no loader for a folder.
     """
-    require_tritonclient()
-    settings = choose_settings(build)
-    serving = serving_from_build(build, settings.options)
-    if not batching:
+    settings, backend = choose_settings(build), BACKENDS[build.artifact.info.backend]
+    if not batching and target != "folder":
         settings = leave_out_batching(settings)
+    place = build.place.get_fact(f"packages.{backend.package}")
+    serving = backend.serving(build.artifact.info, settings.options, place)
     with store.scratch("deploy") as scratch:
         images = list_signed_images(build)
         known = write_requests(build, images, scratch / REQUESTS)
-        engine = f"{build.card.name}_engine"
-        choices = [*settings.choices, _write_engine(build, serving, settings, known, scratch / MODELS / engine)]
-        preprocess = ensemble = None
-        if build.preprocessing is not None:
-            preprocess, ensemble = f"{build.card.name}_preprocess", build.card.name
-            choices += _write_preprocessing(
-                build, settings, [path for path, _ in images], scratch / MODELS / preprocess
-            )
-            _write_ensemble(build, serving, settings, engine, preprocess, scratch / MODELS / ensemble)
-        for path in (scratch / MODELS).glob(f"*/{CONFIG}"):
-            require_valid_text(path)
+        record = describe_deployment(build, settings, serving, images)
+        if target == "folder":
+            record = _write_folder(build, record, serving, scratch)
+        else:
+            record = _write_models(build, record, settings, serving, known, scratch)
         if storage_uri is not None:
-            choices += write_service(build, settings, storage_uri, image, serving.triton_backend, scratch)
-        record = describe_deployment(build, settings, serving, images, choices)
-        target = "triton" if storage_uri is None else "kserve"
-        named = replace(record, target=target, engine=engine, preprocessing=preprocess, ensemble=ensemble)
-        return finish_deployment(build, named, scratch, output)
+            choices = write_service(build, settings, storage_uri, image, serving.triton_backend, scratch)
+            record = replace(record, choices=(*record.choices, *choices))
+        write_card(build, scratch / CARD)
+        write_bytes(scratch / POLICY, build.policy.source)
+        write_bytes(scratch / DEPLOYMENT, json_from_record(replace(record, target=target)))
+        finish_dossier(scratch, output)
 
 
-def finish_deployment(build: SignedBuild, record: DeploymentRecord, scratch: Path, output: Path) -> DeploymentRecord:
-    """Writes what every deployment has, and moves it to its place."""
-    write_card(build, scratch / CARD)
-    write_bytes(scratch / POLICY, build.policy.source)
-    write_bytes(scratch / DEPLOYMENT, json_from_record(record))
-    finish_dossier(scratch, output)
-    return record
-
-
-def serving_from_build(build: SignedBuild, options: Options) -> Serving:
-    """How servers run a signed-off artifact. Raises BadInputError for one that needs more than its files."""
-    backend = BACKENDS[build.artifact.info.backend]
-    return backend.serving(build.artifact.info, options, build.place.get_fact(f"packages.{backend.package}"))
+def _write_models(
+    build: SignedBuild,
+    record: DeploymentRecord,
+    settings: Settings,
+    serving: Serving,
+    known: Reference,
+    scratch: Path,
+) -> DeploymentRecord:
+    """The model repository; the record with the names of its models and what was chosen for them."""
+    name, models = build.card.name, scratch / MODELS
+    record = replace(record, engine=f"{name}_engine", preprocessing=f"{name}_preprocess", ensemble=name)
+    choices = [*settings.choices, _write_engine(build, record, serving, settings, known, models / record.engine)]
+    if build.preprocessing is None:
+        record = replace(record, preprocessing=None, ensemble=None)
+    else:
+        images = [scratch / REQUESTS / each.file for each in record.images]
+        choices += _write_preprocessing(build, settings, images, models / f"{name}_preprocess")
+        _write_ensemble(build, record, serving, settings, models / name)
+    return replace(record, choices=tuple(choices))
 
 
 def describe_deployment(
@@ -131,7 +129,6 @@ def describe_deployment(
     settings: Settings,
     serving: Serving,
     images: Sequence[tuple[Path, RequestImage]],
-    choices: Sequence[Choice],
 ) -> DeploymentRecord:
     """What `deployment.json` says of a deployment to a folder."""
     info, place = build.artifact.info, build.place
@@ -149,8 +146,8 @@ def describe_deployment(
         preprocessing=None,
         ensemble=None,
         options=settings.options,
-        labels=list_labels(build),
-        choices=tuple(choices),
+        labels=build.card.labels if build.card.task is Task.CLASSIFICATION else (),
+        choices=(Choice("runtime options", format_options(settings.options), "as measured"),),
         not_carried=serving.not_carried,
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
         images=tuple(image for _, image in images),
@@ -165,10 +162,6 @@ def describe_deployment(
     )
 
 
-def list_labels(build: SignedBuild) -> tuple[str, ...]:
-    return build.card.labels if build.card.task is Task.CLASSIFICATION else ()
-
-
 def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage]], folder: Path) -> Reference:
     """What a proof sends: rows of the reference with the source model's outputs, and signed-off images."""
     import numpy as np
@@ -178,18 +171,16 @@ def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage
         each.name: each.batch for each in build.card.outputs
     }
 
-    def cut(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-        return {name: array[:REQUEST_ROWS] if first.get(name, 0) == 0 else array for name, array in arrays.items()}
-
-    inputs, outputs = cut(known.inputs), cut(known.outputs)
+    rows = {
+        f"{side}:{name}": array[:REQUEST_ROWS] if first.get(name, 0) == 0 else array
+        for side, arrays in (("input", known.inputs), ("output", known.outputs))
+        for name, array in arrays.items()
+    }
     folder.mkdir()
-    tensors = {f"input:{name}": each for name, each in inputs.items()}
-    np.savez(
-        folder / TENSORS, allow_pickle=False, **tensors, **{f"output:{name}": each for name, each in outputs.items()}
-    )
+    np.savez(folder / TENSORS, allow_pickle=False, **rows)
     for path, image in images:
         shutil.copyfile(path, folder / image.file)
-    return Reference(inputs, outputs)
+    return reference_from_file(folder / TENSORS)
 
 
 def copy_artifact(build: SignedBuild, folder: Path) -> None:
@@ -198,38 +189,48 @@ def copy_artifact(build: SignedBuild, folder: Path) -> None:
     write_bytes(folder / MANIFEST, json_from_record(strip_folders(build.artifact.manifest)))
 
 
-def _write_engine(build: SignedBuild, serving: Serving, settings: Settings, known: Reference, folder: Path) -> Choice:
-    """The artifact as a Triton model; returns what its warm-up is."""
+def _write_engine(
+    build: SignedBuild, record: DeploymentRecord, serving: Serving, settings: Settings, known: Reference, folder: Path
+) -> Choice:
+    """The artifact as a Triton model; returns what its warm-up is: real rows of the reference, in one request of one sample and one of
+    each preferred batch, and of each CUDA graph's size."""
     pb, info = require_tritonclient(), build.artifact.info
     copy_artifact(build, folder / "1")
-    batched = settings.max_batch_size > 0
-    inputs = [describe_served(each, batched=batched) for each in build.card.inputs]
-    outputs = [describe_served(each, batched=batched) for each in build.card.outputs]
+    inputs, outputs = describe_tensors(build.card, batched=settings.max_batch_size > 0, by_position=serving.by_position)
     config = pb.ModelConfig(name=folder.name, max_batch_size=settings.max_batch_size)
     config.backend, config.platform = serving.triton_backend, serving.platform
     if serving.own_session:
-        shutil.copyfile(SHIM, folder / "1" / "model.py")
+        for name, source in SHIM.items():
+            shutil.copyfile(source, folder / "1" / name)
         add_shim_parameters(config, Path("$$TRITON_MODEL_DIRECTORY/1"), "artifact")
     else:
         config.default_model_filename = info.file
-    if serving.by_position:
-        inputs, outputs = name_by_position(inputs, outputs)
     fill_tensors(config, inputs, outputs)
-    _write_labels(build, config, folder)
+    _write_labels(record, config, folder)
     kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"
     group = config.instance_group.add(count=settings.instances, kind=pb.ModelInstanceGroup.Kind.Value(kind))
     group.profile.extend(serving.profiles)
     _set_batching(config, settings)
-    _set_runtime(config, serving, settings)
-    return _write_warm_up(config, folder, known, serving, settings, inputs, build)
-
-
-def name_by_position(inputs: Sequence[Served], outputs: Sequence[Served]) -> tuple[list[Served], list[Served]]:
-    """The tensors as `list_positions` names them."""
-    return (
-        [replace(each, name=name) for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)],
-        [replace(each, name=name) for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)],
-    )
+    for name, value in serving.parameters.items():
+        config.parameters[name].string_value = value
+    if serving.cuda_graph:
+        config.optimization.cuda.graphs = True
+        for size in settings.preferred:
+            spec = config.optimization.cuda.graph_spec.add(batch_size=size)
+            for each in config.input:
+                spec.input[each.name].dim.extend(each.dims)
+    largest = settings.max_batch_size
+    captured = list_captured_sizes(largest) if largest and serving.own_session and info.device == "cuda" else ()
+    sizes = sorted({1, *settings.preferred, largest, *captured}) if largest else [0]
+    for size in sizes:
+        given = []
+        for spec, each in zip(build.card.inputs, inputs, strict=True):
+            # Triton repeats a file of one sample for the whole batch, so that one row serves every size
+            row = known.inputs[spec.name][:1] if size else known.inputs[spec.name]
+            given.append((replace(each, dims=row.shape[1:] if size else row.shape), row.tobytes()))
+        add_warm_up(config, folder, f"batch {size}" if size else "one request", size, given)
+    write_config(config, folder)
+    return Choice(f"{folder.name} warm-up", ", ".join(map(str, sizes)), f"rows of the reference inputs ({REFERENCE})")
 
 
 def add_shim_parameters(config: Any, folder: Path, kind: str) -> None:
@@ -244,53 +245,10 @@ def _set_batching(config: Any, settings: Settings) -> None:
         config.dynamic_batching.max_queue_delay_microseconds = settings.delay_us
 
 
-def _set_runtime(config: Any, serving: Serving, settings: Settings) -> None:
-    for name, value in serving.parameters.items():
-        config.parameters[name].string_value = value
-    if serving.cuda_graph:
-        config.optimization.cuda.graphs = True
-        for size in settings.preferred:
-            spec = config.optimization.cuda.graph_spec.add(batch_size=size)
-            for each in config.input:
-                spec.input[each.name].dim.extend(each.dims)
-
-
-def _write_labels(build: SignedBuild, config: Any, folder: Path) -> None:
-    if labels := list_labels(build):
+def _write_labels(record: DeploymentRecord, config: Any, folder: Path) -> None:
+    if record.labels:
         config.output[0].label_filename = LABELS
-        (folder / LABELS).write_text("".join(f"{each}\n" for each in labels), encoding="utf-8")
-
-
-def _write_warm_up(
-    config: Any,
-    folder: Path,
-    known: Reference,
-    serving: Serving,
-    settings: Settings,
-    inputs: Sequence[Served],
-    build: SignedBuild,
-) -> Choice:
-    """Real rows of the reference: one request of one sample and one of each preferred batch, and of each CUDA graph's size."""
-    target = folder / WARM_UP
-    target.mkdir()
-    largest = settings.max_batch_size
-    captured = serving.own_session and build.artifact.info.device == "cuda"
-    sizes = (
-        sorted({1, *settings.preferred, largest, *(list_captured_sizes(largest) if captured else ())})
-        if largest
-        else [0]
-    )
-    for size in sizes:
-        files, shapes = {}, {}
-        for spec, each in zip(build.card.inputs, inputs, strict=True):
-            row = known.inputs[spec.name][:1] if size else known.inputs[spec.name]
-            files[each.name] = f"{each.name}.{size}.bin"
-            # Triton repeats a file of one sample for the whole batch, so that one row serves every size
-            (target / files[each.name]).write_bytes(row.tobytes())
-            shapes[each.name] = Served(each.name, each.dtype, tuple(row.shape[1:] if size else row.shape))
-        add_warm_up(config, f"batch {size}" if size else "one request", size, shapes, files)
-    (folder / CONFIG).write_text(text_from_config(config), encoding="utf-8")
-    return Choice(f"{folder.name} warm-up", ", ".join(map(str, sizes)), f"rows of the reference inputs ({REFERENCE})")
+        (folder / LABELS).write_text("".join(f"{each}\n" for each in record.labels), encoding="utf-8")
 
 
 def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequence[Path], folder: Path) -> list[Choice]:
@@ -315,44 +273,39 @@ def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequenc
         Choice(f"{folder.name} instance_group.count", "1", "DALI's backend advises one instance"),
     ]
     if images:
-        (folder / WARM_UP).mkdir()
         content = images[0].read_bytes()
-        (folder / WARM_UP / "image.bin").write_bytes(content)
-        shape = {DALI_INPUT: Served(DALI_INPUT, "uint8", (len(content),))}
-        add_warm_up(config, "one image", 1, shape, {DALI_INPUT: "image.bin"})
+        add_warm_up(config, folder, "one image", 1, [(Served(DALI_INPUT, "uint8", (len(content),)), content)])
         choices.append(Choice(f"{folder.name} warm-up", "1", f"the image {images[0].name} of the evaluation"))
-    (folder / CONFIG).write_text(text_from_config(config), encoding="utf-8")
+    write_config(config, folder)
     return choices
 
 
 def _write_ensemble(
-    build: SignedBuild, serving: Serving, settings: Settings, engine: str, preprocess: str, folder: Path
+    build: SignedBuild, record: DeploymentRecord, serving: Serving, settings: Settings, folder: Path
 ) -> None:
     """Encoded images in, the model's outputs out; labels by Triton's classification extension (`class_count`)."""
     pb = require_tritonclient()
-    batched = settings.max_batch_size > 0
-    if not batched:
+    if not settings.max_batch_size:
         raise BadInputError(
             f"{build.card.name} takes no batches of changing size, which an ensemble from images needs; "
             "build it with --batch 1:…"
         )
-    inputs = [describe_served(each, batched=True) for each in build.card.inputs]
-    outputs = [describe_served(each, batched=True) for each in build.card.outputs]
-    inner = name_by_position(inputs, outputs) if serving.by_position else (inputs, outputs)
+    inner = describe_tensors(build.card, batched=True, by_position=serving.by_position)
+    _, outputs = describe_tensors(build.card, batched=True)
     assert build.preprocessing is not None
     size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # no larger than that of a step
     config = pb.ModelConfig(name=folder.name, platform="ensemble", max_batch_size=size)
     fill_tensors(config, (Served(ENCODED, "uint8", (-1,)),), outputs)
     (folder / "1").mkdir(parents=True)
     write_card(build, folder / "1" / CARD)  # Triton wants a version folder; an empty one cannot be sealed
-    _write_labels(build, config, folder)
-    first = config.ensemble_scheduling.step.add(model_name=preprocess, model_version=-1)
+    _write_labels(record, config, folder)
+    first = config.ensemble_scheduling.step.add(model_name=record.preprocessing, model_version=-1)
     first.input_map[DALI_INPUT], first.output_map[DALI_OUTPUT] = ENCODED, "preprocessed"
-    second = config.ensemble_scheduling.step.add(model_name=engine, model_version=-1)
+    second = config.ensemble_scheduling.step.add(model_name=record.engine, model_version=-1)
     second.input_map[inner[0][0].name] = "preprocessed"
     for inside, outside in zip(inner[1], outputs, strict=True):
         second.output_map[inside.name] = outside.name
-    (folder / CONFIG).write_text(text_from_config(config), encoding="utf-8")
+    write_config(config, folder)
 
 
 def write_card(build: SignedBuild, path: Path) -> None:
@@ -361,40 +314,29 @@ def write_card(build: SignedBuild, path: Path) -> None:
     write_bytes(path, json.dumps(card, indent=1).encode() + b"\n")
 
 
-PREDICT = "predict.py"
-SETTINGS = "loader.json"
+def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path) -> DeploymentRecord:
+    """The engine, its preprocessing, `predict.py`, and `loader.json`, which it reads; the record with the preprocessing's name.
 
-
-def write_folder(build: SignedBuild, output: Path, store: Store) -> DeploymentRecord:
-    """Writes everything in one step. Raises BadInputError for a backend without a loader, and where `output` exists."""
-    settings = choose_settings(build)
-    serving = serving_from_build(build, settings.options)
+    Raises BadInputError for a backend without a loader.
+    """
     if serving.loader is None:
         raise BadInputError(
             f"--to folder has no loader for artifacts of {build.artifact.info.backend}; use --to triton"
         )
-    with store.scratch("deploy") as scratch:
-        images = list_signed_images(build)
-        write_requests(build, images, scratch / REQUESTS)
-        text = ", ".join(f"{name}={value}" for name, value in settings.options.items())
-        record = describe_deployment(
-            build, settings, serving, images, (Choice("runtime options", text, "as measured"),)
-        )
-        record = replace(record, preprocessing=_write_loader(build, record, serving, scratch))
-        shutil.copyfile(serving.loader, scratch / PREDICT)
-        text = _make_readme(build, record, images[0][1].file if images and _classifies_images(build) else None)
-        (scratch / "README.md").write_text(text, encoding="utf-8")
-        return finish_deployment(build, record, scratch, output)
-
-
-def _write_loader(build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path) -> str | None:
-    """The engine, its preprocessing, and `loader.json`, which `predict.py` reads; returns the preprocessing's name."""
     copy_artifact(build, folder / ENGINE)
-    pipeline, plan = None, None
+    pipeline, options = None, {}
     if build.preprocessing is not None:
         pipeline, plan = f"preprocessing/{Path(PIPELINE).name}", build.preprocessing.info.plan
+        device = 0 if plan.device == "gpu" else None
+        options = {
+            "batch_size": plan.batch_size,
+            "num_threads": plan.threads,
+            "device_id": device,
+            "prefetch_queue_depth": 1,
+        }
         (folder / "preprocessing").mkdir()
         shutil.copyfile(build.preprocessing.file(PIPELINE), folder / pipeline)
+    classifies = build.preprocessing is not None and build.card.task is Task.CLASSIFICATION
     settings = {
         "engine": record.engine,
         "input": build.card.inputs[0].name,
@@ -404,22 +346,16 @@ def _write_loader(build: SignedBuild, record: DeploymentRecord, serving: Serving
         },
         "labels": record.labels,
         "runtime": serving.loader_settings,
-        "classifies": _classifies_images(build),
+        "classifies": classifies,
         "pipeline": pipeline,
-        "pipeline_options": {} if plan is None else _get_pipeline_options(plan),
+        "pipeline_options": options,
         "sha256": {name: hash_file(folder / name) for name in (record.engine, pipeline) if name},
     }
     write_json(folder / SETTINGS, settings)
-    return pipeline
-
-
-def _get_pipeline_options(plan: DaliPlan) -> dict[str, int | None]:
-    device = 0 if plan.device == "gpu" else None
-    return {"batch_size": plan.batch_size, "num_threads": plan.threads, "device_id": device, "prefetch_queue_depth": 1}
-
-
-def _classifies_images(build: SignedBuild) -> bool:
-    return build.preprocessing is not None and build.card.task is Task.CLASSIFICATION
+    shutil.copyfile(serving.loader, folder / PREDICT)
+    image = record.images[0].file if record.images and classifies else None
+    (folder / "README.md").write_text(_make_readme(build, record, image), encoding="utf-8")
+    return replace(record, preprocessing=pipeline)
 
 
 SERVICE = """Behind FastAPI (`pip install fastapi python-multipart uvicorn`), as `service.py` in a folder of yours, since `--check`

@@ -13,10 +13,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.process import open_process_group
@@ -49,17 +52,30 @@ def find_server(wanted: str | None) -> ServerProgram:
     """
     wanted = wanted or os.environ.get(SERVER_VARIABLE) or None
     if wanted is None:
-        found = shutil.which("tritonserver")
-        if found is None:
+        if (program := shutil.which("tritonserver")) is None:
             raise MissingError(f"no tritonserver on PATH; use NVIDIA's container, or a bundled one: {INSTALL}")
-        return ServerProgram((found,), dict(os.environ))
-    path = Path(wanted)
-    python = next((each for each in (path / "bin" / "python", path) if each.is_file()), None)
-    if python is None:
-        raise BadInputError(f"--server {wanted}: neither a tritonserver program nor a Python environment")
+        return ServerProgram((program,), dict(os.environ))
+    found = find_python(Path(wanted), "--server")
     return (
-        _describe_bundled(python) if python.name.startswith("python") else ServerProgram((str(path),), dict(os.environ))
+        _describe_bundled(found) if found.name.startswith("python") else ServerProgram((str(found),), dict(os.environ))
     )
+
+
+def find_python(path: Path, option: str) -> Path:
+    """The interpreter of an environment, or the program `path` itself. Raises BadInputError where it is neither."""
+    for each in (path / "bin" / "python", path):
+        if each.is_file() and os.access(each, os.X_OK):
+            return each.absolute()
+    raise BadInputError(f"{option} {path}: neither a program nor a Python environment")
+
+
+def ask_python(program: Path, source: str, environment: Mapping[str, str], option: str, *arguments: object) -> Any:
+    """What an interpreter prints as JSON when it runs `source`, with `arguments` as JSON. Raises BadInputError."""
+    command = [str(program), "-c", source, *map(json.dumps, arguments)]
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if told.returncode != 0:
+        raise BadInputError(f"{option} {program}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}")
+    return json.loads(told.stdout)
 
 
 _PROBE = """
@@ -76,10 +92,7 @@ print(json.dumps({"root": spec and spec.submodule_search_locations[0], "numpy": 
 
 def _describe_bundled(python: Path) -> ServerProgram:
     plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    told = subprocess.run([str(python), "-c", _PROBE], capture_output=True, text=True, env=plain, check=False)
-    if told.returncode != 0:
-        raise BadInputError(f"--server {python}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}")
-    facts = json.loads(told.stdout)
+    facts = ask_python(python, _PROBE, plain, "--server")
     if facts["root"] is None:
         raise MissingError(f"{python} has no nvidia-pytriton, whose server is needed: {INSTALL}")
     if facts["numpy"] is None or int(facts["numpy"].split(".")[0]) >= 2:
@@ -119,7 +132,9 @@ def run_server(
 
     Raises StageError with the server's own reason where it dies, does not become ready, or refuses a model.
     """
-    ports = _find_free_ports(3)
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [each.getsockname()[1] for each in sockets]
     command = [
         *program.command,
         f"--model-repository={repository}",
@@ -135,23 +150,15 @@ def run_server(
         http, grpc = (f"127.0.0.1:{port}" for port in ports[:2])
         _await_ready(process, http, log, limit_s)
         try:
-            yield http, grpc, _describe_server(program, http)
+            with urlopen(f"http://{http}/v2", timeout=5) as answer:
+                version = str(json.load(answer).get("version", "unknown"))
+            name, backends = Path(program.command[0]).name, list_backends(program)
+            yield http, grpc, ServerRecord(name, version, program.python, program.numpy, backends)
         except StageError as error:
             if process.poll() is None:
                 raise
             why = f"tritonserver died (exit status {process.returncode}): {read_reason(log)}"
             raise StageError(why) from error
-
-
-def _find_free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _arrange_backends(program: ServerProgram, scratch: Path) -> Path:
@@ -168,9 +175,6 @@ def _arrange_backends(program: ServerProgram, scratch: Path) -> Path:
 
 
 def _await_ready(process: "subprocess.Popen[bytes]", http: str, log: Path, limit_s: float) -> None:
-    from urllib.error import URLError
-    from urllib.request import urlopen
-
     until = monotonic() + limit_s
     while monotonic() < until:
         if process.poll() is not None:
@@ -180,14 +184,6 @@ def _await_ready(process: "subprocess.Popen[bytes]", http: str, log: Path, limit
                 return
         sleep(POLL_S)
     raise StageError(f"tritonserver was not ready after {limit_s:g} s: {read_reason(log)}")
-
-
-def _describe_server(program: ServerProgram, http: str) -> ServerRecord:
-    from urllib.request import urlopen
-
-    with urlopen(f"http://{http}/v2", timeout=5) as answer:
-        version = str(json.load(answer).get("version", "unknown"))
-    return ServerRecord(Path(program.command[0]).name, version, program.python, program.numpy, list_backends(program))
 
 
 _ERROR_LINE = re.compile(r"^E\d{4} .*?\] \"?(.*?)\"?$")

@@ -11,12 +11,15 @@ size, and a server's batches have any: a batch is put into the next larger graph
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any, Self
 
-from optpipe.core.errors import BadInputError, OptpipeError, first_line
+from optpipe.core.errors import BadInputError, OptpipeError, StageError, escape, first_line
 from optpipe.core.process import end_with_parent
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
 
@@ -28,6 +31,55 @@ if TYPE_CHECKING:
 
 Answer = Callable[[Sequence[Arrays]], list[dict[str, "np.ndarray"]]]
 """From the requests of a batch to their outputs, in order."""
+
+
+class FrameProcess:
+    """A module of this package that runs in a process and answers frames; it is killed when the block ends."""
+
+    def __init__(
+        self,
+        module: str,
+        *words: str,
+        program: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log = TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._process = subprocess.Popen(
+            [program, "-m", module, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
+    def send(self, header: Mapping[str, Any], arrays: Arrays) -> None:
+        """Writes a frame; where the process has ended, `receive` says why."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            write_frame(self._process.stdin, header, arrays)
+
+    def receive(self) -> "tuple[Mapping[str, Any], dict[str, np.ndarray]]":
+        """The next frame. Raises StageError with the reason where it is an error, or the process has ended."""
+        assert self._process.stdout is not None
+        header, arrays = read_frame(self._process.stdout) or ({"error": self._read_last_words()}, {})
+        if problem := header.get("fatal") or header.get("error"):
+            raise StageError(problem)
+        return header, arrays
+
+    def _read_last_words(self) -> str:
+        status = self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return escape(lines[-1])[:240] if lines else f"the process ended with status {status}"
 
 
 def main() -> None:

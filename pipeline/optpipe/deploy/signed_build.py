@@ -3,7 +3,7 @@
 A dossier holds hashes and measurements; the engine, the pipeline and the reference lie in the workspace that built them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,32 +164,21 @@ def list_signed_images(build: SignedBuild) -> tuple[tuple[Path, RequestImage], .
     """
     import polars as pl
 
-    classifies = build.card.task is Task.CLASSIFICATION
+    source, classifies = build.card.data.get("validation"), build.card.task is Task.CLASSIFICATION
+    if source is None or not Path(source).exists():
+        return ()
+    root = Path(source) if Path(source).is_dir() else ImageSet.from_manifest(Path(source)).root
     for run in newest_runs(build.runs, "evaluate"):
         table = pl.read_parquet(run.files.read(PREDICTIONS))
         column = f"{build.artifact.id}:{find_task(build.card).prediction_column}"
-        if column in table.columns and (root := _find_image_root(build.card)) is not None:
+        if column in table.columns:
             best = table[column].list.first().to_list() if classifies else [None] * len(table)
             rows = list(zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True))
-            some = [rows[index] for index in spread_evenly(len(rows), REQUEST_IMAGES)]  # a set is often sorted by class
-            return tuple(_read_images(some, root))
+            count, found = min(len(rows), REQUEST_IMAGES), []
+            for at in range(count):
+                name, sha256, prediction = rows[at * len(rows) // count]  # a set is often sorted by class
+                path = root / name
+                if path.is_file() and hash_file(path) == sha256:
+                    found.append((path, RequestImage(f"{at:05}{path.suffix}", sha256, prediction)))
+            return tuple(found)
     return ()
-
-
-def _find_image_root(card: ModelCard) -> Path | None:
-    source = card.data.get("validation")
-    if source is None or not Path(source).exists():
-        return None
-    return Path(source) if Path(source).is_dir() else ImageSet.from_manifest(Path(source)).root
-
-
-def _read_images(rows: Iterable[tuple[str, str, int | None]], root: Path) -> Iterator[tuple[Path, RequestImage]]:
-    for index, (name, sha256, prediction) in enumerate(rows):
-        path = root / name
-        if path.is_file() and hash_file(path) == sha256:
-            yield path, RequestImage(f"{index:05}{path.suffix}", sha256, prediction)
-
-
-def spread_evenly(count: int, wanted: int) -> list[int]:
-    """At most `wanted` indices of `count`, evenly spaced."""
-    return list(range(count)) if count <= wanted else [index * count // wanted for index in range(wanted)]

@@ -3,12 +3,12 @@
 Source: model_config.proto of triton-inference-server/common, and docs/user_guide/model_configuration.md.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.core.card import InputSpec, TensorSpec
+from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 
 CONFIG = "config.pbtxt"
@@ -53,29 +53,47 @@ def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
     return Served(spec.name, spec.dtype, dims[1:] if batched else dims)
 
 
+def describe_tensors(card: ModelCard, *, batched: bool, by_position: bool = False) -> tuple[list[Served], list[Served]]:
+    """A model's inputs and outputs as `describe_served` has them, `by_position` under the names of `list_positions`."""
+    inputs = [describe_served(each, batched=batched) for each in card.inputs]
+    outputs = [describe_served(each, batched=batched) for each in card.outputs]
+    if not by_position:
+        return inputs, outputs
+    return (
+        [replace(each, name=name) for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)],
+        [replace(each, name=name) for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)],
+    )
+
+
 def fill_tensors(config: Any, inputs: Sequence[Served], outputs: Sequence[Served]) -> None:
     pb = require_tritonclient()
-    for each in inputs:
-        config.input.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
-    for each in outputs:
-        config.output.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
+    for target, tensors in ((config.input, inputs), (config.output, outputs)):
+        for each in tensors:
+            target.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
 
 
-def add_warm_up(config: Any, name: str, rows: int, tensors: Mapping[str, Served], files: Mapping[str, str]) -> None:
-    """One warm-up request of `rows` samples whose inputs are the files that lie in `warmup/`."""
+def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[Served, bytes]]) -> None:
+    """One warm-up request of `rows` samples, whose inputs are written to `warmup/` in the model's `folder`."""
     pb = require_tritonclient()
+    (folder / WARM_UP).mkdir(exist_ok=True)
     warm_up = config.model_warmup.add(name=name, batch_size=max(rows, 1))
-    for key, each in tensors.items():
-        target = warm_up.inputs[key]
+    for each, content in inputs:
+        target = warm_up.inputs[each.name]
         target.data_type = pb.DataType.Value(TYPES[each.dtype])
         target.dims.extend(each.dims)
-        target.input_data_file = files[key]
+        target.input_data_file = f"{each.name}.{rows}.bin"
+        (folder / WARM_UP / target.input_data_file).write_bytes(content)
 
 
-def text_from_config(config: Any) -> str:
+def write_config(config: Any, folder: Path) -> None:
+    """Writes `config.pbtxt`. Raises BadInputError where protobuf does not read back what it wrote."""
     from google.protobuf import text_format
 
-    return str(text_format.MessageToString(config))
+    path = folder / CONFIG
+    path.unlink(missing_ok=True)
+    path.write_text(text_format.MessageToString(config), encoding="utf-8")
+    if read_config(path) != config:
+        raise BadInputError(f"{path} is not read back as it was written")
 
 
 def read_config(path: Path) -> Any:
@@ -88,28 +106,13 @@ def read_config(path: Path) -> Any:
 
 
 def find_tensor_differences(config: Any, name: str, inputs: Sequence[Served], outputs: Sequence[Served]) -> list[str]:
-    """Where a configuration's tensors are not those of the model: name, data type, shape; one line each."""
+    """Where a configuration's tensors are not those of the model: name, or data type and shape; one line each."""
     pb, found = require_tritonclient(), []
     for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
-        known = {each.name: each for each in have}
-        for each in want:
-            if (one := known.pop(each.name, None)) is None:
-                found.append(f"{name}: {what} '{each.name}' is missing from {CONFIG}")
-                continue
-            dtype = pb.DataType.Name(one.data_type)
-            if dtype != TYPES[each.dtype]:
-                found.append(
-                    f"{name}: {what} '{each.name}' is {dtype} in {CONFIG}, {TYPES[each.dtype]} in the signed-off model"
-                )
-            if tuple(one.dims) != each.dims:
-                found.append(
-                    f"{name}: {what} '{each.name}' has shape {list(one.dims)} in {CONFIG}, {list(each.dims)} in the signed-off model"
-                )
-        found += [f"{name}: {what} '{extra}' of {CONFIG} is not in the signed-off model" for extra in known]
+        known = {each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have}
+        signed = {each.name: f"{TYPES[each.dtype]} {list(each.dims)}" for each in want}
+        for each in dict.fromkeys((*signed, *known)):
+            stated, right = known.get(each, "missing"), signed.get(each, "unknown")
+            if stated != right:
+                found.append(f"{name}: {what} '{each}' is {stated} in {CONFIG}, {right} in the signed-off model")
     return found
-
-
-def require_valid_text(path: Path) -> None:
-    """Raises BadInputError where protobuf does not read the file back."""
-    if not read_config(path).ByteSize():
-        raise BadInputError(f"{path} is empty")

@@ -1,17 +1,16 @@
 """`model.py` of a model on Triton's Python backend: hands every batch to optpipe's own session in a process of its own.
 
 The server's interpreter and optpipe's are two environments (Triton's Python stub needs NumPy 1, ONNX Runtime and torch need
-NumPy 2), so this file imports NumPy and Triton's utilities only; `optpipe.deploy.session_process` is the other end.
+NumPy 2), so this file imports Triton's utilities and a copy of `frames.py` only; `optpipe.deploy.session_process` is the other end.
 """
 
 import json
-import mmap
 import os
 import subprocess
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
+from optpipe_frames import SharedMemory, read_frame, write_frame
 
 
 class TritonPythonModel:
@@ -28,43 +27,28 @@ class TritonPythonModel:
         if "path" in parameters:
             kept["PYTHONPATH"] = parameters["path"]
         self.outputs = [each["name"] for each in config["output"]]
-        self.sent, self.received = _Memory(), _Memory()
+        descriptors = [os.memfd_create("optpipe") for _ in range(2)]
+        self.sent, self.received = map(SharedMemory, descriptors)
+        words = [parameters["kind"], folder, parameters.get("options", "{}"), config.get("max_batch_size", 0)]
         self.process: Any = subprocess.Popen(
-            [
-                python,
-                "-m",
-                "optpipe.deploy.session_process",
-                parameters["kind"],
-                folder,
-                parameters.get("options", "{}"),
-                str(config.get("max_batch_size", 0)),
-                str(self.sent.descriptor),
-                str(self.received.descriptor),
-            ],
+            [python, "-m", "optpipe.deploy.session_process", *map(str, (*words, *descriptors))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=kept,
-            pass_fds=(self.sent.descriptor, self.received.descriptor),
+            pass_fds=descriptors,
         )
         self._receive()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers all requests of a batch by one call of the session."""
-        end = 0
+        self.sent.rewind()
         for request in requests:
-            tensors = []
-            for each in request.inputs():
-                array = each.as_numpy()
-                place = -(-end // 64) * 64
-                end = place + array.nbytes
-                self.sent.view(place, array.dtype, array.shape)[...] = array
-                size = {"dtype": array.dtype.name, "shape": array.shape, "bytes": array.nbytes}
-                tensors.append({"name": each.name(), "offset": place, **size})
-            self._send({"tensors": tensors, "more": request is not requests[-1]})
+            arrays = {each.name(): each.as_numpy() for each in request.inputs()}
+            write_frame(self.process.stdin, {"more": request is not requests[-1]}, arrays, self.sent)
         answers = []
         for _ in requests:
-            header, arrays = self._receive()
-            outputs = [pb_utils.Tensor(name, array) for name, array in zip(self.outputs, arrays)]  # noqa: B905
+            header, found = self._receive()
+            outputs = [pb_utils.Tensor(name, array) for name, array in zip(self.outputs, found)]  # noqa: B905
             error = pb_utils.TritonError(header["error"]) if "error" in header else None
             answers.append(pb_utils.InferenceResponse(outputs, error))
         return answers
@@ -74,36 +58,11 @@ class TritonPythonModel:
         self.process.stdin.close()
         self.process.wait(10)
 
-    def _send(self, header: dict[str, Any]) -> None:
-        self.process.stdin.write(json.dumps(header).encode() + b"\n")
-        self.process.stdin.flush()
-
     def _receive(self) -> tuple[dict[str, Any], list[Any]]:
-        line = self.process.stdout.readline()
-        if not line:
+        frame = read_frame(self.process.stdout, self.received)
+        if frame is None:
             raise pb_utils.TritonModelException(f"the session's process ended with status {self.process.wait(10)}")
-        header = json.loads(line)
+        header, arrays = frame
         if "fatal" in header:
             raise pb_utils.TritonModelException(header["fatal"])
-        found = header.get("tensors", ())  # copied: the next batch's outputs come to the same place
-        return header, [self.received.view(each["offset"], each["dtype"], each["shape"]).copy() for each in found]
-
-
-class _Memory:
-    """A file in memory that grows, for the arrays between this process and the session's."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("optpipe")
-        self._view: Any = b""
-
-    def view(self, offset: int, dtype: Any, shape: Any) -> Any:
-        """The array at `offset`, where it lies."""
-        kind, count = np.dtype(dtype), int(np.prod(shape, dtype=np.int64))
-        if not count:
-            return np.empty(shape, kind)
-        end = offset + count * kind.itemsize
-        if len(self._view) < end:
-            if os.fstat(self.descriptor).st_size < end:
-                os.ftruncate(self.descriptor, max(2 * end, 1 << 20))
-            self._view = mmap.mmap(self.descriptor, 0)
-        return np.frombuffer(self._view, kind, count, offset).reshape(shape)
+        return header, [each.copy() for each in arrays.values()]  # the next batch's outputs come to the same place

@@ -106,10 +106,14 @@ class Table:
     caption: str = ""
     id: str = ""
 
-    @property
-    def used(self) -> list[int]:
-        """The columns in which some row has a text, by position."""
-        return [at for at in range(len(self.columns)) if any(row[at].text for row in self.rows)]
+    def list_columns(self, *, page: bool = False) -> list[int]:
+        """The columns in which some row has a text and for which a page, or the terminal and Markdown, have room, by position."""
+        return [
+            at
+            for at, column in enumerate(self.columns)
+            if (column.below or column.rank not in range(TEXT_ONLY, PAGE_ONLY) if page else column.rank < PAGE_ONLY)
+            and any(row[at].text for row in self.rows)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

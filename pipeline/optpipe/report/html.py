@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from optpipe.core.quantity import format_bytes
-from optpipe.report.document import PAGE_ONLY, TEXT_ONLY, Cell, Column, ColumnKind, Gauge, Page, Part, Table, clean_text
+from optpipe.report.document import Cell, Column, ColumnKind, Gauge, Page, Part, Table, clean_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -74,10 +74,10 @@ def _group_parts(parts: tuple[Part, ...]) -> list[tuple[str, list[Part]]]:
 def _choose_columns(table: Table) -> list[list[int]]:
     """The columns that a page shows, each followed by those below it, by position."""
     shown: list[list[int]] = []
-    for at in table.used:
+    for at in table.list_columns(page=True):
         if table.columns[at].below:
             shown[-1].append(at)
-        elif table.columns[at].rank not in range(TEXT_ONLY, PAGE_ONLY):
+        else:
             shown.append([at])
     return shown
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from optpipe.core.errors import escape
-from optpipe.report.document import PAGE_ONLY, Cell, Column, ColumnKind, Document, Page, Part, Section, Sentence, Table
+from optpipe.report.document import Cell, Column, ColumnKind, Document, Page, Part, Section, Sentence, Table
 
 MARKS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
 
@@ -45,7 +45,7 @@ def _render_sentence(sentence: Sentence) -> Iterator[str]:
 
 
 def _render_table(table: Table) -> Iterator[str]:
-    shown = [at for at in table.used if table.columns[at].rank < PAGE_ONLY]
+    shown = table.list_columns()
     columns = [table.columns[at] for at in shown]
     rows = [[_format_cell(row[at], table.columns[at]) for at in shown] for row in table.rows]
     right = [at for at, column in enumerate(columns) if column.kind is ColumnKind.FIGURE]

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.text import Text
 
 from optpipe.report.document import (
-    PAGE_ONLY,
     Cell,
     Column,
     ColumnKind,
@@ -79,8 +78,9 @@ def _indent(text: Text, console: Console, width: int) -> Iterator[Text]:
 
 
 def _render_table(table: Table, console: Console, width: int) -> Iterator[Text]:
-    shared = [at for at in table.used if table.columns[at].shared and len({row[at].text for row in table.rows}) == 1]
-    shown = [at for at in table.used if at not in shared and table.columns[at].rank < PAGE_ONLY]
+    used = table.list_columns()
+    shared = [at for at in used if table.columns[at].shared and len({row[at].text for row in table.rows}) == 1]
+    shown = [at for at in used if at not in shared]
     title = ": ".join(each for each in (table.title, ", ".join(table.rows[0][at].text for at in shared)) if each)
     yield Text()
     if title:

@@ -27,7 +27,7 @@ from optpipe.core.precision import Precision
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.records import DossierReference
-from optpipe.deploy.repository import write_repository
+from optpipe.deploy.repository import write_deployment
 from optpipe.deploy.session_process import open_artifact
 from optpipe.measure.worker.plan import session_from_store
 from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
@@ -172,9 +172,9 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
         place=built.entry.manifest.environment,
         runs=(),
     )
-    written = write_repository(signed, tmp_path / "served", store)
-    assert "needs optpipe on the server" in written.triton
+    write_deployment(signed, tmp_path / "served", store, "triton")
     checked = check_deployment(tmp_path / "served")
+    assert "needs optpipe on the server" in checked.record.triton
     assert checked.serving is not None
     assert checked.serving.own_session
     model = tmp_path / "served" / "models" / checked.record.engine

@@ -8,7 +8,7 @@ from tests.command_line import call
 from optpipe.cli import terminal as terminal_module
 from optpipe.cli.build import CalibrateOptions, calibrate
 from optpipe.cli.compare import CompareOptions, compare
-from optpipe.cli.deploy import deploy
+from optpipe.cli.deploy import DeployOptions, deploy
 from optpipe.cli.profile import RecordingOptions, profile
 from optpipe.cli.signoff import DossierOptions, SignoffOptions, attest, run, signoff
 from optpipe.cli.sweep import sweep
@@ -23,7 +23,7 @@ COMMANDS = {
     "attest": lambda: call(attest, Path("none"), key=Path("none"), output=NOWHERE),
     "calibrate": lambda: call(calibrate, "digits", how=CalibrateOptions(output=NOWHERE)),
     "compare": lambda: call(compare, how=CompareOptions(output=NOWHERE)),
-    "deploy": lambda: call(deploy, dossier=Path("none"), to="folder", output=NOWHERE),
+    "deploy": lambda: call(deploy, dossier=Path("none"), how=DeployOptions(to="folder", output=NOWHERE)),
     "profile --redacted": lambda: call(profile, recording=RecordingOptions(trace=Path("none"), redacted=NOWHERE)),
     "run": lambda: call(run, "digits", POLICY, how=DossierOptions(output=NOWHERE)),
     "run --junit": lambda: call(run, "digits", POLICY, how=DossierOptions(junit=NOWHERE)),

@@ -31,17 +31,11 @@ layers = st.lists(
 )
 
 
-@given(layers)
-def test_shares_add_up_to_one(found: list[LayerType]) -> None:
-    share = summarize_precision(found)
-    assert sum(share.layers.values()) == pytest.approx(1)
-    if share.total_macs:
-        assert sum(share.macs.values()) == pytest.approx(1)
-
-
 @given(layers, st.sampled_from(list(Precision)))
 def test_at_most_one_precision_can_be_proven(found: list[LayerType], wanted: Precision) -> None:
     proof = prove_precision(wanted, found)
+    assert sum(proof.share.layers.values()) == pytest.approx(1)
+    assert sum(proof.share.macs.values()) == pytest.approx(1) or not proof.share.total_macs
     if proof.proven:
         assert not any(prove_precision(other, found).proven for other in Precision if other is not wanted)
 
@@ -90,9 +84,7 @@ def test_reading_precisions() -> None:
         ("0.5points", Budget(0.5, "points")),
         ("1 point", Budget(1.0, "points")),
         ("0.5%", Budget(0.5, "points")),
-        ("0.5pt", Budget(0.5, "points")),
         ("0%", Budget(0.0, "points")),
-        ("30dB", Budget(30.0, "dB")),
         (" 30 dB ", Budget(30.0, "dB")),
     ],
 )

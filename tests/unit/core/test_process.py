@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from optpipe.core.errors import BadInputError, first_line, read_as_user_file, require_existing
+from optpipe.core.errors import BadInputError, first_line, read_as_user_file
 from optpipe.core.process import handle_interrupts, open_process_group
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -167,13 +167,6 @@ def test_only_errors_are_kept(tmp_path):
 )
 def test_any_error_has_a_first_line(error, text):
     assert first_line(error).strip() == text
-
-
-def test_a_path_that_is_not_there_is_named_with_its_option(tmp_path):
-    require_existing(tmp_path, "--data")
-    require_existing(None, "--data")
-    with pytest.raises(BadInputError, match=r"^--data nowhere: no such file or folder$"):
-        require_existing(Path("nowhere"), "--data")
 
 
 def test_a_file_to_read_that_is_not_there_or_is_a_folder_is_said_in_words(tmp_path):

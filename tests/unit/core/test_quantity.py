@@ -22,10 +22,6 @@ from optpipe.core.quantity import (
     [
         ("15 ms", Dimension.TIME, 15e6),
         ("15ms", Dimension.TIME, 15e6),
-        ("2000 images/s", Dimension.RATE, 2000),
-        ("99.5 %", Dimension.SHARE, 0.995),
-        ("1.0 points", Dimension.POINTS, 1.0),
-        ("512 MiB", Dimension.SIZE, 512 * 2**20),
         ("50 mJ/image", Dimension.ENERGY, 0.05),
         ("2000 samples/s", Dimension.RATE, 2000),
         ("50 mJ/sample", Dimension.ENERGY, 0.05),

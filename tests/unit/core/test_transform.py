@@ -79,21 +79,9 @@ def test_fields_left_out_are_torchvisions_defaults():
     ("steps", "said"),
     [
         ([{"step": "decode"}, {"step": "warp"}], r"steps: invalid value 'warp' - at `\$\[1\].step`"),
-        (["decode"], r"expected `object`, got `str` - at `\$\[0\]`"),
-        ([{"step": "decode", "colour": 1}], "unknown field `colour`"),
-        ([{"step": "decode", "exif": 1}], "expected `bool`, got `int` - at `.*exif"),
-        (
-            [{"step": "decode"}, {"step": "resize", "size": [232.5]}, {"step": "pack"}],
-            "expected `int`, got `float` - at `.*size",
-        ),
         ([{"step": "decode"}, {"step": "resize"}, {"step": "pack"}], "missing required field `size`"),
         ([{"step": "decode"}, {"step": "resize", "size": [0]}, {"step": "pack"}], "1 positive size"),
         ([{"step": "decode"}, {"step": "resize", "size": [2, 3]}, {"step": "pack"}], "requires 1 positive size"),
-        ([{"step": "decode"}, {"step": "resize", "size": [2], "interpolation": "cubic"}], "invalid enum value 'cubic'"),
-        (
-            [{"step": "decode"}, {"step": "rescale", "divisor": "a"}, {"step": "pack"}],
-            "expected `float`, got `str` - at `.*divisor",
-        ),
         ([{"step": "decode"}, {"step": "rescale", "divisor": 0}, {"step": "pack"}], "must be positive"),
         ([{"step": "decode"}, {"step": "normalize", "mean": [0.5], "std": [0]}, {"step": "pack"}], "positive stds"),
         ([{"step": "decode"}, {"step": "normalize", "mean": [0.5, 0.5], "std": [1, 1]}, {"step": "pack"}], "1 or 3"),
@@ -101,16 +89,12 @@ def test_fields_left_out_are_torchvisions_defaults():
         ([{"step": "pack"}, {"step": "decode"}], "in this order"),
         ([{"step": "decode"}, {"step": "rescale"}, {"step": "pack", "dtype": "uint8"}], "uint8 cannot hold"),
         ([], "got no step"),
+        (None, "single key 'steps'"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_step(steps, said):
     with pytest.raises(BadInputError, match=said):
-        Transform.from_dict({"steps": steps})
-
-
-def test_a_table_without_steps_is_refused():
-    with pytest.raises(BadInputError, match="single key 'steps'"):
-        Transform.from_dict({"stages": []})
+        Transform.from_dict({"stages": []} if steps is None else {"steps": steps})
 
 
 @given(resizes, sides, sides)
@@ -167,11 +151,11 @@ def test_a_bright_square_is_where_the_geometry_says(height: int, width: int, ste
     image[top : top + side, left : left + side] = 255
     transform = make_transform(steps)
     found = apply_transform(transform, image)[..., 0].astype(float)
-    geometry = compute_geometry(transform, height, width)
-    axes = ((geometry.rows, top), (geometry.columns, left))
+    down, across = compute_geometry(transform, height, width)
+    axes = ((down, top), (across, left))
     ends = [(start + reach) * axis.scale + axis.offset for axis, start in axes for reach in (0, side)]
     assume(min(ends) >= 2 and max(ends) <= 62)  # else the crop cuts it
-    for axis, start, sums in ((geometry.rows, top, found.sum(1)), (geometry.columns, left, found.sum(0))):
+    for axis, start, sums in ((down, top, found.sum(1)), (across, left, found.sum(0))):
         low, high = start * axis.scale + axis.offset, (start + side) * axis.scale + axis.offset
         center = (sums * (np.arange(64) + 0.5)).sum() / sums.sum()
         assert center == pytest.approx((low + high) / 2, abs=0.3)

@@ -1,7 +1,6 @@
 """What is served follows from what was measured: batches, instances, delays, and the lengths that a proof asks."""
 
 from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.measurement import Scenario, Subject
-from optpipe.deploy.choices import choose_settings
+from optpipe.deploy.choices import choose_settings, leave_out_batching
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.signoff.policy import policy_from_toml
 
@@ -113,22 +112,9 @@ def test_a_request_that_waits_and_follows_a_whole_batch_keeps_the_limit(latencie
 
 
 def test_without_batching_no_number_of_it_is_left():
-    from optpipe.deploy.choices import leave_out_batching
-
     found = leave_out_batching(settings({1: 2.0, 8: 6.0}, limit_ms=50))
     assert (found.batching, found.preferred, found.delay_us, found.max_batch_size) == (False, (), 0, 8)
     assert [each.value for each in found.choices if "batching" in each.setting] == ["off"]
-
-
-@given(st.integers(0, 2000), st.integers(1, 64))
-def test_requests_are_spread_over_a_set_that_is_sorted_by_class(count, wanted):
-    from optpipe.deploy.signed_build import spread_evenly
-
-    found = spread_evenly(count, wanted)
-    assert len(found) == min(count, wanted)
-    assert found == sorted(set(found))
-    assert all(0 <= index < count for index in found)
-    assert max((late - early for early, late in pairwise(found)), default=1) <= -(-count // wanted) or count <= wanted
 
 
 def test_of_several_lengths_the_longest_decides_by_its_own_limit():

@@ -16,8 +16,8 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import Reason, Subject
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.recheck import RecheckPlan, judge_recheck, list_output_changes, recheck
-from optpipe.deploy.records import LatencyChange, OutputChange
+from optpipe.deploy.recheck import judge_recheck, list_output_changes, recheck
+from optpipe.deploy.records import LatencyChange, OutputChange, RecheckPlan
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.stats.ratio import Change, Ratio, count_rounds_to_settle
 from optpipe.workspace.store import Store

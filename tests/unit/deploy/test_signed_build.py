@@ -20,7 +20,7 @@ from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.attest import FILE, find_attestation_problems, make_statement
+from optpipe.deploy.attest import FILE, find_attestation_problems, make_statement, sign_statement
 from optpipe.deploy.check import find_differences
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
 from optpipe.models.artifacts.facts import judged_build_from_entry
@@ -245,19 +245,23 @@ def test_an_attestation_is_of_its_dossier_artifact_kind_and_verdict(tmp_path):
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     from securesystemslib.signer import CryptoSigner
 
-    from optpipe.deploy.attest import _sign
-
     private = Ed25519PrivateKey.generate()
     key = tmp_path / "key.pub.pem"
     key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     statement = make_statement("2", POLICY_ATTEST, a_verdict())
 
     def find_problems(digest, verdict, **changes):
-        (tmp_path / FILE).write_bytes(_sign({**statement, **changes}, CryptoSigner(private)))
-        return " ".join(find_attestation_problems(tmp_path, digest, verdict, key))
+        (tmp_path / FILE).write_bytes(sign_statement({**statement, **changes}, CryptoSigner(private)))
+        files, content = SimpleNamespace(hash=lambda _: digest), SimpleNamespace(policy=POLICY_ATTEST)
+        checked: Any = SimpleNamespace(files=files, content=content, verdict=verdict)
+        return list(find_attestation_problems(tmp_path, checked, key))
 
-    assert find_problems("2", a_verdict()) == ""
-    assert "another dossier" in find_problems("3", a_verdict())
-    assert "another artifact" in find_problems("2", a_verdict(artifact="3"))
-    assert "says PASSED" in find_problems("2", a_verdict(Verdict.FAIL))
-    assert "not a test result" in find_problems("2", a_verdict(), predicateType="another")
+    assert find_problems("2", a_verdict()) == []
+    for found in (
+        find_problems("3", a_verdict()),
+        find_problems("2", a_verdict(artifact="3")),
+        find_problems("2", a_verdict(Verdict.FAIL)),
+        find_problems("2", a_verdict(), predicateType="another"),
+    ):
+        assert len(found) == 1
+        assert "but the dossier gives" in found[0]

@@ -62,7 +62,7 @@ def test_a_coco_file_is_a_set(tmp_path) -> None:
         ([[float("nan"), 2, 3, 10]], LABELS, "is empty or outside"),
         ([[1, 2, 10, 10]], ("cat", "horse"), "category 'horse' is not one of the model's classes"),
         ([], LABELS, "none of the 2 images has an annotated box"),
-        ([["a", 2, 3, 4]], LABELS, "not readable as COCO annotations"),
+        ([["a", 2, 3, 4]], LABELS, "cannot be read as COCO annotations"),
     ],
 )
 def test_annotations_that_do_not_fit_are_refused(tmp_path, boxes, names, message) -> None:

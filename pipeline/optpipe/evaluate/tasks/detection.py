@@ -167,9 +167,9 @@ class Detection(TaskContract):
         rows = []
         for each, file in zip(found, files, strict=True):
             height, width = read_image_size(samples.root / file.path, transform)
-            geometry = compute_geometry(transform, height, width)
+            down, across = compute_geometry(transform, height, width)
             boxes = each.boxes.copy()
-            for axis, places, side in ((geometry.columns, [0, 2], width), (geometry.rows, [1, 3], height)):
+            for axis, places, side in ((across, [0, 2], width), (down, [1, 3], height)):
                 boxes[:, places] = ((boxes[:, places] - axis.offset) / axis.scale).clip(0, side)
             rows.append(_list_boxes(each, boxes))
         return rows

@@ -68,9 +68,8 @@ class Segmentation(TaskContract):
         ):  # tensors have no other geometry
             return [encode_mask(logits.argmax(0).astype(np.uint8)) for logits in first]
         for logits, file in zip(first, files, strict=True):
-            geometry = compute_geometry(transform, *read_image_size(samples.root / file.path, transform))
-            rows = _make_interpolation(geometry.rows, transform.size[0], logits.shape[1])
-            columns = _make_interpolation(geometry.columns, transform.size[1], logits.shape[2])
+            axes = compute_geometry(transform, *read_image_size(samples.root / file.path, transform))
+            rows, columns = map(_make_interpolation, axes, transform.size, logits.shape[1:])
             found.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
         return found
 

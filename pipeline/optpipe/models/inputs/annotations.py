@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import hash_file
 from optpipe.core.transform import Transform
 from optpipe.models.inputs.image_set import COCO, IMAGES, LABELS, MASKS, ImageSet
@@ -171,15 +171,15 @@ def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
 def _require_images(path: Path, root: Path, names: Sequence[str]) -> None:
     if missing := [each for each in names if not (root / each).is_file()]:
         raise BadInputError(
-            f"{path}: {len(missing)} of its {len(names)} images are missing (such as {root / missing[0]})"
+            f"{path}: {len(missing)} of its {len(names)} images are missing (such as {root / missing[0][:200]})"
         )
 
 
 def _read_coco(
     path: Path, samples: ImageSet, sizes: Sequence[tuple[int, int]], labels: Sequence[str], classes: int | None
 ) -> list[list[TrueBox]]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+    with read_as_user_file(path, "COCO annotations"):
+        document = json.loads(path.read_bytes())
         names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
         ids = {Path(each["file_name"]).name: int(each["id"]) for each in document["images"]}
         by_image: dict[int, list[Mapping[str, Any]]] = {}
@@ -193,19 +193,15 @@ def _read_coco(
         stated = {Path(each["file_name"]).name: (each.get("height"), each.get("width")) for each in document["images"]}
         for file, size in zip(samples.files, sizes, strict=True):
             high, wide = said = stated[Path(file.path).name]
-            if None not in said and said not in (
-                size,
-                size[::-1],
-            ):  # one that its EXIF data turns may be stated unturned
+            if None not in said and said not in (size, size[::-1]):  # its EXIF data may turn it
+                there = f"{str(wide)[:20]}×{str(high)[:20]}"
                 raise BadInputError(
-                    f"{path}: {file.path} is {wide}×{high} pixels there, but the image has {size[1]}×{size[0]}"
+                    f"{path}: {file.path} is {there} pixels there, but the image has {size[1]}×{size[0]}"
                 )
         return [
             [_box_from_coco(each, index) for each in by_image.get(ids[Path(file.path).name], ())]
             for file in samples.files
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInputError(f"{path}: not readable as COCO annotations ({type(error).__name__}: {error})") from error
 
 
 def _index_categories(
@@ -215,7 +211,7 @@ def _index_categories(
     if labels:
         if unknown := [name for name in names.values() if name not in labels]:
             known = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
-            raise BadInputError(f"{path}: category '{unknown[0]}' is not one of the model's classes ({known})")
+            raise BadInputError(f"{path}: category '{unknown[0][:80]}' is not one of the model's classes ({known})")
         return {category: labels.index(name) for category, name in names.items()}
     if classes is not None and len(names) > classes:
         raise BadInputError(f"{path}: {len(names)} categories, but the model has {classes} classes")

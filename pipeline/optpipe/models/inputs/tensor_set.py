@@ -9,8 +9,9 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
+from math import prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,11 +78,23 @@ def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _require_room(source: Path) -> None:
-    """Raises BadInputError, before anything is unpacked, for a .npz that says that it would fill the memory."""
+    """Raises BadInputError, before anything is unpacked, for a .npz that declares more than the memory or its file holds."""
     with zipfile.ZipFile(source) as packed:
         size = sum(each.file_size for each in packed.infolist())
-    if size > get_memory_bytes() // 2:
-        raise BadInputError(f"{source} unpacks to {format_bytes(size)}, more than half of this machine's memory")
+        if size > get_memory_bytes() // 2:
+            raise BadInputError(f"{source} unpacks to {format_bytes(size)}, more than half of this machine's memory")
+        for each in packed.infolist():
+            with packed.open(each) as file:
+                _require_whole(f"{source}, {each.filename}", file, each.file_size)
+
+
+def _require_whole(where: str, file: IO[bytes], size: int) -> None:
+    """Raises BadInputError for a .npy of `size` bytes whose header declares more: NumPy allocates what it declares."""
+    header = np.lib.format
+    read = {(1, 0): header.read_array_header_1_0, (2, 0): header.read_array_header_2_0}.get(header.read_magic(file))
+    shape, _, dtype = read(file) if read else ((), False, np.dtype("uint8"))
+    if (declared := prod(shape) * dtype.itemsize) > size:
+        raise BadInputError(f"{where} declares {format_bytes(declared)}, but holds {format_bytes(size)}")
 
 
 def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None = None, seed: int = 0) -> TensorSet:
@@ -161,7 +174,7 @@ def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[
             raise BadInputError(
                 f"{source} is one array, and the model takes {len(inputs)} inputs: give a folder with {names}, or a .npz"
             )
-        yield str(source), {inputs[0].name: np.load(source, allow_pickle=False)}
+        yield str(source), {inputs[0].name: _load_array(source)}
     else:
         _require_room(source)
         with np.load(source, allow_pickle=False) as stored:
@@ -176,11 +189,18 @@ def _iterate_folder_feeds(
     arrays = {each.stem: each for each in files if each.suffix.lower() == ".npy"}
     if {each.name for each in inputs} <= set(arrays):
         wanted = {each.name for each in inputs} | {LABELS}
-        yield str(folder), {name: np.load(file, allow_pickle=False) for name, file in arrays.items() if name in wanted}
+        yield str(folder), {name: _load_array(file) for name, file in arrays.items() if name in wanted}
         return
     for file in files:
         if file.stem != LABELS:
             yield from _iterate_feeds(file, inputs)
+
+
+def _load_array(path: Path) -> NDArray[Any]:
+    with path.open("rb") as file:
+        _require_whole(str(path), file, path.stat().st_size)
+    found: NDArray[Any] = np.load(path, allow_pickle=False)
+    return found
 
 
 def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:

@@ -29,8 +29,7 @@ from optpipe.preprocess.throughput import (
     LoaderPlan,
     Throughput,
     ThroughputJob,
-    make_dali_job,
-    make_loader_job,
+    make_job,
     measure_throughputs,
     warm_page_cache,
 )
@@ -117,12 +116,12 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
 
     began = time.monotonic()
     for workers in (8, 16) if gpu else (0, 1, 2):
-        keep(make_loader_job(paths, RESNET50, LoaderPlan(workers, 64, "cuda" if gpu else "cpu"), seconds))
+        keep(make_job(paths, RESNET50, LoaderPlan(workers, 64, "cuda" if gpu else "cpu"), seconds))
     loads: list[dict[str, Any]] = [{"hw_decoder_load": load} for load in (0.0, 0.65, 0.85, 1.0)] if gpu else [{}]
     for load in loads:
-        keep(make_dali_job(paths, RESNET50, replace(base, **load), seconds))
+        keep(make_job(paths, RESNET50, replace(base, **load), seconds))
     full = loads[-1]
-    keep(make_dali_job(paths, RESNET50, replace(base, **full), seconds, decode_only=True))
+    keep(make_job(paths, RESNET50, replace(base, **full), seconds, decode_only=True))
     changes: list[dict[str, Any]] = [
         {"edge_cases": False},
         {"resize": "two-pass"},
@@ -131,15 +130,13 @@ def main(folder: Path, out: Path, gpu: bool) -> None:
         *([{"fancy_upsampling": False}, {"threads": 16}, {"threads": 4}, {"prefetch": 4}] if gpu else [{"threads": 1}]),
     ]
     for change in changes:
-        keep(make_dali_job(paths, RESNET50, replace(base, **full, **change), seconds))
-    keep(make_dali_job(paths, RESNET50, replace(base, **full, edge_cases=False), seconds, decode_only=True))
+        keep(make_job(paths, RESNET50, replace(base, **full, **change), seconds))
+    keep(make_job(paths, RESNET50, replace(base, **full, edge_cases=False), seconds, decode_only=True))
     if gpu:
         changes = [{"batch_size": 64}, {"batch_size": 512}, {"fancy_upsampling": False}]
         for change in changes:
             keep(
-                make_dali_job(
-                    paths, RESNET50, replace(base, **full, edge_cases=False, **change), seconds, decode_only=True
-                )
+                make_job(paths, RESNET50, replace(base, **full, edge_cases=False, **change), seconds, decode_only=True)
             )
 
 

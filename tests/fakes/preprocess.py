@@ -1,6 +1,7 @@
 """A preprocess run's record, as made-up figures."""
 
 from optpipe.core.entries import OutputError
+from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.proof import agreement_from_counts
@@ -20,6 +21,7 @@ from optpipe.preprocess.records import (
 from optpipe.preprocess.throughput import BatchTimes, LoaderPlan, Throughput, ThroughputJob, record_from_throughputs
 
 CPU = DaliPlan()
+TRANSFORM = Transform((Decode(), Pack(dtype="uint8")))
 
 
 def preprocess_record(plan=CPU, *, proof=None, images=800, trained=True, tuned=True):
@@ -68,8 +70,8 @@ def throughput(job, *batch_ms, error=None):
 
 def tuned_preprocessing(plan):
     """A DataLoader with four workers that wins over none, and DALI at twice its rate."""
-    loaders = [ThroughputJob("dataloader", (), {}, 1.0, loader=LoaderPlan(count, 32, "cpu")) for count in (4, 0)]
-    dali, decode = (ThroughputJob(name, (), {}, 1.0, plan=plan) for name in ("dali", "dali-decode"))
+    loaders = [ThroughputJob("dataloader", (), TRANSFORM, 1.0, loader=LoaderPlan(count, 32, "cpu")) for count in (4, 0)]
+    dali, decode = (ThroughputJob(name, (), TRANSFORM, 1.0, plan=plan) for name in ("dali", "dali-decode"))
     tried = throughput(loaders[0], 20), throughput(loaders[1], error="out of memory"), throughput(dali, 10)
     winners = throughput(loaders[0], 20, 22), throughput(dali, 10, 11), throughput(decode, 8)
     return record_from_throughputs(tried, *winners, "1 workers not tried: 2 reached 0.60 of the best")

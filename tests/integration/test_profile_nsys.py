@@ -60,7 +60,7 @@ def main_profile(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @needs_nsys
-def test_every_stage_is_recorded_and_judged(document: dict[str, Any]) -> None:
+def test_every_stage_is_recorded_and_judged_and_inference_has_a_roofline(document: dict[str, Any]) -> None:
     subjects = [stage["subject"] for stage in document["stages"]]
     assert [each["kind"] for each in subjects] == ["build", "build", "build", "preprocess", "inference"]
     assert [each["name"] for each in subjects][:3] == ["export", "quantize", "build"]
@@ -71,10 +71,6 @@ def test_every_stage_is_recorded_and_judged(document: dict[str, Any]) -> None:
     spans = [stage["profile"]["measured"]["totals"]["span_ns"] for stage in document["stages"][:3]]
     assert min(spans) > 0
     assert len(set(spans)) == 3, "each stage is judged by its own range, not by the recording"
-
-
-@needs_nsys
-def test_inference_has_its_iterations_and_its_roofline(document: dict[str, Any]) -> None:
     assert document["main"] == "onnxruntime fp32 batch 1"
     profile = main_profile(document)
     assert profile["iterations"]["count"] == 10
@@ -85,7 +81,9 @@ def test_inference_has_its_iterations_and_its_roofline(document: dict[str, Any])
 
 
 @needs_nsys
-def test_the_run_folder_is_whole_and_holds_no_environment(document: dict[str, Any], workspace: Path) -> None:
+def test_the_run_folder_holds_no_environment_and_can_be_judged_again_and_compared(
+    document: dict[str, Any], workspace: Path
+) -> None:
     run = Path(document["run_dir"])
     assert (run / "manifest.json").is_file()
     ranges = pl.read_parquet(run / "onnxruntime-fp32-batch-1" / "tables" / "ranges.parquet")
@@ -93,11 +91,7 @@ def test_the_run_folder_is_whole_and_holds_no_environment(document: dict[str, An
     leaks = [path for path in run.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert leaks == []
     assert list((workspace / "tmp").glob("profile-*")) == []
-
-
-@needs_nsys
-def test_a_run_folder_can_be_judged_again_and_compared(document: dict[str, Any]) -> None:
-    stage = str(Path(document["run_dir"]) / "onnxruntime-fp32-batch-1")
+    stage = str(run / "onnxruntime-fp32-batch-1")
     again = optpipe("profile", "--trace", stage, "--json")
     version = {"schema_version": again.document["schema_version"]}
     assert find_disagreements(main_profile(document) | version, again.document, "again") == []
@@ -142,16 +136,6 @@ def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
     assert "Nsight Systems (nsys) not found" in finished.stderr
     assert "--tracer torch" in finished.stderr
     assert not (tmp_path / "store").exists()
-
-
-def test_torch_profiler_fills_the_same_tables(workspace: Path) -> None:
-    arguments = (*INFERENCE, "--iterations", "5", "--workspace", str(workspace), "--json")
-    finished = optpipe("profile", *arguments, "--tracer", "torch", PATH="/nowhere")
-    assert finished.status == ExitStatus.DONE, finished.stderr
-    document = finished.document
-    profile = main_profile(document)
-    assert profile["tracer"] == "torch.profiler"
-    assert profile["iterations"]["count"] == 5
 
 
 @needs_nsys
@@ -307,8 +291,11 @@ def test_what_was_built_on_the_same_pictures_is_profiled_not_built_again(tmp_pat
     ours = ("--images", pictures, "--json")
     built = optpipe("build", *FP32, *ours, workspace=workspace)
     assert built.status == ExitStatus.DONE, built.stderr
-    profiled = optpipe("profile", *INFERENCE, *ours, "--iterations", "5", "--tracer", "torch", workspace=workspace)
+    options = ("--iterations", "5", "--tracer", "torch")
+    profiled = optpipe("profile", *INFERENCE, *ours, *options, workspace=workspace, PATH="/nowhere")
     assert profiled.status == ExitStatus.DONE, profiled.stderr
+    profile = main_profile(profiled.document)
+    assert (profile["tracer"], profile["iterations"]["count"]) == ("torch.profiler", 5)
     assert profiled.document["stages"][0]["subject"]["artifact"] == built.document["artifacts"][0]["id"]
     assert len(list((workspace / "store").glob("artifact-*"))) == 1
 

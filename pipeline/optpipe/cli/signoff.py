@@ -19,7 +19,7 @@ from optpipe.cli.options import (
 )
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import MAX_CV, ROUNDS
+from optpipe.core.measurement import MAX_CV
 from optpipe.core.plan import Param
 from optpipe.deploy.records import RecheckPlan
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
     from optpipe.signoff.policy import Policy
     from optpipe.signoff.release import SignedDossier
-    from optpipe.signoff.verify import VerifiedDossier
     from optpipe.workspace.store import Store
 
 

@@ -9,6 +9,7 @@ from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
+from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.models.artifacts.lookup import StoredArtifact, format_model_argument
 from optpipe.models.inputs.image_set import find_readable_images
@@ -35,12 +36,11 @@ from optpipe.workspace.store import Store
 class EndToEndJob:
     """One artifact to feed from files."""
 
-    workspace: str
+    workspace: Path
     artifact: str
     """Its ID."""
-    paths: tuple[str, ...]
-    transform: Mapping[str, Any]
-    """As `Transform.to_dict` writes it."""
+    paths: tuple[Path, ...]
+    transform: Transform
     plan: DaliPlan
     options: Mapping[str, Any]
     """Of the runtime, all of them."""
@@ -268,24 +268,23 @@ def bench_end_to_end(
     for each in artifacts:
         plan = choose_plan(each, request.batch_size, store, listener)
         options = choose_options(each, request.options or {})
-        transform = require_image_transform(each.card).to_dict()
-        workspace = str(store.workspace)
-        jobs.append(EndToEndJob(workspace, each.entry.id, (), transform, plan, options, request.seconds))
+        transform = require_image_transform(each.card)
+        jobs.append(EndToEndJob(store.workspace, each.entry.id, (), transform, plan, options, request.seconds))
     found = find_readable_images(request.images, MAX_FILES, threads=count_cores())
     if found.unreadable:
         listener.warn(
             f"{len(found.unreadable)} images cannot be read and are skipped: {format_unreadable(found.unreadable)}"
         )
-    size_bytes, paths = warm_page_cache(found.paths), tuple(map(str, found.paths))
+    size_bytes = warm_page_cache(found.paths)
     with open_run(store.workspace, "end-to-end") as run:
         results = []
         for artifact, job in zip(artifacts, jobs, strict=True):
             store.verify_entry(artifact.entry)
             with listener.step(f"files to predictions, {artifact.label}"):
-                results.append(_measure(artifact, replace(job, paths=paths), run, listener))
+                results.append(_measure(artifact, replace(job, paths=tuple(found.paths)), run, listener))
         record = EndToEndRecord(
             folder=str(found.folder),
-            images=len(paths),
+            images=len(found.paths),
             images_bytes=size_bytes,
             results=tuple(results),
             verdict=combine_verdicts(each.verdict for each in results),

@@ -31,7 +31,7 @@ from optpipe.preprocess.end_to_end import (
     PredictionCheck,
 )
 from optpipe.preprocess.throughput import BatchTimes, compute_images_per_s
-from optpipe.preprocess.throughput_worker import time_batches
+from optpipe.preprocess.throughput_worker import time_batches, time_pipeline
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.store import Store
 
@@ -135,12 +135,7 @@ def open_stream(device: str) -> Iterator[Any]:
 
 
 def measure_pipeline(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
-    def batch() -> int:
-        pipeline.run()
-        return perf_counter_ns()
-
-    found = time_batches(batch, seconds, plan.prefetch + 1, patience=1.0)
-    return compute_images_per_s(found.batch_ns, plan.batch_size)
+    return compute_images_per_s(time_pipeline(pipeline, plan, seconds, 1.0).batch_ns, plan.batch_size)
 
 
 def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
@@ -227,8 +222,8 @@ PART_S = 1.5
 
 
 def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
-    plan, transform, paths = job.plan, Transform.from_dict(job.transform), [Path(path) for path in job.paths]
-    entry, part_s = Store(Path(job.workspace)).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
+    plan, transform, paths = job.plan, job.transform, job.paths
+    entry, part_s = Store(job.workspace).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
     backend, device = BACKENDS[entry.info.backend], entry.info.device
     with open_stream(device) as stream, backend.load(entry.path, entry.info, job.options) as session:
         consumer: Consumer = HostConsumer(session)

@@ -1,47 +1,47 @@
 """The proof: the same images through both pipelines and through the model."""
 
+import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
-from optpipe.core.transform import Transform
-from optpipe.models.inputs.images import decode_image
-from optpipe.models.inputs.synthetic import make_edge_case_files
-from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform
-from optpipe.preprocess.proof import PredictionDecoder, proof_from_rows, rows_from_outputs
-from optpipe.preprocess.records import EdgeCaseFile, Outcome, ParityRecord
-
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
-import io
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
-from typing import TYPE_CHECKING
-
-from optpipe.core.errors import StageError, is_out_of_memory
 from optpipe.core.transform import (
     CenterCrop,
     Resize,
+    Transform,
     get_step_name,
 )
-from optpipe.models.inputs.images import iterate_steps
+from optpipe.models.inputs.images import decode_image, iterate_steps
+from optpipe.models.inputs.synthetic import make_edge_case_files
 from optpipe.preprocess.dali_pipeline import (
+    INPUT,
+    DaliPlan,
+    dali_from_transform,
     explain_operator_error,
     make_single_step_pipeline,
     make_steps_pipeline,
 )
-from optpipe.preprocess.records import Difference, RefusedImage, StepDifference, WorstImage
+from optpipe.preprocess.proof import PredictionDecoder, proof_from_rows, rows_from_outputs
+from optpipe.preprocess.records import (
+    Difference,
+    EdgeCaseFile,
+    Outcome,
+    ParityRecord,
+    RefusedImage,
+    StepDifference,
+    WorstImage,
+)
 from optpipe.workspace.files import write_bytes
 
 if TYPE_CHECKING:
     import numpy as np
+    import polars as pl
 
 STEP_IMAGES = 64
 """Images that are enough to say what each step adds by itself."""

@@ -5,7 +5,8 @@ for a classifier `reference_class`, `dali_class` and, where labels are known, `c
 scored as `optpipe evaluate` does: `reference_prediction`, `dali_prediction` and, with annotations, `truth`.
 """
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -15,41 +16,29 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.verdict import Blocker, Observation
+from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.heads import lacks_image_axis
 from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.inputs.image_set import ImageFolder, ImageSet, is_annotated
 from optpipe.models.inputs.sample_set import SetFile
-from optpipe.preprocess.records import Accuracy, PredictionAgreement, Proof, TaskScore
-from optpipe.stats.agreement import compute_row_errors, find_best_classes, pool_errors
-from optpipe.workspace.file_names import ROWS
-
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
-from typing import TYPE_CHECKING
-
-from optpipe.core.verdict import Verdict
-from optpipe.preprocess.records import Agreement
+from optpipe.preprocess.records import Accuracy, Agreement, PredictionAgreement, PreprocessRecord, Proof, TaskScore
+from optpipe.stats.agreement import (
+    FEWEST_FOR_SNR,
+    compute_row_errors,
+    compute_snr_interval,
+    find_best_classes,
+    pool_errors,
+)
 from optpipe.stats.paired import Share, compute_share_interval, count_samples_needed
-
-if TYPE_CHECKING:
-    import numpy as np
-import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from optpipe.core.records import Recomputed, record_from_files
-from optpipe.core.verdict import RANDOM_WEIGHTS
-from optpipe.models.artifacts.facts import JudgedBuild
-from optpipe.preprocess.records import PreprocessRecord
-from optpipe.stats.agreement import FEWEST_FOR_SNR, compute_snr_interval
 from optpipe.workspace.entry import Run
-from optpipe.workspace.file_names import PREPROCESSING
+from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import newest_runs
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
 REQUIRED_AGREEMENT = 0.995

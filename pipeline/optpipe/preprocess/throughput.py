@@ -1,11 +1,11 @@
 """Images per second in steady state, of DALI and of torch's DataLoader, each in a process of its own: jobs, answers, records."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import randbits
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
@@ -77,9 +77,8 @@ class ThroughputJob:
     """One configuration to measure: DALI by its `plan`, or a DataLoader by its `loader`."""
 
     implementation: Implementation
-    paths: tuple[str, ...]
-    transform: Mapping[str, Any]
-    """As `Transform.to_dict` writes it."""
+    paths: tuple[Path, ...]
+    transform: Transform
     seconds: float
     plan: DaliPlan | None = None
     loader: LoaderPlan | None = None
@@ -209,15 +208,17 @@ def warm_page_cache(paths: Sequence[Path]) -> int:
     return sum(len(path.read_bytes()) for path in paths)
 
 
-def make_dali_job(
-    paths: Sequence[Path], transform: Transform, plan: DaliPlan, seconds: float, *, decode_only: bool = False
+def make_job(
+    paths: Sequence[Path],
+    transform: Transform,
+    setting: DaliPlan | LoaderPlan,
+    seconds: float,
+    *,
+    decode_only: bool = False,
 ) -> ThroughputJob:
-    implementation: Implementation = "dali-decode" if decode_only else "dali"
-    return ThroughputJob(implementation, tuple(map(str, paths)), transform.to_dict(), seconds, plan=plan)
-
-
-def make_loader_job(paths: Sequence[Path], transform: Transform, loader: LoaderPlan, seconds: float) -> ThroughputJob:
-    return ThroughputJob("dataloader", tuple(map(str, paths)), transform.to_dict(), seconds, loader=loader)
+    if isinstance(setting, LoaderPlan):
+        return ThroughputJob("dataloader", tuple(paths), transform, seconds, loader=setting)
+    return ThroughputJob("dali-decode" if decode_only else "dali", tuple(paths), transform, seconds, plan=setting)
 
 
 def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Generator[Throughput]:
@@ -260,8 +261,6 @@ CPU_SHARES = (0.125, 0.25)
 ROUNDS = 2
 QUICK = 0.5
 """Measuring time while searching, of what the winners get."""
-QUICK_PATIENCE = 1.0
-"""To tell configurations apart, none is waited for to become steady."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +278,11 @@ class TuningSearch:
     fixed: frozenset[str] = frozenset()
     """Fields that are as `plan` has them in every pipeline that is tried."""
 
+    def make_quick_jobs(self, settings: Sequence[DaliPlan | LoaderPlan]) -> list[ThroughputJob]:
+        """To tell configurations apart, none is waited for to become steady."""
+        jobs = (make_job(self.paths, self.transform, each, self.seconds * QUICK) for each in settings)
+        return [replace(each, patience=1.0) for each in jobs]
+
 
 def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
     """Sweeps workers from all cores down, then where to decode, who takes which share of it, and threads.
@@ -292,7 +296,7 @@ def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Th
     loader = max(loaders, key=lambda row: row.images_per_s)
     again = replace(loader.job, seconds=search.seconds, patience=PATIENCE)
     ours, decode = (
-        make_dali_job(search.paths, search.transform, plan, search.seconds, decode_only=only) for only in (False, True)
+        make_job(search.paths, search.transform, plan, search.seconds, decode_only=only) for only in (False, True)
     )
     seed = randbits(32)
     # in rounds, so that drift of the machine hits all alike
@@ -323,13 +327,10 @@ def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
     few = (0, 1) if cores <= 4 else ()
     counts = sorted({*few, *powers, cores * 3 // 4 or 1, cores}, reverse=True)
     device: Literal["cpu", "cuda"] = "cuda" if search.plan.device == "gpu" else "cpu"
-    jobs = [
-        make_loader_job(search.paths, search.transform, LoaderPlan(workers, batch_size, device), search.seconds * QUICK)
-        for workers in counts
-    ]
+    jobs = search.make_quick_jobs([LoaderPlan(workers, batch_size, device) for workers in counts])
     rows: list[Throughput] = []
     with search.listener.step("DataLoader by workers", total=len(jobs)) as step:
-        measured = measure_throughputs([replace(each, patience=QUICK_PATIENCE) for each in jobs])
+        measured = measure_throughputs(jobs)
         for row in measured:
             rows.append(row)
             step.advance()
@@ -350,9 +351,7 @@ def _try_pipelines(search: TuningSearch) -> dict[DaliPlan, Throughput]:
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
         with search.listener.step(name, total=len(new)) as step:
-            jobs = [make_dali_job(search.paths, search.transform, each, search.seconds * QUICK) for each in new]
-            quick = [replace(each, patience=QUICK_PATIENCE) for each in jobs]
-            for each, row in zip(new, measure_throughputs(quick), strict=True):
+            for each, row in zip(new, measure_throughputs(search.make_quick_jobs(new)), strict=True):
                 tried[each] = row
                 step.advance()
         return max(tried, key=lambda each: tried[each].images_per_s)

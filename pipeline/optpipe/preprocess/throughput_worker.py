@@ -20,7 +20,7 @@ from optpipe.measure.process import read_busy_ticks, read_process_ticks
 from optpipe.measure.trials import time_calls
 from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_file
-from optpipe.preprocess.dali_pipeline import make_reading_pipeline
+from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
 from optpipe.preprocess.throughput import PATIENCE, WINDOWS, BatchTimes, ThroughputJob, compute_rate_interval
 
 WARM_UP_S = 0.5
@@ -35,20 +35,19 @@ LOOK_EVERY = 4
 
 
 def measure_job(job: ThroughputJob) -> BatchTimes:
-    return _measure_dali(job) if job.plan is not None else _measure_dataloader(job)
+    if job.plan is None:
+        return _measure_dataloader(job)
+    decode_only = job.implementation == "dali-decode"
+    pipeline = make_reading_pipeline(job.paths, job.transform, job.plan, decode_only=decode_only)
+    return time_pipeline(pipeline, job.plan, job.seconds, job.patience)
 
 
-def _measure_dali(job: ThroughputJob) -> BatchTimes:
-    assert job.plan is not None
-    paths, decode_only = [Path(path) for path in job.paths], job.implementation == "dali-decode"
-    transform = Transform.from_dict(job.transform)
-    pipeline = make_reading_pipeline(paths, transform, job.plan, decode_only=decode_only)
-
+def time_pipeline(pipeline: Any, plan: DaliPlan, seconds: float, patience: float) -> BatchTimes:
     def batch() -> int:
         pipeline.run()  # synchronous with this batch, while the next ones are being made
         return perf_counter_ns()
 
-    return time_batches(batch, job.seconds, prefetched=job.plan.prefetch + 1, patience=job.patience)
+    return time_batches(batch, seconds, prefetched=plan.prefetch + 1, patience=patience)
 
 
 def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
@@ -58,7 +57,7 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
     assert job.loader is not None
     torch.set_num_threads(1)
     workers, on_gpu = job.loader.workers, job.loader.device == "cuda"
-    files = _Files(job.paths, Transform.from_dict(job.transform))
+    files = _Files(job.paths, job.transform)
     loader = DataLoader(
         files,
         batch_size=job.loader.batch_size,
@@ -85,7 +84,7 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
 class _Files:
     """A map-style dataset: the reference preprocessing of one file."""
 
-    def __init__(self, paths: Sequence[str], transform: Transform) -> None:
+    def __init__(self, paths: Sequence[Path], transform: Transform) -> None:
         self.paths, self.transform = paths, transform
 
     def __len__(self) -> int:
@@ -94,7 +93,7 @@ class _Files:
     def __getitem__(self, index: int) -> Any:
         import torch
 
-        return torch.from_numpy(preprocess_file(Path(self.paths[index]), self.transform))
+        return torch.from_numpy(preprocess_file(self.paths[index], self.transform))
 
 
 def time_batches(

@@ -41,8 +41,10 @@ class Analysis:
     kinds: pl.DataFrame
     api: pl.DataFrame
     copies: pl.DataFrame
-    executions: pl.DataFrame
     os_runtime: pl.DataFrame
+    launches: pl.DataFrame
+    """One row per kernel with a known launch: the kernel (`name`, `start_ns`, `kernel_ns`), and the call (`thread`, `called_ns`,
+    `returned_ns`); `is_first` of the kernels that one call launches, as that of a CUDA graph does."""
     projection: pl.DataFrame
     """One row per NVTX range."""
     ranges: pl.DataFrame
@@ -105,8 +107,8 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         kinds=_add_shares(kinds.sort("total_ns", "kind", descending=[True, False])),
         api=summarize(calls, "name"),
         copies=copies.with_columns(rate.alias("bytes_per_s")),
-        executions=tabulate_executions(trace, timeline),
         os_runtime=summarize(os_calls, "name"),
+        launches=_list_launches(trace, timeline),
         projection=projection,
         ranges=ranges.sort("wall_ns", "name", descending=[True, False]),
         iterations=_find_iterations(projection),
@@ -276,41 +278,19 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
 
 CLASSIC_SHARE = 0.9
 """The classic list: what together takes 90 % of the time."""
-_DURATION = (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
 VERSION_SUFFIX = r"_v\d{4,5}(_ptsz|_ptds)?$"
 """What CUPTI appends to the name of an API call."""
 
 
-def tabulate_executions(trace: Trace, timeline: Timeline) -> pl.DataFrame:
-    """Per kernel: time in the launching call, time queued until it started, and time running.
-
-    A kernel that starts before its launch call returns was never queued: its queue time is 0. All kernels of a CUDA
-    graph share one launch, so their launch time is the graph's, counted once in `launch_ns` by the first of them.
-    """
-    if trace.kernels.is_empty() or trace.api.is_empty():
-        return pl.DataFrame(
-            schema={"name": pl.String, **dict.fromkeys(("count", "launch_ns", "queue_ns", "kernel_ns"), pl.Int64)}
-        )
+def _list_launches(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     operations = timeline.operations
-    launched = operations.is_kernel & (operations.api_row >= 0)
-    api_row = operations.api_row[launched]
-    start, end = array_from_column(trace.api, "start_ns")[api_row], array_from_column(trace.api, "end_ns")[api_row]
-    first = np.zeros(api_row.size, dtype=np.bool_)
-    first[np.unique(api_row, return_index=True)[1] if (np.diff(api_row) <= 0).any() else slice(None)] = True
-    started, ended = operations.starts[launched], operations.ends[launched]
+    known = operations.is_kernel & (operations.api_row >= 0)
+    calls = trace.api.select("thread", called_ns="start_ns", returned_ns="end_ns")[operations.api_row[known]]
+    kernels = trace.kernels.select("name", "start_ns", kernel_ns=pl.col("end_ns") - pl.col("start_ns"))
     return (
-        pl.DataFrame(
-            {
-                "name": trace.kernels["name"].gather(pl.Series(operations.row[launched])),
-                "launch_ns": np.where(first, end - start, 0),
-                "queue_ns": np.maximum(started - end, 0),
-                "kernel_ns": ended - started,
-            }
-        )
-        .group_by("name")
-        .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("launch_ns", "queue_ns", "kernel_ns").sum())
-        .with_columns(pl.col("name").cast(pl.String))
-        .sort("kernel_ns", "name", descending=[True, False])
+        kernels[operations.row[known]]
+        .hstack(calls)
+        .with_columns(is_first=pl.Series(operations.api_row[known]).is_first_distinct())
     )
 
 

@@ -1,7 +1,8 @@
 """A trace from any file or folder that holds one: an SQLite export, an .nsys-rep, torch's JSON, or a run folder."""
 
 import gzip
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
@@ -52,12 +53,20 @@ def trace_from_path(path: Path) -> Trace:
         return trace_from_folder(path)
     if path.name.endswith((".json", ".json.gz")):
         return trace_from_torch(path)
+    with _open_export_file(path) as export:
+        return trace_from_sqlite(export)
+
+
+@contextmanager
+def _open_export_file(path: Path) -> Iterator[Path]:
+    """The SQLite export of a recording, gone after the block; any other file as it is."""
     if path.suffix not in _RECORDINGS:
-        return trace_from_sqlite(path)
+        yield path
+        return
     if not path.is_file():
         raise BadInputError(f"{path}: no such file")
     with TemporaryDirectory(prefix="optpipe-") as scratch:
-        return trace_from_sqlite(sqlite_from_recording(path, Path(scratch)))
+        yield sqlite_from_recording(path, Path(scratch))
 
 
 def redact(path: Path, target: Path) -> None:
@@ -66,11 +75,8 @@ def redact(path: Path, target: Path) -> None:
     Raises:
         BadInputError: `path` is not an nsys recording, or `target` is there already. MissingError: nsys is not here.
     """
-    if path.suffix not in _RECORDINGS:
-        write_redacted_export(path, target)
-        return
-    with TemporaryDirectory(prefix="optpipe-") as scratch:
-        write_redacted_export(sqlite_from_recording(path, Path(scratch)), target)
+    with _open_export_file(path) as export:
+        write_redacted_export(export, target)
 
 
 def write_trace(trace: Trace, directory: Path) -> None:

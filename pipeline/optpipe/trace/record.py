@@ -2,11 +2,11 @@
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from optpipe.backends.base import Device, NodeRun, ProgramCosts
@@ -321,23 +321,17 @@ def open_scratch_folder(workspace: Path) -> Iterator[Path]:
     """A folder for nobody else's eyes, removed in every case."""
     try:
         (workspace / "tmp").mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(prefix="profile-", dir=workspace / "tmp")).resolve()
+        with TemporaryDirectory(prefix="profile-", dir=workspace / "tmp", ignore_cleanup_errors=True) as name:
+            try:
+                yield Path(name).resolve()
+            except (OSError, OptpipeError) as error:
+                # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
+                if shutil.disk_usage(name).free >= _LEAST_FREE_BYTES:
+                    raise
+                raise StageError(
+                    f"the disk is full: no space for the recording in {workspace}; choose another location with --workspace"
+                ) from error
     except OSError as error:
         raise StageError(
             f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
         ) from error
-    try:
-        yield path
-    except (OSError, OptpipeError) as error:
-        # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
-        if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
-            raise StageError(
-                f"the disk is full: no space for the recording in {workspace}; choose another location with --workspace"
-            ) from error
-        if isinstance(error, OSError):
-            raise StageError(
-                f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
-            ) from error
-        raise
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

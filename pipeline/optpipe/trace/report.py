@@ -24,6 +24,7 @@ from optpipe.trace.bottleneck import (
     find_gaps,
     find_range_bottleneck,
 )
+from optpipe.trace.files import trace_from_files
 from optpipe.trace.read import Trace
 from optpipe.trace.records import (
     CallRow,
@@ -40,7 +41,7 @@ from optpipe.trace.records import (
     TraceViews,
     rows_from_table,
 )
-from optpipe.trace.roofline import GraphCosts, compute_roofline, peaks_from_data_sheet
+from optpipe.trace.roofline import GraphCosts, compute_roofline, graph_costs_from_roofline, peaks_from_data_sheet
 from optpipe.trace.rules import RuleContext, apply_rules
 from optpipe.trace.tensor_cores import analyze_tensor_cores, attribute_kernels, select_layered_part
 from optpipe.trace.timeline import array_from_column
@@ -120,10 +121,15 @@ def profile_from_trace(
 def _make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, LimitingFactor]) -> TraceViews:
     """The tables of `analysis` without what `quality` withholds; `by_range` is what limits each range."""
     kernels = analysis.kernels.clear() if "kernels" in quality.withheld else analysis.kernels
-    # kernels of CUDA graphs have one launch for all, so none of them has its own time in the call or the queue
     in_graphs = analysis.trace.kernels.filter(pl.col("graph_node").is_not_null())["name"].cast(pl.String).unique()
-    waits = analysis.executions.filter(~pl.col("name").is_in(in_graphs.implode())).select(
-        "name", "launch_ns", "queue_ns"
+    # a kernel that starts before its launch call returns was never queued; those of CUDA graphs have one launch for all
+    waits = (
+        analysis.launches.group_by(pl.col("name").cast(pl.String))
+        .agg(
+            launch_ns=(pl.col("returned_ns") - pl.col("called_ns")).filter("is_first").sum(),
+            queue_ns=(pl.col("start_ns") - pl.col("returned_ns")).clip(0).sum(),
+        )
+        .filter(~pl.col("name").is_in(in_graphs.implode()))
     )
     ranges = analysis.ranges.head(_RANGES_SHOWN).with_columns(
         pl.col("name").replace_strict(by_range, default=None, return_dtype=pl.String).alias("bottleneck")
@@ -289,16 +295,11 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
 
 def _list_launched(analysis: Analysis) -> pl.DataFrame:
     """Kernels that iterations launched, by name: what runs beside them is not to be divided by their number."""
-    operations = analysis.timeline.operations
-    launched = operations.is_kernel & (operations.api_row >= 0)
-    start = array_from_column(analysis.trace.api, "start_ns")[operations.api_row[launched]]
+    called = array_from_column(analysis.launches, "called_ns")
     starts, ends = array_from_column(analysis.iterations, "start_ns"), array_from_column(analysis.iterations, "end_ns")
-    index = starts.searchsorted(start, side="right") - 1
-    inside = (index >= 0) & (start < ends[index.clip(0)])
-    rows = analysis.trace.kernels[operations.row[launched][inside]]
-    duration = (pl.col("end_ns") - pl.col("start_ns")).sum().alias("ns")
-    table: pl.DataFrame = rows.group_by(pl.col("name").cast(pl.String)).agg(pl.len().alias("count"), duration)
-    return table
+    index = starts.searchsorted(called, side="right") - 1
+    rows = analysis.launches.filter((index >= 0) & (called < ends[index.clip(0)]))
+    return rows.group_by(pl.col("name").cast(pl.String)).agg(count=pl.len(), ns=pl.col("kernel_ns").sum())
 
 
 def _align_rows(before: pl.DataFrame, after: pl.DataFrame) -> tuple[DiffRow, ...]:
@@ -387,9 +388,6 @@ def recompute_profile(run: Run) -> Iterator[Recomputed]:
 
 def recompute_stage(run: Run, stage: StageProfile) -> TraceProfile | None:
     """A stage of `profile.json` from the tables of its trace; None where not all of them are there."""
-    from optpipe.trace.files import trace_from_files
-    from optpipe.trace.roofline import graph_costs_from_roofline
-
     mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
     if not mine or not all(run.files.has(path) for path in mine):
         return None

@@ -257,7 +257,7 @@ def compute_roofline(
     for cost in costs:
         ns = known_ns.get(cost.name)
         math, memory = (cost.math_ns(peaks) / ns, cost.memory_ns(peaks) / ns) if ns else (None, None)
-        quadrant = classify_quadrant(cost, peaks, ns) if ns else None
+        quadrant = _classify(math, memory) if math is not None and memory is not None else None
         intensity = 2 * cost.macs / cost.bytes if cost.bytes else 0.0
         layers.append(LayerRoof(cost, intensity, cost.bound_ns(peaks), ns, math, memory, quadrant))
     known_math_ns = sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
@@ -277,6 +277,13 @@ def compute_roofline(
     )
 
 
+def _classify(math: float, memory: float) -> Quadrant:
+    """By the shares of the two peaks: limited over 70 % of one; else bound by the ceiling over its intensity, and below it."""
+    if max(math, memory) >= LIMITED_SHARE:
+        return Quadrant.MATH_LIMITED if math >= memory else Quadrant.MEMORY_LIMITED
+    return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK
+
+
 def _sum_costs(costs: Sequence[LayerCost], peaks: Peaks) -> TotalCost:
     total = sum(each.bound_ns(peaks) for each in costs)
     by_math = sum(each.bound_ns(peaks) for each in costs if each.math_ns(peaks) >= each.memory_ns(peaks))
@@ -288,11 +295,3 @@ def graph_costs_from_roofline(found: Roofline) -> GraphCosts:
     layer_ns = {each.cost.name: each.measured_ns for each in found.layers if each.measured_ns}
     costs = tuple(each.cost for each in found.layers)
     return GraphCosts(costs, found.peaks, found.batch_size, found.edge_bytes, layer_ns)
-
-
-def classify_quadrant(cost: LayerCost, peaks: Peaks, measured_ns: float) -> Quadrant:
-    """Math- or memory-limited over 70 % of that peak; else bound by the ceiling over its intensity, and below it."""
-    math, memory = cost.math_ns(peaks) / measured_ns, cost.memory_ns(peaks) / measured_ns
-    if max(math, memory) >= LIMITED_SHARE:
-        return Quadrant.MATH_LIMITED if math >= memory else Quadrant.MEMORY_LIMITED
-    return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK

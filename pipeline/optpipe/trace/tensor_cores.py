@@ -24,14 +24,6 @@ from optpipe.trace.read import RANGE_SCHEMA
 from optpipe.trace.roofline import ALIGNMENT, LayerCost, Peaks
 from optpipe.trace.timeline import TimeArray, array_from_column
 
-_LAYER_SCHEMA = {
-    "layer": pl.String,
-    "depth": pl.Int64,
-    "count": pl.Int64,
-    "kernel": pl.String,
-    "kernels": pl.Int64,
-    "kernel_ns": pl.Int64,
-}
 _UNKNOWN_GAIN = 2.0
 """Speed-up assumed for a missed layer on a device whose peaks are unknown: a small one, so as not to promise."""
 _NAMED_SHARE = 0.5
@@ -46,61 +38,41 @@ def select_layered_part(whole: Analysis, measured: Analysis) -> Analysis:
 def attribute_kernels(measured: Analysis) -> pl.DataFrame:
     """Kernel time by layer and kernel name; empty when no range lies below an iteration (or below the trace)."""
     return (
-        list_launches(measured)
+        _locate_launches(measured)
         .filter(pl.col("range") >= 0)
-        .group_by("layer", "kernel")
+        .group_by("layer", "kernel", "matrix", "tensor_core")
         .agg(
-            pl.col("depth").min(),
             pl.col("range").n_unique().cast(pl.Int64).alias("count"),
             pl.len().cast(pl.Int64).alias("kernels"),
             pl.col("kernel_ns").sum(),
         )
-        .select(pl.col(column).cast(dtype) for column, dtype in _LAYER_SCHEMA.items())
         .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
     )
 
 
-def list_launches(measured: Analysis) -> pl.DataFrame:
-    """Every kernel with its launch: `launch_ns`, `kernel`, `kernel_ns`, and its innermost range (-1: none), `layer` and `depth`."""
-    ranges = pl.DataFrame(schema={**RANGE_SCHEMA, "depth": pl.Int64})
+def _locate_launches(measured: Analysis) -> pl.DataFrame:
+    """Every launched kernel: when it was `called_ns`, its innermost `range` (-1: none) and `layer`, and what its name says."""
+    ranges = pl.DataFrame(schema=dict(RANGE_SCHEMA))
     if measured.iterations.height:
         # the ranges inside an iteration; those of libraries, which have a domain (`cuBLAS:…`), are not layers
         depth, family, name = measured.iterations["depth"][0], measured.iterations["family"][0], pl.col("family")
         deeper = (pl.col("depth") > depth) & (name != family) & ~name.str.contains(LIBRARY_RANGES)
         ranges = measured.projection.filter(deeper).sort("start_ns", "end_ns", descending=[False, True])
-    operations = measured.timeline.operations
-    launched = operations.is_kernel & (operations.api_row >= 0)
-    api_row = operations.api_row[launched]
-    launches = array_from_column(measured.trace.api, "start_ns")[api_row]
-    thread = array_from_column(measured.trace.api, "thread")[api_row]
-    index = _find_innermost(ranges, launches, thread)
-    at = pl.Series(index).replace(-1, None)
-    return pl.DataFrame(
-        {
-            "launch_ns": launches,
-            "layer": ranges["name"].cast(pl.String).gather(at),
-            "depth": ranges["depth"].gather(at),
-            "range": index,
-            "kernel": measured.trace.kernels["name"].cast(pl.String).gather(pl.Series(operations.row[launched])),
-            "kernel_ns": (operations.ends - operations.starts)[launched],
-        }
-    )
+    launches = measured.launches.select("called_ns", "kernel_ns", kernel=pl.col("name").cast(pl.String))
+    called, thread = (array_from_column(measured.launches, name) for name in ("called_ns", "thread"))
+    index = _find_innermost(ranges, called, thread)
+    layers = ranges["name"].cast(pl.String).gather(pl.Series(index).replace(-1, None))
+    located = launches.with_columns(layers.alias("layer"), pl.Series("range", index))
+    known = classify_kernels(measured.trace.kernels["name"])
+    return located.join(known, left_on="kernel", right_on="name", how="left", maintain_order="left")
 
 
 def _tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
     """One row per layer: its kernel time, how much of it is matrix work, and how much ran on Tensor Cores."""
-    named = kernels_by_layer.join(
-        classify_kernels(kernels_by_layer["kernel"]),
-        left_on="kernel",
-        right_on="name",
-        how="left",
-        maintain_order="left",
-    )
     return (
-        named.group_by("layer")
+        kernels_by_layer.group_by("layer")
         .agg(
             pl.col("count").max(),
-            pl.col("kernels").sum(),
             pl.col("kernel_ns").sum(),
             pl.col("kernel_ns").filter(pl.col("matrix")).sum().alias("matrix_ns"),
             pl.col("kernel_ns").filter(pl.col("tensor_core")).sum().alias("tensor_core_ns"),
@@ -244,15 +216,10 @@ def analyze_tensor_cores(
 
 def _split_by_iteration(measured: Analysis, by: str, eligible: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Time of the eligible layers or kernels, and of kernels on Tensor Cores, of each iteration that launched any."""
-    launches = list_launches(measured)
-    launches = launches.join(
-        classify_kernels(launches["kernel"].unique()), left_on="kernel", right_on="name", how="left"
-    )
-    starts = measured.iterations["start_ns"].to_numpy()
+    launches, starts = _locate_launches(measured), measured.iterations["start_ns"].to_numpy()
+    iteration = np.searchsorted(starts, launches["called_ns"].to_numpy(), side="right") - 1
     found = (
-        launches.with_columns(
-            pl.Series("iteration", np.searchsorted(starts, launches["launch_ns"].to_numpy(), side="right") - 1)
-        )
+        launches.with_columns(pl.Series("iteration", iteration))
         .filter(pl.col("iteration") >= 0, pl.col("range") >= 0 if by == "layer" else True)
         .group_by("iteration", maintain_order=True)
         .agg(

@@ -23,7 +23,6 @@ import polars as pl
 from optpipe.trace.read import Trace
 
 TimeArray = npt.NDArray[np.int64]
-_DENSE = 8
 _PROCESS = ~0xFFFFFF
 """nsys' global thread id with the thread (24 bits) cleared is the global process id."""
 WAITING_CALLS = (
@@ -208,44 +207,21 @@ def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
 
 
 def _list_operations(trace: Trace) -> Operations:
-    both = (trace.kernels, trace.copies)
-    starts, ends, correlation, pid = (
-        np.concatenate([array_from_column(frame, name) for frame in both])
-        for name in ("start_ns", "end_ns", "correlation_id", "pid")
-    )
-    is_kernel = np.repeat([True, False], [frame.height for frame in both])
-    row = np.concatenate([np.arange(frame.height) for frame in both])
-    api_row = _find_api_rows(trace, correlation, pid)
-    order = _sort_operations(trace, starts, ends, api_row, is_kernel)
-    if order is not None:
-        starts, ends, row, api_row = (values[order] for values in (starts, ends, row, api_row))
-        is_kernel = is_kernel[order]
-    return Operations(starts, ends, is_kernel, api_row, row)
-
-
-def _sort_operations(
-    trace: Trace, starts: TimeArray, ends: TimeArray, api_row: TimeArray, is_kernel: npt.NDArray[np.bool_]
-) -> TimeArray | None:
-    """By start, None where that is the order already; of those that start at once, the one launched first stands first.
+    """Of operations that start at once, the one launched first stands first.
 
     Which operation ends a gap decides what the gap was waiting for: it must not depend on the order of rows.
     """
-    order = None if (np.diff(starts) >= 0).all() else np.argsort(starts, kind="stable")
-    at_once = np.flatnonzero(np.diff(starts if order is None else starts[order]) == 0)
-    if at_once.size == 0:
-        return order
-    order = np.arange(starts.size) if order is None else order
-    places = np.union1d(at_once, at_once + 1)
-    tied = order[places]
-    rows = api_row[tied]
-    known = rows >= 0
-    launched, thread = np.full(rows.size, -1, dtype=np.int64), np.full(rows.size, -1, dtype=np.int64)
-    launched[known], thread[known] = (
-        array_from_column(trace.api, "end_ns")[rows[known]],
-        array_from_column(trace.api, "thread")[rows[known]],
+    columns = ("start_ns", "end_ns", "correlation_id", "pid")
+    found = pl.concat(
+        frame.select(*columns, is_kernel=pl.lit(frame is trace.kernels)).with_row_index("row")
+        for frame in (trace.kernels, trace.copies)
     )
-    order[places] = tied[np.lexsort((is_kernel[tied], ends[tied], thread, launched, starts[tied]))]
-    return order
+    rows = _find_api_rows(trace, array_from_column(found, "correlation_id"), array_from_column(found, "pid"))
+    launches = trace.api.select(launched_ns="end_ns", thread="thread")[pl.Series(rows).replace(-1, None)]
+    found = found.hstack(launches).with_columns(api_row=rows)
+    found = found.sort("start_ns", "launched_ns", "thread", "end_ns", "is_kernel")
+    starts, ends, api_row, row = (array_from_column(found, name) for name in ("start_ns", "end_ns", "api_row", "row"))
+    return Operations(starts, ends, found["is_kernel"].to_numpy(), api_row, row)
 
 
 def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> TimeArray:
@@ -258,21 +234,9 @@ def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> Time
         numbers = np.unique(np.concatenate([pid, thread & _PROCESS]))
         known = np.searchsorted(numbers, thread & _PROCESS) * (1 << 40) + known
         correlation = np.searchsorted(numbers, pid) * (1 << 40) + correlation
-    return _find_rows(known, correlation)
-
-
-def _find_rows(known: TimeArray, wanted: TimeArray) -> TimeArray:
-    """The row of each of `wanted` in `known`, -1 for none: by a table where ids are dense, as nsys counts them, else sorted."""
-    first, last = int(known.min()), int(known.max())
-    if last - first <= _DENSE * known.size:
-        table = np.full(last - first + 2, -1, dtype=np.int64)
-        table[known - first] = np.arange(known.size)
-        inside = (wanted >= first) & (wanted <= last)
-        return table[np.where(inside, wanted - first, last - first + 1)]
     order = np.argsort(known, kind="stable")
-    position = np.minimum(np.searchsorted(known, wanted, sorter=order), known.size - 1)
-    rows = order[position]
-    return np.where(known[rows] == wanted, rows, -1)
+    rows: TimeArray = order[np.searchsorted(known, correlation, side="right", sorter=order) - 1]
+    return np.where(known[rows] == correlation, rows, -1)
 
 
 def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> dict[IdleCause, TimeIntervals]:

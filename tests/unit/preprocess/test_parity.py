@@ -54,25 +54,27 @@ def test_the_number_is_that_for_the_share_that_was_found():
     assert "more images will not help" in judge_parity(agreement_from_counts(795, 800), 60.0, **GOOD).remedy
 
 
-def test_outputs_that_do_not_depend_on_the_image_prove_nothing():
-    for kind in ({"trained": False}, {"classifies": False}):
-        assert judge_parity(None, None, **{**GOOD, **kind}, blind=True).verdict is Verdict.INCONCLUSIVE
-
-
-def test_one_class_for_every_image_is_no_evidence():
+@pytest.mark.parametrize(
+    ("found", "snr_db", "changes", "verdict"),
+    [
+        # random weights and what is no classifier are judged by the outputs' error
+        *(
+            (found, snr, change, verdict)
+            for snr, verdict in ((None, "PASS"), (90.0, "PASS"), (SNR_FLOOR_DB - 0.1, "FAIL"))
+            for found, change in ((agreement_from_counts(8, 8), {"trained": False}), (None, {"classifies": False}))
+        ),
+        # outputs that do not depend on the image, and one class for every image, prove nothing
+        (None, None, {"trained": False, "blind": True}, "INCONCLUSIVE"),
+        (None, None, {"classifies": False, "blind": True}, "INCONCLUSIVE"),
+        (None, 90.0, {}, "INCONCLUSIVE"),
+        # whatever else is good
+        (agreement_from_counts(800, 800), None, {"refused": 1}, "FAIL"),
+        (agreement_from_counts(800, 800), None, {"finite": False}, "FAIL"),
+    ],
+)
+def test_what_proves_nothing_and_what_fails(found, snr_db, changes, verdict):
+    assert judge_parity(found, snr_db, **{**GOOD, **changes}).verdict == verdict
     assert compute_agreement(np.array([3, 3, 3]), np.array([3, 3, 3])) is None
-    assert judge_parity(None, 90.0, **GOOD).verdict is Verdict.INCONCLUSIVE
-
-
-@pytest.mark.parametrize(("snr", "verdict"), [(None, "PASS"), (90.0, "PASS"), (SNR_FLOOR_DB - 0.1, "FAIL")])
-def test_random_weights_are_judged_by_the_outputs_error(snr, verdict):
-    assert judge_parity(agreement_from_counts(8, 8), snr, **{**GOOD, "trained": False}).verdict == verdict
-    assert judge_parity(None, snr, **{**GOOD, "classifies": False}).verdict == verdict
-
-
-def test_refused_images_and_infinite_outputs_fail_whatever_else_is_good():
-    assert judge_parity(agreement_from_counts(800, 800), None, **{**GOOD, "refused": 1}).verdict is Verdict.FAIL
-    assert judge_parity(agreement_from_counts(800, 800), None, **{**GOOD, "finite": False}).verdict is Verdict.FAIL
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000))

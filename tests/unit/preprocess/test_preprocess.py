@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 from tests.fakes.mutations import mutate_bytes
@@ -46,18 +47,21 @@ def chosen(folder, listed):
     return labels, listener.texts
 
 
-def test_the_manifest_says_the_labels_before_the_folders_do(tmp_path):
-    assert chosen(tmp_path, {"cat/1.png": "dog", "cat/2.png": "cat", "dog/1.png": "dog"}) == ([1, 0, 1], [])
-
-
-def test_a_picture_that_the_manifest_does_not_list_has_its_folders_label(tmp_path):
-    assert chosen(tmp_path, {"cat/1.png": "cat", "dog/1.png": "dog"}) == ([0, 0, 1], [])
-
-
-def test_without_a_label_for_each_there_is_no_accuracy(tmp_path):
-    labels, warned = chosen(tmp_path, {"cat/1.png": "cat", "cat/2.png": "cat", "dog/1.png": "wolf"})
-    assert labels is None
-    assert "not labels: wolf" in warned[0]
+@pytest.mark.parametrize(
+    ("listed", "labels", "warned"),
+    [
+        # the manifest before the folders, and the folder's name for what it does not list
+        ({"cat/1.png": "dog", "cat/2.png": "cat", "dog/1.png": "dog"}, [1, 0, 1], ""),
+        ({"cat/1.png": "cat", "dog/1.png": "dog"}, [0, 0, 1], ""),
+        ({"cat/1.png": "cat", "cat/2.png": "cat", "dog/1.png": "wolf"}, None, "not labels: wolf"),
+    ],
+)
+def test_where_the_labels_come_from(tmp_path, listed, labels, warned):
+    """Without a label for each there is no accuracy."""
+    found, texts = chosen(tmp_path, listed)
+    assert found == labels
+    assert len(texts) == bool(warned)
+    assert warned in "".join(texts)
 
 
 def test_boxes_of_one_image_at_a_time_get_as_many_rows(tmp_path):

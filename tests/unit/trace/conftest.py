@@ -41,7 +41,12 @@ def judge(
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[[Recording], Trace]:
     """Writes a recording as an export and reads it back."""
-    return lambda recording: trace_from_sqlite(recording.write(tmp_path / "trace.sqlite"))
+
+    def read(recording: Recording) -> Trace:
+        (tmp_path / "trace.sqlite").unlink(missing_ok=True)
+        return trace_from_sqlite(recording.write(tmp_path / "trace.sqlite"))
+
+    return read
 
 
 @pytest.fixture

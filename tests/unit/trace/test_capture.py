@@ -33,12 +33,17 @@ def test_the_command_of_each_version(command: str, has: str, lacks: str) -> None
     assert lacks not in command
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="the disk is full"):
-        export_recording(Recording(None, 1, "Generating...\nwrite failed: No space left on device\n"), tmp_path)
-
-
-def test_a_refusal_is_given_in_nsys_own_words(tmp_path: Path) -> None:
-    said = "Collecting data...\nUnable to create a session: operation not permitted\n"
-    with pytest.raises(MissingError, match="Unable to create a session: operation not permitted"):
-        export_recording(Recording(None, 1, said), tmp_path)
+@pytest.mark.parametrize(
+    ("log", "error", "said"),
+    [
+        ("Generating...\nwrite failed: No space left on device\n", StageError, "the disk is full"),
+        (
+            "Collecting data...\nUnable to create a session: operation not permitted\n",
+            MissingError,
+            "Unable to create a session: operation not permitted",
+        ),
+    ],
+)
+def test_a_refusal_is_given_in_nsys_own_words(tmp_path: Path, log: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        export_recording(Recording(None, 1, log), tmp_path)

@@ -9,27 +9,17 @@ from tests.fakes.console import text_of
 from tests.fakes.golden import assert_golden
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
+from tests.unit.trace.conftest import Judged
 
 from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.document import document_from_diff, document_from_profile, document_from_stages
 from optpipe.trace.profile_model import ModelProfileDocument
-from optpipe.trace.read import Trace, trace_from_sqlite
+from optpipe.trace.read import Trace
 from optpipe.trace.records import FailedStage, StageFacts, StageProfile, StageSubject, TraceProfile
 from optpipe.trace.report import DiffSide, diff_profiles, profile_from_trace
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
-SAMPLE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[[Recording], Trace]:
-    def read(recording: Recording) -> Trace:
-        path = tmp_path / "trace.sqlite"
-        path.unlink(missing_ok=True)
-        return trace_from_sqlite(recording.write(path))
-
-    return read
 
 
 def _profile_with_graph(trace: Trace) -> TraceProfile:
@@ -64,11 +54,8 @@ def test_profiles_of_golden_traces(build: Callable[[], Recording], read: Callabl
     assert_golden(text, f"profile-{build.__name__.replace('_', '-')}.txt")
 
 
-def test_the_profile_of_a_real_gpu() -> None:
-    assert_golden(text_of(document_from_profile(profile_from_trace(trace_from_sqlite(SAMPLE)))), "profile-h200.txt")
-
-
-def test_a_roofline(read: Callable[[Recording], Trace]) -> None:
+def test_the_profile_of_a_real_gpu_and_one_with_a_roofline(sample: Judged, read: Callable[[Recording], Trace]) -> None:
+    assert_golden(text_of(document_from_profile(sample.profile)), "profile-h200.txt")
     profile = _profile_with_graph(read(phenomena.gpu_bound()))
     assert_golden(text_of(document_from_profile(profile)), "profile-roofline.txt")
 
@@ -115,15 +102,9 @@ def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(read: Cal
         assert share["launch-gaps"] < 0.9  # host times are a share of what was recorded
 
 
-def test_a_graphs_kernels_have_no_queue_of_their_own(read: Callable[[Recording], Trace]) -> None:
-    profile = profile_from_trace(read(phenomena.graph_replay()))
-    assert {row.queue_ns for row in profile.measured.kernels} == {None}
-
-
-def test_a_diff_of_two_profiles(tmp_path: Path) -> None:
+def test_a_diff_of_two_profiles(read: Callable[[Recording], Trace]) -> None:
     before, after = (
-        DiffSide(analysis_from_trace(trace_from_sqlite(recording.write(tmp_path / f"{name}.sqlite"))))
-        for name, recording in (("before", phenomena.launch_bound()), ("after", phenomena.gpu_bound()))
+        DiffSide(analysis_from_trace(read(build()))) for build in (phenomena.launch_bound, phenomena.gpu_bound)
     )
     assert_golden(text_of(document_from_diff(diff_profiles(before, after))), "profile-diff.txt")
     nothing_new = text_of(document_from_diff(diff_profiles(before, before)))

@@ -66,30 +66,44 @@ def test_a_skip_connection_is_read_by_the_convolution_that_adds_it() -> None:
     assert sum(each.bytes for each in graph.costs) == 2 * (2 * SIZE + WEIGHT) + (2 + 3 + 2) * SIZE
 
 
-def test_a_branch_is_added_where_the_last_of_its_producers_is_computed() -> None:
-    branches = [
-        _node("Conv", "x w", "left"),
-        _node("Conv", "x w", "right"),
-        _node("Add", "left right", "y"),
-    ]
-    assert _fused(_graph(branches)) == {"left": 2 * SIZE + WEIGHT, "right": 3 * SIZE + WEIGHT, "y": 0}
-
-
-def test_a_tensor_that_leaves_the_group_is_written_once_and_read_by_each_group() -> None:
-    nodes = [
-        _node("Conv", "x w", "conv"),
-        _node("Relu", "conv", "relu"),
-        _node("MaxPool", "relu", "pool", kernel_shape=[1, 1]),
-        _node("Conv", "relu w", "other"),
-        _node("Add", "pool other", "y"),
-    ]
-    found = _fused(_graph(nodes))
-    assert found == {"conv": 2 * SIZE + WEIGHT, "relu": 0, "pool": 2 * SIZE, "other": 3 * SIZE + WEIGHT, "y": 0}
-
-
-def test_views_are_the_same_tensor() -> None:
-    nodes = [_node("Conv", "x w", "conv"), _node("Identity", "conv", "same"), _node("Relu", "same", "y")]
-    assert _fused(_graph(nodes)) == {"conv": 2 * SIZE + WEIGHT, "y": 0}
+@pytest.mark.parametrize(
+    ("nodes", "fused"),
+    [
+        pytest.param(
+            [("Conv", "x w", "left"), ("Conv", "x w", "right"), ("Add", "left right", "y")],
+            {"left": 2 * SIZE + WEIGHT, "right": 3 * SIZE + WEIGHT, "y": 0},
+            id="a branch is added where the last of its producers is computed",
+        ),
+        pytest.param(
+            [
+                ("Conv", "x w", "conv"),
+                ("Relu", "conv", "relu"),
+                ("Softmax", "relu", "pool"),
+                ("Conv", "relu w", "other"),
+                ("Add", "pool other", "y"),
+            ],
+            {"conv": 2 * SIZE + WEIGHT, "relu": 0, "pool": 2 * SIZE, "other": 3 * SIZE + WEIGHT, "y": 0},
+            id="a tensor that leaves the group is written once and read by each group",
+        ),
+        pytest.param(
+            [("Conv", "x w", "conv"), ("Identity", "conv", "same"), ("Relu", "same", "y")],
+            {"conv": 2 * SIZE + WEIGHT, "y": 0},
+            id="views are the same tensor",
+        ),
+        pytest.param(
+            [("MatMul", "x x", "product"), ("Softmax", "product", "scores"), ("MatMul", "scores x", "y")],
+            {"product": SIZE, "scores": 0, "y": 2 * SIZE},
+            id="the scores of an attention are not moved",
+        ),
+        pytest.param(
+            [("Conv", "x w", "conv"), ("Softmax", "conv", "y")],
+            {"conv": 2 * SIZE + WEIGHT, "y": 2 * SIZE},
+            id="a softmax that is no attention has a kernel of its own",
+        ),
+    ],
+)
+def test_what_each_group_moves(nodes: list[tuple[str, str, str]], fused: dict[str, int]) -> None:
+    assert _fused(_graph([_node(*each) for each in nodes])) == fused
 
 
 def test_weights_are_read_as_they_are_kept() -> None:
@@ -128,21 +142,6 @@ def test_rows_picked_from_a_table_are_all_that_is_read() -> None:
     rows, index = 2 * SIZE, 2 * SIZE
     assert _fused(graph) == {"index": SIZE + index, "rows": rows + index + rows, "y": rows + 8 + SIZE}
     assert graph.edge_bytes == SIZE + rows + 8 + SIZE  # of the table's 8000 bytes, the rows
-
-
-def test_the_scores_of_an_attention_are_not_moved() -> None:
-    nodes = [
-        _node("MatMul", "x x", "product"),
-        _node("Softmax", "product", "scores"),
-        _node("MatMul", "scores x", "y"),
-    ]
-    found = _fused(_graph(nodes))
-    assert found == {"product": SIZE, "scores": 0, "y": 2 * SIZE}
-
-
-def test_a_softmax_that_is_no_attention_has_a_kernel_of_its_own() -> None:
-    found = _fused(_graph([_node("Conv", "x w", "conv"), _node("Softmax", "conv", "y")]))
-    assert found == {"conv": 2 * SIZE + WEIGHT, "y": 2 * SIZE}
 
 
 @st.composite

@@ -34,14 +34,11 @@ ON_ORDINARY_UNITS = [
 ]
 
 
-@pytest.mark.parametrize("name", ON_TENSOR_CORES)
-def test_on_tensor_cores(name: str) -> None:
-    assert uses_tensor_cores(name) is True
-
-
-@pytest.mark.parametrize("name", ON_ORDINARY_UNITS)
-def test_on_ordinary_units(name: str) -> None:
-    assert uses_tensor_cores(name) is False
+@pytest.mark.parametrize(
+    ("name", "used"), [*((name, True) for name in ON_TENSOR_CORES), *((name, False) for name in ON_ORDINARY_UNITS)]
+)
+def test_where_a_kernel_computes(name: str, used: bool) -> None:
+    assert uses_tensor_cores(name) is used
 
 
 def test_a_triton_template_does_not_tell() -> None:

@@ -14,7 +14,6 @@ from optpipe.trace.roofline import (
     LayerCost,
     Peaks,
     Quadrant,
-    classify_quadrant,
     compute_roofline,
     graph_costs_from_roofline,
     peaks_from_data_sheet,
@@ -47,7 +46,8 @@ def test_bounds() -> None:
     ],
 )
 def test_quadrants(cost: LayerCost, measured_ns: float, expected: Quadrant) -> None:
-    assert classify_quadrant(cost, PEAKS, measured_ns) is expected
+    [layer] = compute_roofline(GraphCosts((cost,), PEAKS, 1), layer_ns={cost.name: measured_ns}).layers
+    assert layer.quadrant is expected
 
 
 def test_what_tensor_cores_cannot_take() -> None:
@@ -80,9 +80,10 @@ def _graph(directory: Path) -> Path:
 
 def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
     spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
-    conv, relu = graph_costs_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).costs
+    graph = graph_costs_from_onnx(_graph(tmp_path), [spec], 2, PEAKS)
+    conv, relu = graph.costs
     assert conv.macs == 2 * 8 * 4 * 4 * 27
-    assert conv.bytes == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)
+    assert conv.bytes == graph.edge_bytes == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
     assert conv.channels == (3, 8)
     assert (relu.macs, relu.bytes) == (0, 4 * 2 * (2 * 8 * 16))
 
@@ -94,12 +95,9 @@ def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
     assert sum_layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {"node_conv": 5.0, "node_relu": 2.0}
 
 
-def test_bound_if_everything_fused(tmp_path: Path) -> None:
-    spec = InputSpec("x", "float32", (1, 3, 4, 4), (1, 3, 4, 4), (8, 3, 4, 4))
-    edges = graph_costs_from_onnx(_graph(tmp_path), [spec], 2, PEAKS).edge_bytes
-    assert edges == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
-    assert compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1, edge_bytes=300)).bound_ns == 100
-    assert compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1, edge_bytes=3_000)).bound_ns == 300
+@pytest.mark.parametrize(("edge_bytes", "bound_ns"), [(300, 100), (3_000, 300)])
+def test_bound_if_everything_fused(edge_bytes: int, bound_ns: float) -> None:
+    assert compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1, edge_bytes=edge_bytes)).bound_ns == bound_ns
 
 
 def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:

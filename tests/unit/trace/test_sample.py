@@ -19,16 +19,12 @@ def _query(sql: str) -> list[Any]:
         return connection.execute(sql).fetchall()
 
 
-def test_kernel_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
+def test_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
     expected = _query(
         'SELECT s.value, COUNT(*), SUM(k."end" - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s '
         "ON s.id = k.demangledName GROUP BY s.value"
     )
-    found = sample.whole.kernels.select("name", "count", "total_ns").rows()
-    assert sorted(found) == sorted(expected)
-
-
-def test_api_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
+    assert sorted(sample.whole.kernels.select("name", "count", "total_ns").rows()) == sorted(expected)
     (total,) = _query('SELECT SUM("end" - start) FROM CUPTI_ACTIVITY_KIND_RUNTIME')[0]
     assert sample.whole.api["total_ns"].sum() == total
     assert {"cudaLaunchKernel", "cuLaunchKernelEx"} <= set(sample.whole.api["name"].to_list())
@@ -45,14 +41,11 @@ def test_eager_iterations_are_launch_bound_and_the_replay_is_not(sample: Judged)
     assert sample.findings[0].rule == "launch-gaps"
 
 
-def test_five_iterations_of_282_kernels(sample: Judged) -> None:
+def test_five_iterations_of_282_kernels_and_a_replay(sample: Judged) -> None:
     iterations = sample.measured.iterations
     assert iterations["kernels"].to_list() == [282] * 5
     assert iterations["name"].cast(pl.String).unique().to_list() == ["iter"]
     assert sample.trace_quality.verdict is Verdict.PASS
-
-
-def test_projection_of_the_replay(sample: Judged) -> None:
     row = sample.whole.ranges.filter(pl.col("name") == "graph").row(0, named=True)
     assert (row["wall_ns"], row["kernels"], row["kernel_ns"]) == (771395, 282, 1019734)
 

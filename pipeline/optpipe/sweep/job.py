@@ -109,10 +109,14 @@ class Task:
     """Expected seconds of each cell."""
     workspace: str = ""
     artifact: str | None = None
-    """What is measured."""
+    """The artifact to measure; for a build, one that was made from the same model."""
     cpus: tuple[int, ...] = ()
     attempts: tuple[str, ...] = ()
-    """Why earlier tries gave nothing."""
+    """Why earlier tries failed."""
+    side_by_side: int = 1
+    """Slots of the host that time at the same time, at most."""
+    serialized: bool = False
+    """Whether the GPUs of the host time one after the other, because they disturb each other."""
 
     @property
     def timing(self) -> bool:
@@ -131,18 +135,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """What came of one cell of a task, or of its build."""
+    """What the process of a task writes for one cell, or for its build."""
 
     state: JobState
     reason: str = ""
     artifact: str | None = None
     run: str | None = None
     group: MeasurementGroup | None = None
-    seconds: float = 0.0
-    """Of the whole task."""
-    started_utc: str = ""
-    crashed: bool = False
-    """The process ended without a word: another try may succeed."""
 
 
 def compute_job_key(cell: Cell, fingerprint: str) -> str:
@@ -178,6 +177,34 @@ class Place:
     """Slots of the host that timed at the same time, at most."""
     clock_ahead_s: float = 0.0
     """How far the host's clock was ahead of that of the sweep's driver, at least; negative: behind; 0: they agreed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a task ended."""
+
+    outcomes: tuple[CellOutcome, ...]
+    """One for each cell; of a build, one."""
+    fingerprint: str
+    environment: Environment = field(default_factory=Environment)
+    place: Place | None = None
+    """None if the task did not run."""
+    seconds: float = 0.0
+    started_utc: str = ""
+    clock_s: float = 0.0
+    """The host's clock at the end, in Unix seconds."""
+    lost: bool = False
+    """The process or its node ended without an outcome: another try may succeed."""
+
+
+def fail_task(task: Task, why: str, fingerprint: str, *, lost: bool = False) -> Result:
+    """The result of a task that gave no outcome."""
+    return Result(repeat_outcome(task, CellOutcome(JobState.FAILED, why)), fingerprint, lost=lost)
+
+
+def repeat_outcome(task: Task, outcome: CellOutcome) -> tuple[CellOutcome, ...]:
+    """The same outcome for every cell, or for the build."""
+    return (outcome,) * max(1, len(task.cells))
 
 
 @dataclass(frozen=True, slots=True)

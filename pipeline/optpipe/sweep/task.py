@@ -32,7 +32,7 @@ from optpipe.models.artifacts.lookup import (
 )
 from optpipe.models.export.model import Model
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.sweep.job import Cell, CellOutcome, JobState, Task, command_from_cell
+from optpipe.sweep.job import Cell, CellOutcome, JobState, Task, command_from_cell, repeat_outcome
 from optpipe.workspace.entry import Run, load_run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
@@ -170,20 +170,15 @@ def main() -> None:
     if task.cpus:
         os.sched_setaffinity(0, task.cpus)
     with handle_interrupts():
-        outcomes = _do(task)
+        try:
+            outcomes = measure_cells(task) if task.timing else (build_recipe(task),)
+        except OptpipeError as error:
+            outcomes = repeat_outcome(task, outcome_from_error(error))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            outcomes = repeat_outcome(task, CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}"))
     write_bytes(path, json_from_record(outcomes))
-
-
-def _do(task: Task) -> tuple[CellOutcome, ...]:
-
-    try:
-        return measure_cells(task) if task.timing else (build_recipe(task),)
-    except OptpipeError as error:
-        return mark_all(task, outcome_from_error(error))
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return mark_all(task, CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}"))
 
 
 def outcome_from_error(error: OptpipeError) -> CellOutcome:
@@ -208,11 +203,6 @@ def explain_crash(returncode: int, log: Path) -> str:
         name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else f"signal {-returncode}"
         return f"its process was killed by {name}{said}"
     return f"its process ended with status {returncode}{said}"
-
-
-def mark_all(task: Task, outcome: CellOutcome) -> tuple[CellOutcome, ...]:
-    """The same outcome for every cell, or for the build."""
-    return (outcome,) * max(1, len(task.cells))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def sweep(
     from optpipe.sweep.document import document_from_neighbor_effect, document_from_sweep
     from optpipe.sweep.ledger import read_jobs
     from optpipe.sweep.matrix import (
+        add_contents,
         cells_from_matrix,
         matrix_from_file,
         matrix_from_options,
@@ -73,7 +74,7 @@ def sweep(
         store = Store(Path(how.store))
     slots, executor = _connect(how, store, terminal.warn)
     full = resolve_models(full, store, local=how.on is None)
-    cells = select_shard(cells_from_matrix(full, list_kinds(slots)), shard)
+    cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), store, terminal)
     if how.calibrate_host:
         effect = calibrate_host(cells[0], slots, how.rounds, how.lock_s, store, terminal)
         return Outcome(effect, document_from_neighbor_effect)

@@ -158,32 +158,57 @@ def is_client() -> bool:
     return bool(client.is_connected())
 
 
+NODE_ID = "ray.io/node-id"
+"""Ray's label of every node."""
+ANSWER_S = 120.0
+"""Seconds that nodes have to say what they are."""
+
+
 def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
-    """A slot for each GPU of the nodes that carry our labels and match, one for each CPU node. Raises MissingError where none does."""
+    """A slot for each GPU of the nodes that match, one for each CPU node. Raises MissingError if there is none.
+
+    Nodes that carry our labels are taken at their word. Where none does, each is asked by a short task.
+    """
     import ray
 
-    nodes = [(node, node.get("Labels") or {}) for node in ray.nodes() if node["Alive"]]
-    labeled = [(node, labels) for node, labels in nodes if LABEL in labels]
-    if not labeled:
-        raise MissingError(
-            f"no node of the Ray cluster has the label {LABEL}; start nodes with: ray start … "
-            '--labels="$(optpipe sweep --node-labels)"'
-        )
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    described = [(node, node.get("Labels") or {}) for node in nodes]
+    if asked := not any(LABEL in labels for _, labels in described):
+        described = [(node, labels | each) for (node, labels), each in zip(described, _ask_nodes(nodes), strict=True)]
+    described = [(node, labels) for node, labels in described if LABEL in labels]
     found: list[Slot] = []
-    for node, labels in labeled:
+    for node, labels in described:
         if not all(each.matches(labels) for each in selectors):
             continue
-        kind = labels[LABEL].replace("_", " ")  # NVML's names have no underscores
+        kind, ident = labels[LABEL].replace("_", " "), node["NodeID"]  # NVML's names have no underscores
         count = int(node["Resources"].get("GPU", 0)) if choose_device_of_kind(kind) == "cuda" else 1
-        fingerprint = labels.get(FINGERPRINT, "")
-        found += [Slot(f"{node['NodeID'][:8]}-{at}", kind, (), fingerprint, Environment()) for at in range(count)]
+        slot = Slot("", kind, (), labels.get(FINGERPRINT, ""), Environment(), node=ident if asked else "")
+        found += [replace(slot, name=f"{ident[:8]}-{at}") for at in range(count)]
     if not found:
-        first = next((each for each in selectors if not any(each.matches(labels) for _, labels in labeled)), None)
-        if first is None:
-            raise MissingError("no node of the Ray cluster matches all --node labels, or those that match have no GPU")
-        has = sorted({labels.get(first.label, "none") for _, labels in labeled})
+        first = next((each for each in selectors if not any(each.matches(labels) for _, labels in described)), None)
+        if not described or first is None:
+            raise MissingError(
+                "no node of the Ray cluster matches all --node labels, has a processor and, if labeled so, a GPU"
+            )
+        has = sorted({labels.get(first.label, "none") for _, labels in described})
         raise MissingError(f"--node {first}: no node of the Ray cluster has it; nodes have {', '.join(has)}")
     return tuple(found)
+
+
+def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What each node says of itself. Raises MissingError if one cannot."""
+    import ray
+
+    ask = ray.remote(num_cpus=0)(describe_node)
+    answers = [ask.options(label_selector={NODE_ID: node["NodeID"]}).remote() for node in nodes]
+    try:
+        return list(ray.get(answers, timeout=ANSWER_S))
+    except ray.exceptions.RayError as error:
+        why = first_line(getattr(error, "cause", None) or error)
+        raise MissingError(
+            f"a node of the Ray cluster cannot say what it is: {why}\ninstall optpipe[ray] of this version on every node, or start "
+            'nodes with: ray start … --labels="$(optpipe sweep --node-labels)"'
+        ) from error
 
 
 BEGUN = b"begun"
@@ -292,6 +317,8 @@ class _Sent:
     name: str
     stream: Any
     """A generator of what `run_on_node` yields; through Ray Client a reference to the list."""
+    fingerprint: str
+    """Of the slot that it was started for."""
     sent: float
     """By the monotonic clock."""
     items: list[bytes] = field(default_factory=list)
@@ -316,34 +343,31 @@ class RayExecutor:
         program: Sequence[str] = PROGRAM,
         warn: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self.options, self.program, self.warn = options, tuple(program), warn
+        self.slots, self.options, self.program, self.warn = slots, options, tuple(program), warn
         self.transport = Transport(store, shared)
         self.selectors = {each.label: each.for_ray for each in selectors}
         self.starts = make_start_list() if is_client() else None
         streaming = self.starts is None
         self.remotes = {device: make_remote(gpu=device == "cuda", streaming=streaming) for device in ("cpu", "cuda")}
-        self.prints: dict[str, tuple[str, ...]] = {
-            kind: tuple(dict.fromkeys(each.fingerprint for each in slots if each.kind == kind))
-            for kind in {slot.kind for slot in slots}
-        }
         self.disturbed = list_disturbed_hosts(store.workspace)
 
-    def start(self, task: Task, slot: Slot) -> _Sent:  # noqa: ARG002 # Ray chooses the node
-        """Sends the task with the artifact that it needs to a node of the kind."""
+    def start(self, task: Task, slot: Slot) -> _Sent:
+        """Sends the task with the artifact that it needs to a node of the slot's kind: without labels, the slot's own while it lives."""
+        import ray
+
         transport, name = self.transport, secrets.token_hex(8)
+        prints = tuple(dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind))
         given = NodeTask(
-            task,
-            self.options,
-            self.program,
-            transport.workspace,
-            transport.bucket,
-            self.prints[task.kind],
-            self.disturbed,
+            task, self.options, self.program, transport.workspace, transport.bucket, prints, self.disturbed
         )
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
+        if slot.node:
+            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            others = {each.node for each in self.slots if each.kind == task.kind and each.node in alive}
+            selector = {NODE_ID: slot.node if slot.node in alive or not others else f"in({', '.join(sorted(others))})"}
         remote = self.remotes[choose_device_of_kind(task.kind)].options(label_selector=selector)
         stream = remote.remote(json_from_record(given), transport.send(task.artifact), self.starts, name)
-        return _Sent(task, name, stream, monotonic())
+        return _Sent(task, name, stream, slot.fingerprint, monotonic())
 
     def poll(self, running: Collection[_Sent], timeout_s: float) -> Iterator[tuple[_Sent, Result]]:
         """Receives what nodes have sent; a task that no node takes in time has failed."""
@@ -405,7 +429,7 @@ class RayExecutor:
         return record_from_json(result, Result, "a node")
 
     def _fail(self, sent: _Sent, why: str, *, lost: bool = True) -> Result:
-        return fail_task(sent.task, why, self.prints[sent.task.kind][0], lost=lost)
+        return fail_task(sent.task, why, sent.fingerprint, lost=lost)
 
     def _has_begun(self, sent: _Sent) -> bool:
         import ray

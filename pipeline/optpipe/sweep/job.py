@@ -47,7 +47,7 @@ class Recipe:
     options: tuple[str, ...] = ()
     """Build options, `BACKEND.KEY=VALUE`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of the local files that it names, by path."""
+    """Hashes of what its texts stand for: `model` (with its weights), `calibration`. Without `model` it is unknown here."""
     truncate: bool = False
     """Whether calibration texts that are longer than the model's input are cut."""
 
@@ -78,17 +78,22 @@ class Cell:
 
     @property
     def key(self) -> str:
+        """What was asked, with model and calibration data by their content: where it is known, their names do not count."""
         asked = plain_from_record(self)
         del asked["load"]["images"]  # not asked: the measurement records it
-        if self.load.length is None:  # the key of cells that were measured before there were lengths
-            del asked["load"]["length"]
-        if not self.recipe.truncate:
-            del asked["recipe"]["truncate"]
-        if not self.recipe.files:  # named by content where there are files, else by name
-            return hash_value(asked)[:KEY_LENGTH]
-        recipe = asked["recipe"]
-        recipe["files"] = sorted(self.recipe.files.values())
+        files = self.recipe.files
+        named = (
+            *(("model", "weights") if "model" in files else ()),
+            *(("calibration",) if "calibration" in files else ()),
+        )
+        for name in named:
+            del asked["recipe"][name]
         return hash_value(asked)[:KEY_LENGTH]
+
+    @property
+    def name_key(self) -> str:
+        """What was asked by name: the same cell before and after a change of its model or data."""
+        return replace(self, recipe=replace(self.recipe, files={})).key
 
 
 START_S = 5.0
@@ -290,32 +295,24 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def matrix_from_cell(cell: Cell) -> Matrix:
     """The matrix that has this cell alone."""
     recipe, load = cell.recipe, cell.load
-    return Matrix(
-        models=(recipe.model,),
-        precisions=(recipe.precision,),
-        backends=(recipe.backend,),
-        batches=(load.batch_size,),
-        lengths=() if load.length is None else (load.length,),
-        scenarios=(load.scenario,),
-        rates=() if load.rate_per_s is None else (load.rate_per_s,),
-        options=(cell.options,),
-        gpus=(cell.kind,),
-        mode=load.mode,
-        streams=load.streams,
-        profile=recipe.profile,
-        weights=recipe.weights,
-        seed=recipe.seed,
-        calibration=recipe.calibration,
-        truncate=recipe.truncate,
-        build_options=recipe.options,
-        processes=cell.processes,
-        max_cv=cell.max_cv,
-        percentile=load.percentile,
-        min_seconds=load.min_seconds,
-        max_seconds=load.max_seconds,
-        warm_up_seconds=load.warm_up_seconds,
-        max_warm_up_seconds=load.max_warm_up_seconds,
-    )
+    same = {
+        name: getattr(one, name)
+        for one in (recipe, load, cell)
+        for name in Matrix.__struct_fields__
+        if hasattr(one, name)
+    }
+    listed = {
+        "models": (recipe.model,),
+        "precisions": (recipe.precision,),
+        "backends": (recipe.backend,),
+        "batches": (load.batch_size,),
+        "lengths": () if load.length is None else (load.length,),
+        "scenarios": (load.scenario,),
+        "rates": () if load.rate_per_s is None else (load.rate_per_s,),
+        "options": (cell.options,),
+        "gpus": (cell.kind,),
+    }
+    return Matrix(**{**same, **listed, "build_options": recipe.options})
 
 
 def command_from_cell(cell: Cell) -> str:

@@ -18,7 +18,6 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import hash_value
 from optpipe.core.process import open_process_group
 from optpipe.core.records import json_from_record, plain_from_record, read_record
-from optpipe.models.sources.resolve import find_model_cards
 from optpipe.sweep.job import (
     CellOutcome,
     JobState,
@@ -171,13 +170,13 @@ def _watch(
 
 
 def note_built(workspace: Path, recipe: Recipe, fingerprint: str, artifact: str) -> None:
-    if _is_pinned(recipe):
+    if "model" in recipe.files:
         write_bytes(_path(workspace, recipe, fingerprint), json_from_record(artifact))
 
 
 def find_built(workspace: Path, recipe: Recipe, fingerprint: str) -> str | None:
-    """The artifact, whole; None where the recipe has to be built."""
-    if not _is_pinned(recipe):
+    """The artifact, every byte checked; None if the recipe has to be built, as where nobody knows what it stands for."""
+    if "model" not in recipe.files:
         return None
     try:
         artifact = read_record(_path(workspace, recipe, fingerprint), str)
@@ -190,12 +189,3 @@ def find_built(workspace: Path, recipe: Recipe, fingerprint: str) -> str | None:
 def _path(workspace: Path, recipe: Recipe, fingerprint: str) -> Path:
     decisive = {"optpipe": __version__, "recipe": plain_from_record(recipe), "environment": fingerprint}
     return workspace / NOTES / f"built-{hash_value(decisive)[:16]}.json"
-
-
-def _is_pinned(recipe: Recipe) -> bool:
-    name = recipe.model
-    if recipe.calibration is not None:
-        return False
-    if name.endswith(".onnx"):
-        return name in recipe.files
-    return name.isidentifier() and not Path(name).exists() and name not in find_model_cards()

@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,7 +21,7 @@ from tests.fakes.ray_nodes import add_node, list_tasks, start_cluster
 
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
-from optpipe.sweep.cluster import connect, list_cluster_slots, run_on_ray
+from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
 from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import merge_workspaces, read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
@@ -40,13 +39,13 @@ def drive(workspace, address="ray", batches=6):
     connect(address)
     sizes = BATCHES[: int(batches)]
     matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=sizes)
-
-    def execute(works, slots, setting, report):
-        return run_on_ray(works, slots, replace(setting, program=PROGRAM), report)
-
-    options = SweepOptions(task_s=60, lock_s=120, retries=10, pending_s=120)
-    cells = cells_from_matrix(matrix, KINDS)
-    record = run_sweep(cells, list_cluster_slots(), options, Store(workspace), SilentListener(), execute)
+    options, slots, store = (
+        SweepOptions(task_s=60, lock_s=120, retries=10, pending_s=120),
+        list_cluster_slots(),
+        Store(workspace),
+    )
+    executor = RayExecutor(slots, store, options, program=PROGRAM)
+    record = run_sweep(cells_from_matrix(matrix, KINDS), slots, options, store, SilentListener(), executor)
     print(json.dumps(Counter(row.state for row in record.rows)))
 
 

@@ -21,14 +21,14 @@ from tests.fakes.ray_nodes import start_cluster
 from optpipe.core.entries import Environment
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import LoadSpec, MeasurementGroup, Subject
-from optpipe.sweep.cluster import connect, list_cluster_slots, run_on_ray
+from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
 from optpipe.sweep.job import JobRecord, JobState, Matrix, Place, SweepOptions
 from optpipe.sweep.ledger import merge_workspaces, read_jobs, write_job
-from optpipe.sweep.local import Setting, run_locally
+from optpipe.sweep.local import LocalExecutor
 from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.plan import fill_rows, key_of, list_tasks, plan_sweep
 from optpipe.sweep.slots import Slot, list_slots
-from optpipe.sweep.sweep import run_sweep
+from optpipe.sweep.sweep import run_sweep, run_tasks
 from optpipe.workspace.files import measure_folder_bytes
 from optpipe.workspace.store import Store
 
@@ -47,14 +47,11 @@ def timed(name, work, found):
 
 def run_shards(folder, cells, found):
     """Two sweeps of half the jobs each, and the union of their workspaces."""
-
-    def execute(works, slots, setting, report):
-        return run_locally(works, slots, replace(setting, program=EMPTY), report)
-
     options, mine, shards = SweepOptions(loads_per_process=LOADS), list_slots()[-1:], (folder / "1", folder / "2")
     for at, shard in enumerate(shards):
         half = cells[at::2]
-        run = lambda half=half, shard=shard: run_sweep(half, mine, options, Store(shard), SilentListener(), execute)  # noqa: E731
+        given = (half, mine, options, Store(shard), SilentListener(), LocalExecutor(shard, options, EMPTY))
+        run = lambda given=given: run_sweep(*given)  # noqa: E731
         record = timed(f"shard {at + 1}: {len(half)} empty jobs, {LOADS} to a process", run, found)
         assert record.counts == {"done": len(half)}
     merge = lambda: merge_workspaces(shards, Store(folder / "union"), SilentListener())  # noqa: E731
@@ -74,8 +71,10 @@ def run_on_cluster(folder, found):
     slots = list_cluster_slots()
     cells = [replace(cell, kind=slots[at % len(slots)].kind) for at, cell in enumerate(make_cells(TASKS))]
     works, done = list_tasks(plan_sweep(cells, slots, {}), 1), []
-    setting = Setting(folder / "ray", SweepOptions(pending_s=600), program=EMPTY)
-    timed(f"{TASKS} empty tasks on Ray, the driver", lambda: run_on_ray(works, slots, setting, done.append), found)
+    store, options = Store(folder / "ray"), SweepOptions(pending_s=600)
+    executor = RayExecutor(slots, store, options, program=EMPTY)
+    run = lambda: run_tasks(works, slots, options, store.workspace, executor, done.append)  # noqa: E731
+    timed(f"{TASKS} empty tasks on Ray, the driver", run, found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     ray.shutdown()
     cluster.shutdown()
@@ -119,11 +118,13 @@ def main():
     found["bytes per record"] = measure_folder_bytes(folder / "all") // count
     found["peak MB, records alone"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     tasks, mine = make_cells(TASKS), list_slots()[-1:]
-    setting = Setting(folder / "tasks", SweepOptions(), program=EMPTY)
-    (folder / "tasks").mkdir()
+    workspace, options = folder / "tasks", SweepOptions()
+    workspace.mkdir()
     done = []
     works = list_tasks(plan_sweep(tasks, mine, {}), 1)
-    timed(f"{TASKS} empty tasks on one slot", lambda: run_locally(works, mine, setting, done.append), found)
+    executor = LocalExecutor(workspace, options, EMPTY)
+    run = lambda: run_tasks(works, mine, options, workspace, executor, done.append)  # noqa: E731
+    timed(f"{TASKS} empty tasks on one slot", run, found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     found["CPU s per empty task, its own process"] = round((children.ru_utime + children.ru_stime) / (TASKS + 1), 3)

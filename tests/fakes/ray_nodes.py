@@ -11,8 +11,11 @@ KINDS = ("cpu-a", "cpu-b", "cpu-b")
 _PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
-def start_cluster():
-    """A head that runs nothing and a node of one processor for each of KINDS; `RAY_ADDRESS` leads to it."""
+def start_cluster(kinds=KINDS):
+    """A head that runs nothing and a node of one processor for each of `kinds`; `RAY_ADDRESS` leads to it.
+
+    Without kinds it is a head of one processor without labels, as `ray start --head` starts it.
+    """
     os.environ |= {
         "PYTHONPATH": str(Path(__file__).parents[2] / "pipeline"),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -22,10 +25,12 @@ def start_cluster():
     from ray.cluster_utils import Cluster
 
     ports = choose_ports("ray_client_server_port")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **ports})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": int(not kinds), "include_dashboard": False, **ports}
+    )
     cluster.client_address = f"ray://127.0.0.1:{ports['ray_client_server_port']}"
     os.environ["RAY_ADDRESS"] = cluster.address
-    return cluster, [add_node(cluster, kind) for kind in KINDS]
+    return cluster, [add_node(cluster, kind) for kind in kinds]
 
 
 def add_node(cluster, kind, gpus=0, **more):

@@ -2,14 +2,15 @@
 
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
-from optpipe.core.events import SilentListener
+from tests.fakes.sweeps import Watcher
+
 from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.sweep import run_sweep
+from optpipe.sweep.plan import list_tasks, plan_sweep
+from optpipe.sweep.sweep import run_sweep, run_tasks
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
@@ -20,26 +21,24 @@ KINDS = ("cpu-a", "cpu-b")
 def sweep(
     workspace, batches, kinds=KINDS, program=EMPTY, limits=None, models=("m",), watch=None, shared=None, selectors=()
 ):
-    """The rows of a sweep on the cluster; `watch` is called with each record."""
-    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
+    """The rows of a sweep on the cluster; `watch` is called as each job ends."""
+    from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     matrix = Matrix(
         models=models, precisions=("fp32",), backends=("onnxruntime",), batches=batches, gpus=kinds, processes=1,
         min_seconds=0.3, warm_up_seconds=0.1, max_warm_up_seconds=1.0, max_seconds=4.0, percentile=90.0, max_cv=5.0,
     )  # fmt: skip
     slots = list_cluster_slots(selectors)
-    cells = cells_from_matrix(matrix, kinds)
+    options, store = limits or SweepOptions(task_s=120, lock_s=300, retries=3, pending_s=300), Store(workspace)
+    executor = RayExecutor(slots, store, options, shared, selectors, program)
+    return run_sweep(cells_from_matrix(matrix, kinds), slots, options, store, Watcher(watch), executor)
 
-    def execute(works, slots, setting, report):
-        def told(record):
-            report(record)
-            if watch is not None:
-                watch(record)
 
-        return run_on_ray(works, slots, replace(setting, program=program), told, shared, selectors)
-
-    options = limits or SweepOptions(task_s=120, lock_s=300, retries=3, pending_s=300)
-    return run_sweep(cells, slots, options, Store(workspace), SilentListener(), execute)
+def run_cells(cells, slots, workspace, executor, options=None):
+    """The records of the cells' jobs, in the order in which they ended."""
+    tasks, found = list_tasks(plan_sweep(cells, slots, {}), 1), []
+    assert run_tasks(tasks, slots, options or SweepOptions(), workspace, executor, found.append)
+    return found
 
 
 def assert_each_once(workspace, record, count):

@@ -1,8 +1,10 @@
 """Cells, slots and records of sweeps that never ran."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 from optpipe.core.entries import Environment, Gpu
+from optpipe.core.events import SilentListener
 from optpipe.core.measurement import GroupFigure, LoadSpec, MeasurementGroup, Subject
 from optpipe.core.quantity import Estimate
 from optpipe.sweep.job import Cell, JobRecord, JobState, Place, Recipe, compute_job_key
@@ -64,3 +66,19 @@ def make_record(
 
 def other_environment(slot, fingerprint="e" * 16):
     return replace(slot, fingerprint=fingerprint)
+
+
+class Watcher(SilentListener):
+    """Calls `watch`, if there is one, as each job of a sweep ends."""
+
+    def __init__(self, watch):
+        super().__init__()
+        self.watch = watch
+
+    @contextmanager
+    def step(self, *_, **__):
+        yield self
+
+    def advance(self):
+        if self.watch is not None:
+            self.watch()

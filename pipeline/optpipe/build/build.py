@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import ArtifactInfo, GraphInfo, LintSummary, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.entries import (
+    ArtifactInfo,
+    GraphInfo,
+    LintSummary,
+    ModelInfo,
+    ReferenceInfo,
+    VerificationInfo,
+    WeightsRequest,
+)
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_file
@@ -20,6 +28,7 @@ from optpipe.models.artifacts.engine import hash_engine
 from optpipe.models.export.exported import (
     compute_reference,
     export_model,
+    find_stored_model,
     prepare_model,
     read_card,
     read_tokenizer,
@@ -163,6 +172,21 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         return replace(plan, calibration=tables[-1])
     require_calibration(card, wanted[0])
     return plan
+
+
+def find_calibration(model: Model, precision: Precision, store: Store) -> Path | None:
+    """The data that a build without --calibration takes from elsewhere than the model's code: of its card, or its last table."""
+    from optpipe.models.sources.resolve import CardSource
+    from optpipe.quantize.calibrated_graph import find_tables
+
+    if isinstance(model.source, CardSource) and (data := model.source.card.data.get("calibration")) is not None:
+        return Path(data)
+    if model.source.runs_code and model.load().calibration is not None:
+        return None
+    drawn = replace(model, weights=WeightsRequest("random", model.weights.seed))  # taken where there are no others
+    stored = find_stored_model(model, store) or find_stored_model(drawn, store)
+    tables = find_tables(precision, stored, store) if stored is not None else []
+    return tables[-1] if tables else None
 
 
 def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> None:

@@ -43,6 +43,7 @@ def sweep(
     from optpipe.sweep.document import document_from_neighbor_effect, document_from_sweep
     from optpipe.sweep.ledger import read_jobs
     from optpipe.sweep.matrix import (
+        add_contents,
         cells_from_matrix,
         matrix_from_file,
         matrix_from_options,
@@ -69,17 +70,17 @@ def sweep(
     given = {**wanted, **({"models": models} if models else {}), **({"options": [option]} if option else {})}
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
-    slots, execute = _connect(how, terminal.warn)
     if how.store is not None and not is_bucket(how.store):
         store = Store(Path(how.store))
+    slots, executor = _connect(how, store, terminal.warn)
     full = resolve_models(full, store, local=how.on is None)
-    cells = select_shard(cells_from_matrix(full, list_kinds(slots)), shard)
+    cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), store, terminal)
     if how.calibrate_host:
         effect = calibrate_host(cells[0], slots, how.rounds, how.lock_s, store, terminal)
         return Outcome(effect, document_from_neighbor_effect)
     # Ray prints the end of the log of a node that dies; what came of its jobs is in the table
     with redirect_stdout(StringIO()) if how.on else nullcontext():
-        record = run_sweep(cells, slots, how, store, terminal, execute)
+        record = run_sweep(cells, slots, how, store, terminal, executor)
     if baseline:
         record = _judge(record, str(how.against), baseline, how.tolerance, store.workspace)
     if how.output is not None:
@@ -103,27 +104,25 @@ def _judge(
     return replace(record, regression=found, exit_status=status)
 
 
-def _connect(how: SweepOptions, warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
+def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
     """The slots and what runs on them: this host's, or a cluster's."""
-    from functools import partial
-
     from optpipe.core.errors import BadInputError
     from optpipe.sweep.cluster import selector_from_text
-    from optpipe.sweep.local import run_locally
+    from optpipe.sweep.local import LocalExecutor
     from optpipe.sweep.transport import is_bucket, require_bucket
 
     selectors = tuple(selector_from_text(each) for each in how.node)
     if how.on is None:
         if selectors or (how.store is not None and is_bucket(how.store)):
             raise BadInputError(f"{'--node' if selectors else '--store ' + str(how.store)} requires --on ray")
-        return _list_slots(how), run_locally
+        return _list_slots(how), LocalExecutor(store.workspace, how)
     if how.on != "ray" and not how.on.startswith("ray://"):
         raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
     if how.calibrate_host:
         raise BadInputError("--calibrate-host measures the host it runs on; run it there, without --on")
     if len({each.label for each in selectors}) < len(selectors):
         raise BadInputError("--node: each label may be given once")
-    from optpipe.sweep.cluster import connect, list_cluster_slots, run_on_ray
+    from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
 
     shared = how.store
     if shared is not None and is_bucket(shared):
@@ -131,7 +130,8 @@ def _connect(how: SweepOptions, warn: "Callable[[str], None]") -> "tuple[tuple[S
     elif shared is not None:
         shared = str(Path(shared).resolve())
     connect(how.on)
-    return list_cluster_slots(selectors), partial(run_on_ray, shared=shared, selectors=selectors, warn=warn)
+    slots = list_cluster_slots(selectors)
+    return slots, RayExecutor(slots, store, how, shared, selectors, warn=warn)
 
 
 def _list_slots(how: SweepOptions) -> "tuple[Slot, ...]":

@@ -183,7 +183,11 @@ def compare_fleet(
     load_per_s: float | None = None,
 ) -> FleetRecord:
     """The answers. Raises BadInputError where nothing was measured."""
-    records = [tries[0] for tries in jobs.values() if model in (None, tries[0].cell.recipe.model)]
+    newest: dict[tuple[str, str], JobRecord] = {}  # what was measured of a model before it was changed does not count
+    for one in sorted((tries[0] for tries in jobs.values()), key=lambda one: one.started_utc):
+        if model in (None, one.cell.recipe.model):
+            newest[one.cell.name_key, one.fingerprint] = one
+    records = list(newest.values())
     done = [one for one in records if one.state is JobState.DONE and one.cell.load.scenario is not Scenario.SERVER]
     if not done:
         raise BadInputError(
@@ -328,4 +332,4 @@ def _list_missing(records: Sequence[JobRecord]) -> tuple[MissingCell, ...]:
 
 
 def _identify(cell: Cell) -> str:
-    return replace(cell, kind="").key
+    return replace(cell, kind="").name_key

@@ -47,7 +47,7 @@ class Recipe:
     options: tuple[str, ...] = ()
     """Build options, `BACKEND.KEY=VALUE`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of the local files that it names, by path."""
+    """Hashes of what its texts stand for: `model` (with its weights), `calibration`. Without `model` it is unknown here."""
     truncate: bool = False
     """Whether calibration texts that are longer than the model's input are cut."""
 
@@ -78,17 +78,22 @@ class Cell:
 
     @property
     def key(self) -> str:
+        """What was asked, with model and calibration data by their content: where it is known, their names do not count."""
         asked = plain_from_record(self)
         del asked["load"]["images"]  # not asked: the measurement records it
-        if self.load.length is None:  # the key of cells that were measured before there were lengths
-            del asked["load"]["length"]
-        if not self.recipe.truncate:
-            del asked["recipe"]["truncate"]
-        if not self.recipe.files:  # named by content where there are files, else by name
-            return hash_value(asked)[:KEY_LENGTH]
-        recipe = asked["recipe"]
-        recipe["files"] = sorted(self.recipe.files.values())
+        files = self.recipe.files
+        named = (
+            *(("model", "weights") if "model" in files else ()),
+            *(("calibration",) if "calibration" in files else ()),
+        )
+        for name in named:
+            del asked["recipe"][name]
         return hash_value(asked)[:KEY_LENGTH]
+
+    @property
+    def name_key(self) -> str:
+        """What was asked by name: the same cell before and after a change of its model or data."""
+        return replace(self, recipe=replace(self.recipe, files={})).key
 
 
 START_S = 5.0
@@ -109,10 +114,14 @@ class Task:
     """Expected seconds of each cell."""
     workspace: str = ""
     artifact: str | None = None
-    """What is measured."""
+    """The artifact to measure; for a build, one that was made from the same model."""
     cpus: tuple[int, ...] = ()
     attempts: tuple[str, ...] = ()
-    """Why earlier tries gave nothing."""
+    """Why earlier tries failed."""
+    side_by_side: int = 1
+    """Slots of the host that time at the same time, at most."""
+    serialized: bool = False
+    """Whether the GPUs of the host time one after the other, because they disturb each other."""
 
     @property
     def timing(self) -> bool:
@@ -131,18 +140,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """What came of one cell of a task, or of its build."""
+    """What the process of a task writes for one cell, or for its build."""
 
     state: JobState
     reason: str = ""
     artifact: str | None = None
     run: str | None = None
     group: MeasurementGroup | None = None
-    seconds: float = 0.0
-    """Of the whole task."""
-    started_utc: str = ""
-    crashed: bool = False
-    """The process ended without a word: another try may succeed."""
 
 
 def compute_job_key(cell: Cell, fingerprint: str) -> str:
@@ -178,6 +182,34 @@ class Place:
     """Slots of the host that timed at the same time, at most."""
     clock_ahead_s: float = 0.0
     """How far the host's clock was ahead of that of the sweep's driver, at least; negative: behind; 0: they agreed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a task ended."""
+
+    outcomes: tuple[CellOutcome, ...]
+    """One for each cell; of a build, one."""
+    fingerprint: str
+    environment: Environment = field(default_factory=Environment)
+    place: Place | None = None
+    """None if the task did not run."""
+    seconds: float = 0.0
+    started_utc: str = ""
+    clock_s: float = 0.0
+    """The host's clock at the end, in Unix seconds."""
+    lost: bool = False
+    """The process or its node ended without an outcome: another try may succeed."""
+
+
+def fail_task(task: Task, why: str, fingerprint: str, *, lost: bool = False) -> Result:
+    """The result of a task that gave no outcome."""
+    return Result(repeat_outcome(task, CellOutcome(JobState.FAILED, why)), fingerprint, lost=lost)
+
+
+def repeat_outcome(task: Task, outcome: CellOutcome) -> tuple[CellOutcome, ...]:
+    """The same outcome for every cell, or for the build."""
+    return (outcome,) * max(1, len(task.cells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,32 +295,24 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def matrix_from_cell(cell: Cell) -> Matrix:
     """The matrix that has this cell alone."""
     recipe, load = cell.recipe, cell.load
-    return Matrix(
-        models=(recipe.model,),
-        precisions=(recipe.precision,),
-        backends=(recipe.backend,),
-        batches=(load.batch_size,),
-        lengths=() if load.length is None else (load.length,),
-        scenarios=(load.scenario,),
-        rates=() if load.rate_per_s is None else (load.rate_per_s,),
-        options=(cell.options,),
-        gpus=(cell.kind,),
-        mode=load.mode,
-        streams=load.streams,
-        profile=recipe.profile,
-        weights=recipe.weights,
-        seed=recipe.seed,
-        calibration=recipe.calibration,
-        truncate=recipe.truncate,
-        build_options=recipe.options,
-        processes=cell.processes,
-        max_cv=cell.max_cv,
-        percentile=load.percentile,
-        min_seconds=load.min_seconds,
-        max_seconds=load.max_seconds,
-        warm_up_seconds=load.warm_up_seconds,
-        max_warm_up_seconds=load.max_warm_up_seconds,
-    )
+    same = {
+        name: getattr(one, name)
+        for one in (recipe, load, cell)
+        for name in Matrix.__struct_fields__
+        if hasattr(one, name)
+    }
+    listed = {
+        "models": (recipe.model,),
+        "precisions": (recipe.precision,),
+        "backends": (recipe.backend,),
+        "batches": (load.batch_size,),
+        "lengths": () if load.length is None else (load.length,),
+        "scenarios": (load.scenario,),
+        "rates": () if load.rate_per_s is None else (load.rate_per_s,),
+        "options": (cell.options,),
+        "gpus": (cell.kind,),
+    }
+    return Matrix(**{**same, **listed, "build_options": recipe.options})
 
 
 def command_from_cell(cell: Cell) -> str:

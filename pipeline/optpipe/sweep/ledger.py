@@ -1,7 +1,6 @@
 """The records of jobs in a workspace: `runs/job-KEY-HASH/`, named by content, so that a union of two workspaces loses nothing."""
 
 import shutil
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
-from optpipe.sweep.slots import POLL_S
 from optpipe.workspace.entry import FOREIGN, MANIFEST, NOT_LISTED, Entry, entry_from_folder, get_utc_time, read_manifest
 from optpipe.workspace.files import find_problems
 from optpipe.workspace.locks import hold_lock, open_lock, try_lock
@@ -90,15 +88,10 @@ def list_conflicts(jobs: Mapping[str, Sequence[JobRecord]]) -> Iterator[str]:
 
 
 @contextmanager
-def claim_job(workspace: Path, key: str, wait: threading.Event | None = None) -> Iterator[bool]:
-    """Whether the job is this process's to run while the block runs: two sweeps of one workspace never run it at once.
-
-    Where another has it, it is waited for until `wait` is set.
-    """
+def claim_job(workspace: Path, key: str) -> Iterator[bool]:
+    """Whether the job is this process's to run while the block runs: two sweeps of one workspace never run it at once."""
     with open_lock(workspace / LOCKS / f"job-{key}") as file:
-        while not (mine := try_lock(file)) and wait is not None and not wait.wait(POLL_S):
-            pass
-        yield mine
+        yield try_lock(file)
 
 
 FOLDERS = ("store", RUNS, REMOVED)

@@ -13,13 +13,14 @@ from optpipe.backends.registry import BACKENDS, backends_from_text, parse_option
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import Device, ModelInfo, weights_from_text
 from optpipe.core.errors import BadInputError, read_as_user_file, require_existing
-from optpipe.core.files import hash_file
+from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Scenario
-from optpipe.core.precision import Precision, precisions_from_text
+from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.models.sources.torchvision import TorchvisionSource
 from optpipe.sweep.job import CPU, Cell, Matrix, Recipe
+from optpipe.sweep.task import collect_contents, collect_contents_in_child
 from optpipe.workspace.store import Store
 
 LARGEST = 100_000
@@ -116,7 +117,6 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
     for model, backend, precision in product(matrix.models, backends, precisions):
         if not named and device not in backend.devices():
             continue
-        files = [model.rpartition(":")[0] or model, model, matrix.weights, matrix.calibration or ""]
         yield Recipe(
             model=model,
             precision=str(precision),
@@ -128,8 +128,31 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
             calibration=matrix.calibration,
             truncate=matrix.truncate,
             options=tuple(each for each in matrix.build_options if each.startswith(f"{backend.name}.")),
-            files={name: hash_file(Path(name)) for name in dict.fromkeys(files) if name and Path(name).is_file()},
         )
+
+
+def add_contents(cells: Sequence[Cell], store: Store, listener: Listener) -> tuple[Cell, ...]:
+    """The cells with the hashes of what their recipes name. Models that a user's code makes are loaded in a child process."""
+    recipes = {_list_names(cell.recipe): cell.recipe for cell in cells}
+    ours = {names: recipe for names, recipe in recipes.items() if _runs_code(recipe.model)}
+    found = {names: collect_contents(recipe, store) for names, recipe in recipes.items() if names not in ours}
+    if ours:
+        with listener.step("load the models of Python files"):
+            found |= zip(ours, collect_contents_in_child(tuple(ours.values()), store), strict=True)
+    return tuple(replace(cell, recipe=replace(cell.recipe, files=found[_list_names(cell.recipe)])) for cell in cells)
+
+
+def _list_names(recipe: Recipe) -> tuple[object, ...]:
+    """What of a recipe decides its hashes."""
+    calibrated = recipe.precision if recipe.precision in CALIBRATED else ""
+    return recipe.model, recipe.weights, recipe.seed, recipe.profile, recipe.calibration, calibrated
+
+
+def _runs_code(model: str) -> bool:
+    try:
+        return source_from_text(model).runs_code
+    except BadInputError:  # only the nodes of a cluster may know it
+        return False
 
 
 def choose_device_of_kind(kind: str) -> Device:

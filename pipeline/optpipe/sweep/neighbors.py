@@ -155,7 +155,7 @@ def calibrate_host(
 
 def _build(cell: Cell, slot: Slot, store: Store) -> str:
     task = Task(cell.recipe, slot.kind, workspace=str(store.workspace))
-    (outcome,) = run_task(task, slot, SweepOptions(), threading.Event())
+    (outcome,) = run_task(task, slot, SweepOptions(), threading.Event()).outcomes
     if outcome.state is not JobState.DONE or outcome.artifact is None:
         raise StageError(f"{cell.recipe.label}: {outcome.reason}")
     return outcome.artifact

@@ -72,13 +72,13 @@ def plan_sweep(
         found = by_cell.get(cell.key, [])
         ours = [one for one in found if one.finished and one.fingerprint in here.get(cell.kind, [])]
         if ours and not again:
-            planned.append(_row_from_record(ours[0], stored=True))
+            planned.append(replace(_row_from_record(ours[0], stored=True), cell=cell))
         elif (why := find_obstacle(cell)) is not None:
             planned.append(SweepRow(cell, Standing.IMPOSSIBLE, why, sample=cell.load.sample))
         elif cell.kind in here:
             planned.append(SweepRow(cell, Standing.RUN, sample=cell.load.sample, seconds=_estimate(cell, times)))
         elif (done := next((one for one in found if one.finished), None)) is not None:
-            planned.append(_row_from_record(done, stored=True))
+            planned.append(replace(_row_from_record(done, stored=True), cell=cell))
         else:
             reason = f"no {cell.kind} here; run the sweep on a host that has one and merge its workspace"
             planned.append(SweepRow(cell, Standing.ELSEWHERE, reason, sample=cell.load.sample))
@@ -334,15 +334,15 @@ def judge_against(
     name: str,
     tolerance: float = TOLERANCE,
 ) -> Regression:
-    """Each row against the baseline's job of the same key, else of the same cell. `now` has the records by key."""
-    by_cell: dict[str, JobRecord] = {}
+    """Each row against the baseline's job of the same key, else of a cell with the same names. `now` has the records by key."""
+    by_name: dict[str, JobRecord] = {}
     for records in baseline.values():
-        by_cell.setdefault(records[0].cell.key, records[0])
+        by_name.setdefault(records[0].cell.name_key, records[0])
     prepared = []
     for row in rows:
         record = now.get(row.key or "")
         same = baseline.get(row.key or "")
-        prepared.append((row, *_compare(record, same[0] if same else by_cell.get(row.cell.key))))
+        prepared.append((row, *_compare(record, same[0] if same else by_name.get(row.cell.name_key))))
     limit = log1p(tolerance)
     p_values = [1.0 if ratio is None else ratio.compute_p_value_above(limit) for _, ratio, _ in prepared]
     failed = reject_by_holm(p_values, LEVEL)

@@ -34,6 +34,8 @@ class Slot:
     environment: Environment
     part: bool = False
     """Whether other slots have other processors of the same CPU."""
+    node: str = ""
+    """The id of the cluster's node, if it has no labels of ours."""
 
     @property
     def gpu(self) -> str | None:

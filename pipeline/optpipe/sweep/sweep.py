@@ -1,15 +1,22 @@
 """A sweep from matrix to table: planned first, then run where its cells can run, resumable."""
 
 import threading
-from collections.abc import Sequence
-from time import monotonic
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic, sleep, time
+from typing import Any, Protocol
 
+from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.plan import for_workspace
-from optpipe.sweep.job import Cell, JobRecord, SweepOptions, Task
-from optpipe.sweep.ledger import keep_backed, list_conflicts, read_jobs
-from optpipe.sweep.local import Report, Setting, run_locally
+from optpipe.core.process import acknowledge_interrupt
+from optpipe.sweep.job import Cell, JobRecord, JobState, Result, SweepOptions, Task, compute_job_key, fail_task
+from optpipe.sweep.ledger import claim_job, keep_backed, list_conflicts, read_job, read_jobs, write_job
+from optpipe.sweep.local import find_built, note_built
+from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.neighbors import read_neighbor_effect
 from optpipe.sweep.plan import (
     Standing,
@@ -21,14 +28,36 @@ from optpipe.sweep.plan import (
     list_tasks,
     list_warnings,
     plan_sweep,
+    sort_tasks,
+    take_task,
 )
 from optpipe.sweep.slots import Slot
+from optpipe.sweep.task import tell_on_one_line
 from optpipe.workspace.store import Store
+
+POLL_S = 0.5
+"""Seconds that a poll waits for a task to end."""
+CLOCKS_S = 2.0
+"""Clocks of hosts that differ by less are treated as equal."""
 
 
 class Executor(Protocol):
-    def __call__(self, tasks: Sequence[Task], slots: Sequence[Slot], setting: Setting, report: Report) -> bool:
-        """Runs everything and reports each record; False where it was interrupted."""
+    """Runs tasks; what `start` returns stands for a running task until `poll` gives its result."""
+
+    remote: bool
+    """Whether tasks run on other hosts, whose locks and stores are not this one's."""
+
+    def start(self, task: Task, slot: Slot) -> Any:
+        """Starts the task on the slot, or on another of its kind. Raises OptpipeError if it cannot."""
+
+    def poll(self, running: Collection[Any], timeout_s: float) -> Iterator[tuple[Any, Result]]:
+        """The tasks that have ended, after at most `timeout_s` seconds."""
+
+    def cancel(self, running: Collection[Any]) -> Collection[Any]:
+        """Ends the tasks; returns those that still give a result."""
+
+    def close(self) -> None:
+        """Releases what the executor holds."""
 
 
 def run_sweep(
@@ -37,21 +66,27 @@ def run_sweep(
     options: SweepOptions,
     store: Store,
     listener: Listener,
-    execute: Executor = run_locally,
+    executor: Executor,
 ) -> SweepRecord:
-    """Plans, runs what is not stored, and gives a row for every cell. Raises BadInputError where the workspace cannot be written."""
+    """Plans, runs what is not stored, and gives a row for every cell. Raises BadInputError if the workspace cannot be written."""
     started = monotonic()
     stored = keep_backed(store.workspace, read_jobs(store.workspace))
     for text in list_conflicts(stored):
         listener.warn(text)
     plan = plan_sweep(cells, slots, stored, again=options.again)
-    serialized = decide_serialization(store, plan, slots, listener)
+    serialized = not executor.remote and decide_serialization(store, plan, slots, listener)
     records: dict[str, JobRecord] = {}
     ended = True
     if not options.dry_run and (tasks := list_tasks(plan, options.loads_per_process)):
         store.require_writable()
-        setting = Setting(store.workspace, options, serialized=serialized)
-        ended = _execute(tasks, slots, setting, listener, execute, records)
+        total = sum(len(task.cells) for task in tasks)
+        with listener.step(f"sweep of {total} job{'s' if total > 1 else ''}", total=total) as step:
+
+            def report(record: JobRecord) -> None:
+                records[record.cell.key] = record
+                step.advance()
+
+            ended = run_tasks(tasks, slots, options, store.workspace, executor, report, serialized=serialized)
     rows = fill_rows(plan, records)
     warnings = list_warnings(rows)
     for text in warnings:
@@ -70,10 +105,10 @@ def run_sweep(
 
 
 def decide_serialization(store: Store, plan: Sequence[SweepRow], slots: Sequence[Slot], listener: Listener) -> bool:
-    """Whether the slots that are to run have to time one after the other, by what was measured of this host."""
+    """Whether the slots of this host that are to run have to time one after the other, by its measured neighbor effect."""
     kinds = {row.cell.kind for row in plan if row.state == Standing.RUN}
     used = [slot for slot in slots if slot.kind in kinds]
-    if len(used) < 2 or not used[0].cpus:  # the nodes of a cluster know their hosts themselves
+    if len(used) < 2:
         return False
     effect = read_neighbor_effect(store.workspace, used)
     if effect is None:
@@ -85,21 +120,247 @@ def decide_serialization(store: Store, plan: Sequence[SweepRow], slots: Sequence
     return effect.serializes
 
 
-def _execute(
+def run_tasks(
     tasks: Sequence[Task],
     slots: Sequence[Slot],
-    setting: Setting,
-    listener: Listener,
-    execute: Executor,
-    records: dict[str, JobRecord],
+    options: SweepOptions,
+    workspace: Path,
+    executor: Executor,
+    report: Callable[[JobRecord], None],
+    *,
+    serialized: bool = False,
 ) -> bool:
-    lock = threading.Lock()
-    total = sum(len(work.cells) for work in tasks)
-    with listener.step(f"sweep of {total} job{'s' if total > 1 else ''}", total=total) as step:
+    """Runs everything and reports each record. Returns False if it was interrupted; what runs then ends in order.
 
-        def report(record: JobRecord) -> None:
-            with lock:
-                records[record.cell.key] = record
-                step.advance()
+    The loop has a thread, so that an interruption comes between two of its steps, and is not waited for by `Thread.join`: in
+    Python 3.11 and 3.12 an interrupted `join` takes the thread for ended.
+    """
+    stop = threading.Event()
+    kinds = dict.fromkeys(task.kind for task in tasks)
+    # the CPU of this host is not timed while its GPUs are
+    groups = [tasks] if executor.remote else [[each for each in tasks if each.kind == kind] for kind in kinds]
 
-        return execute(tasks, slots, setting, report)
+    def run_groups() -> None:
+        for group in groups:
+            _Scheduler(group, slots, options, workspace, executor, report, stop, serialized=serialized).run()
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            loop = pool.submit(run_groups)
+            while not loop.done():
+                try:
+                    wait([loop], timeout=0.2)
+                except KeyboardInterrupt as interruption:
+                    acknowledge_interrupt(interruption)
+                    stop.set()
+            loop.result()
+    finally:
+        executor.close()
+    return not stop.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    task: Task
+    slot: Slot
+    claims: ExitStack
+    started: float
+    """By the monotonic clock."""
+    started_s: float
+    """In Unix seconds."""
+
+
+class _Scheduler:
+    """Starts builds first, then loads of what is built, on free slots of their kind, and records every result."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        slots: Sequence[Slot],
+        options: SweepOptions,
+        workspace: Path,
+        executor: Executor,
+        report: Callable[[JobRecord], None],
+        stop: threading.Event,
+        *,
+        serialized: bool,
+    ) -> None:
+        self.slots, self.options, self.workspace = slots, options, workspace
+        self.executor, self.report, self.stop, self.serialized = executor, report, stop, serialized
+        self.free = list(slots)
+        self.loads = sort_tasks(tasks)
+        self.builds = list({(task.recipe_key, task.kind): replace(task, cells=()) for task in self.loads}.values())
+        self.waiting: dict[str, list[Task]] = {}
+        """By recipe, builds for GPUs that wait until a node without a GPU has done its part of them."""
+        if executor.remote:
+            self._build_without_gpu()
+        self.running: dict[Any, _Running] = {}
+        self.built: dict[tuple[str, str], str] = {}
+        """The artifact by recipe and kind."""
+        self.models: dict[str, str] = {}
+        """An artifact of each model, whose export serves the model's next builds."""
+
+    def run(self) -> None:
+        while (self.builds or self.loads or self.running) and not self.stop.is_set():
+            self._start_what_fits()
+            if not self.running and (self.builds or self.loads):  # another sweep of this workspace runs them
+                sleep(POLL_S)
+            self._collect(self.running)
+        left = self.executor.cancel(tuple(self.running)) if self.stop.is_set() else ()
+        while left := [each for each in left if each in self.running]:
+            self._collect(left)
+
+    def _build_without_gpu(self) -> None:
+        """Sends the part of builds that needs no GPU (export, calibration, some engines) to nodes without one, if there are any."""
+        kinds = list(dict.fromkeys(slot.kind for slot in self.slots if choose_device_of_kind(slot.kind) == "cpu"))
+        for build in [each for each in self.builds if kinds and each.recipe.device == "cuda"]:
+            self.builds.remove(build)
+            self.waiting.setdefault(build.recipe_key, []).append(build)
+        parts = [builds[0] for builds in self.waiting.values()]
+        self.builds += [replace(build, kind=kinds[at % len(kinds)]) for at, build in enumerate(parts)]
+
+    def _start_what_fits(self) -> None:
+        """Fills the free slots; looks no further if there is none, since thousands may wait."""
+        for queue in (self.builds, self.loads):
+            at = 0
+            for _ in range(len(queue)):
+                if not self.free or at >= len(queue):
+                    break
+                task = queue[at]
+                slot = next((each for each in self.free if each.kind == task.kind), None)
+                if slot is None or not self._is_ready(task):
+                    at += 1
+                elif task.timing:
+                    self._start_loads(at, slot)
+                else:
+                    self._start_build(queue.pop(at), slot)
+
+    def _is_ready(self, task: Task) -> bool:
+        """Loads need their build. On other hosts builds of one model come one after the other: its export serves them all."""
+        if task.timing:
+            return (task.recipe_key, task.kind) in self.built
+        building = {one.task.recipe.model for one in self.running.values() if not one.task.timing}
+        return not self.executor.remote or task.recipe.model not in building
+
+    def _start_build(self, task: Task, slot: Slot) -> None:
+        known = find_built(self.workspace, task.recipe, slot.fingerprint)
+        if known is None or task.recipe_key in self.waiting:
+            self._start(replace(task, artifact=task.artifact or self.models.get(task.recipe.model)), slot, ExitStack())
+        else:
+            self.built[task.recipe_key, task.kind] = known
+
+    def _start_loads(self, at: int, slot: Slot) -> None:
+        """Starts what no other sweep of this workspace runs or has run; what one runs now is tried again after all others."""
+        mine = [one for one in self.running.values() if one.slot.kind == slot.kind]
+        ends = [one.started + one.task.expected_s for one in mine if one.task.timing]
+        count = sum(each.kind == slot.kind for each in self.slots)
+        free = 1 if self.serialized else count - sum(not one.task.timing for one in mine)
+        task = take_task(self.loads, at, ends, free, monotonic())
+        claims, cells = ExitStack(), []
+        for cell in task.cells:
+            if not claims.enter_context(claim_job(self.workspace, cell.key)):
+                self.loads.append(replace(task, cells=(cell,)))
+            elif (known := self._find_finished(cell)) is not None:
+                self.report(known)
+            else:
+                cells.append(cell)
+        if not cells:
+            claims.close()
+            return
+        beside = 1 if self.serialized else count
+        artifact = self.built[task.recipe_key, task.kind]
+        task = replace(task, cells=tuple(cells), artifact=artifact, side_by_side=beside, serialized=self.serialized)
+        self._start(task, slot, claims)
+
+    def _find_finished(self, cell: Cell) -> JobRecord | None:
+        if self.options.again:
+            return None
+        prints = dict.fromkeys(each.fingerprint for each in self.slots if each.kind == cell.kind)
+        found = (read_job(self.workspace, compute_job_key(cell, each)) for each in prints)
+        return next((one for one in found if one is not None and one.finished), None)
+
+    def _start(self, task: Task, slot: Slot, claims: ExitStack) -> None:
+        running = _Running(task, slot, claims, monotonic(), time())
+        self.free.remove(slot)
+        try:
+            self.running[self.executor.start(task, slot)] = running
+        except OptpipeError as error:  # such as an artifact that was damaged meanwhile
+            self._accept(running, fail_task(task, tell_on_one_line(error), slot.fingerprint))
+
+    def _collect(self, running: Collection[Any]) -> None:
+        for each, result in self.executor.poll(tuple(running), POLL_S):
+            self._accept(self.running.pop(each), result)
+
+    def _accept(self, running: _Running, result: Result) -> None:
+        self.free.append(running.slot)
+        task = running.task
+        with running.claims:
+            if self.stop.is_set():
+                result = replace(result, lost=False)
+                if not any(one.run for one in result.outcomes):
+                    return
+            if result.lost and self._try_again(task, result.outcomes[0].reason):
+                return
+            if result.place is not None:
+                ahead = round(bound_clock_difference(running.started_s, result.clock_s, time()), 1)
+                result = replace(result, place=replace(result.place, clock_ahead_s=ahead))
+            if task.timing:
+                self._record(task, result)
+            else:
+                self._note_build(task, result)
+
+    def _try_again(self, task: Task, why: str) -> bool:
+        """Queues what was lost once more; several loads one by one, since one must not take the others with it."""
+        if len(task.cells) > 1:
+            self.loads[:0] = [replace(task, cells=(cell,)) for cell in task.cells]
+            return True
+        if len(task.attempts) >= self.options.retries:
+            return False
+        (self.loads if task.timing else self.builds).insert(0, replace(task, attempts=(*task.attempts, why)))
+        return True
+
+    def _note_build(self, task: Task, result: Result) -> None:
+        (found,) = result.outcomes
+        if found.artifact is not None:
+            self.models.setdefault(task.recipe.model, found.artifact)
+        if (waiting := self.waiting.pop(task.recipe_key, None)) is not None:  # a node with a GPU may be able to
+            self.builds += [replace(each, artifact=found.artifact) for each in waiting]
+        elif found.state is JobState.DONE and found.artifact is not None:
+            self.built[task.recipe_key, task.kind] = found.artifact
+            note_built(self.workspace, task.recipe, result.fingerprint, found.artifact)
+        else:
+            needed = task.recipe_key, task.kind
+            lost = [each for each in self.loads if (each.recipe_key, each.kind) == needed]
+            self.loads[:] = [each for each in self.loads if (each.recipe_key, each.kind) != needed]
+            for each in lost:
+                outcomes = (found,) * len(each.cells)
+                self._record(replace(each, attempts=task.attempts), replace(result, outcomes=outcomes))
+
+    def _record(self, task: Task, result: Result) -> None:
+        for cell, found in zip(task.cells, result.outcomes, strict=True):
+            record = JobRecord(
+                key=compute_job_key(cell, result.fingerprint),
+                cell=cell,
+                state=found.state,
+                reason=found.reason,
+                fingerprint=result.fingerprint,
+                environment=result.environment,
+                place=result.place,
+                artifact=found.artifact,
+                run=found.run,
+                group=found.group,
+                seconds=round(result.seconds / len(task.cells), 3),
+                started_utc=result.started_utc,
+                attempts=task.attempts,
+            )
+            with suppress(OptpipeError):  # a full disk: the row is reported, and the next sweep runs the job again
+                write_job(self.workspace, record)
+            self.report(record)
+
+
+def bound_clock_difference(sent_s: float, replied_s: float, received_s: float) -> float:
+    """Seconds that a node's clock is ahead of ours at least (negative: behind), by one reply: it was made after we sent and before
+    we received. 0 if the clocks may agree to CLOCKS_S.
+    """
+    ahead, behind = replied_s - received_s, sent_s - replied_s
+    return ahead if ahead > CLOCKS_S else -behind if behind > CLOCKS_S else 0.0

@@ -3,21 +3,23 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from optpipe.backends.registry import backends_from_text, parse_options
-from optpipe.build.build import BuildPlan, build_model, require_artifacts
+from optpipe.build.build import BuildPlan, build_model, find_calibration, require_artifacts
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import weights_from_text
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, first_line, is_out_of_memory
 from optpipe.core.events import SilentListener
+from optpipe.core.files import hash_text, hash_value
 from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
-from optpipe.core.precision import precisions_from_text
-from optpipe.core.process import end_with_parent, handle_interrupts
-from optpipe.core.records import json_from_record, read_record
+from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
+from optpipe.core.process import end_with_parent, handle_interrupts, redirect_stdout_to_stderr
+from optpipe.core.records import json_from_record, read_record, record_from_json
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.groups import group_processes, summarize_group
 from optpipe.measure.measure import BenchPlan
@@ -30,8 +32,9 @@ from optpipe.models.artifacts.lookup import (
     select_runnable,
 )
 from optpipe.models.export.model import Model
+from optpipe.models.inputs.task_data import hash_data
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.sweep.job import Cell, CellOutcome, JobState, Task, command_from_cell
+from optpipe.sweep.job import Cell, CellOutcome, JobState, Recipe, Task, command_from_cell, repeat_outcome
 from optpipe.workspace.entry import Run, load_run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
@@ -49,13 +52,7 @@ def build_recipe(task: Task) -> CellOutcome:
         options=parse_options(recipe.options),
         truncate=recipe.truncate,
     )
-    model = Model(
-        source_from_text(recipe.model, {}),
-        weights_from_text(recipe.weights, recipe.seed),
-        batch_range_from_text(recipe.profile) if recipe.profile is not None else None,
-        {},
-    )
-    built = build_model(model, plan, store, SilentListener())
+    built = build_model(_model_from_recipe(recipe), plan, store, SilentListener())
     require_artifacts(built)
     found = built.artifacts[0]
     if found.why_not is not None:
@@ -65,6 +62,35 @@ def build_recipe(task: Task) -> CellOutcome:
         what = "its outputs differ from the source model's" if proven else f"it does not compute in {recipe.precision}"
         return CellOutcome(JobState.FAILED, f"the build failed verification: {what}", found.entry.id)
     return CellOutcome(JobState.DONE, artifact=found.entry.id)
+
+
+def _model_from_recipe(recipe: Recipe) -> Model:
+    batch = None if recipe.profile is None else batch_range_from_text(recipe.profile)
+    return Model(source_from_text(recipe.model, {}), weights_from_text(recipe.weights, recipe.seed), batch, {})
+
+
+def collect_contents(recipe: Recipe, store: Store) -> dict[str, str]:
+    """The hashes of what a recipe names: `model` with its weights, and `calibration`, also where a build would find it by itself.
+
+    Of what cannot be read, `error` stands for why. The model is loaded if a user's code makes it.
+    """
+    try:
+        model = _model_from_recipe(recipe)
+        found, data = {"model": hash_value(model.recipe())}, recipe.calibration and Path(recipe.calibration)
+        if not data and recipe.precision in CALIBRATED:
+            data = find_calibration(model, Precision(recipe.precision), store)
+        return found | {"calibration": hash_data(data)} if data else found
+    except OptpipeError as error:
+        return {"error": hash_text(str(error))}
+
+
+def collect_contents_in_child(recipes: Sequence[Recipe], store: Store) -> Sequence[dict[str, str]]:
+    """`collect_contents` of each in another process: a user's code may open a CUDA context, and measurements start from here."""
+    command = [sys.executable, "-m", "optpipe.sweep.task", str(store.workspace)]
+    done = subprocess.run(command, input=json_from_record(tuple(recipes)), capture_output=True, check=False)
+    if done.returncode:
+        return [{"error": hash_text(f"status {done.returncode}")} for _ in recipes]
+    return record_from_json(done.stdout, tuple[dict[str, str], ...], "the child process")
 
 
 def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
@@ -162,26 +188,30 @@ _FULL_BYTES = 1 << 20
 
 
 def main() -> None:
-    """Does the task and writes the outcome; whatever is expected to fail is an outcome."""
+    """Does the task and writes the outcome; whatever is expected to fail is an outcome.
+
+    With a workspace alone it reads recipes from stdin and writes their contents to stdout.
+    """
     end_with_parent()
+    if len(sys.argv) == 2:
+        recipes = record_from_json(sys.stdin.buffer.read(), tuple[Recipe, ...], "stdin")
+        with redirect_stdout_to_stderr():  # a user's code prints what it likes
+            found = tuple(collect_contents(recipe, Store(Path(sys.argv[1]))) for recipe in recipes)
+        sys.stdout.buffer.write(json_from_record(found))
+        return
     task, path = read_record(Path(sys.argv[1]), Task), Path(sys.argv[2])
     if task.cpus:
         os.sched_setaffinity(0, task.cpus)
     with handle_interrupts():
-        outcomes = _do(task)
+        try:
+            outcomes = measure_cells(task) if task.timing else (build_recipe(task),)
+        except OptpipeError as error:
+            outcomes = repeat_outcome(task, outcome_from_error(error))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            outcomes = repeat_outcome(task, CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}"))
     write_bytes(path, json_from_record(outcomes))
-
-
-def _do(task: Task) -> tuple[CellOutcome, ...]:
-
-    try:
-        return measure_cells(task) if task.timing else (build_recipe(task),)
-    except OptpipeError as error:
-        return mark_all(task, outcome_from_error(error))
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return mark_all(task, CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}"))
 
 
 def outcome_from_error(error: OptpipeError) -> CellOutcome:
@@ -206,11 +236,6 @@ def explain_crash(returncode: int, log: Path) -> str:
         name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else f"signal {-returncode}"
         return f"its process was killed by {name}{said}"
     return f"its process ended with status {returncode}{said}"
-
-
-def mark_all(task: Task, outcome: CellOutcome) -> tuple[CellOutcome, ...]:
-    """The same outcome for every cell, or for the build."""
-    return (outcome,) * max(1, len(task.cells))
 
 
 if __name__ == "__main__":

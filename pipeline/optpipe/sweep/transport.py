@@ -160,7 +160,7 @@ def pack(workspace: Path, names: Iterable[str]) -> Iterator[bytes]:
 def unpack(chunks: Iterable[bytes], store: Store) -> None:
     """Adds what the chunks hold. Raises StageError where a byte changed on the way, or is not as its manifest says."""
     store.root.mkdir(parents=True, exist_ok=True)
-    with store.scratch("parcel") as scratch, tempfile.TemporaryFile() as file:
+    with store.scratch("received") as scratch, tempfile.TemporaryFile() as file:
         for number, chunk in enumerate(chunks, start=1):
             if hashlib.sha256(chunk[_DIGEST_BYTES:]).digest() != chunk[:_DIGEST_BYTES]:
                 raise StageError(f"damaged in transfer: chunk {number} does not match its SHA-256")
@@ -170,10 +170,10 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
         file.seek(0)
         try:
             with tarfile.open(fileobj=_as_bytes(file), mode="r") as tar:
-                _extract(tar, scratch / "parcel")
+                _extract(tar, scratch / "received")
         except (tarfile.TarError, EOFError) as error:
             raise StageError(f"damaged in transfer: {error}") from error
-        if damaged := take_in(scratch / "parcel", store)["damaged"]:
+        if damaged := take_in(scratch / "received", store)["damaged"]:
             raise StageError(f"damaged in transfer: {damaged[0]}")
 
 
@@ -209,16 +209,16 @@ class Transport:
             self.bucket = f"{shared.rstrip('/')}/optpipe-{secrets.token_hex(8)}"
         else:
             self.workspace = shared
-        self._parcels: dict[str, list[Any]] = {}
+        self._sent: dict[str, list[Any]] = {}
 
     def send(self, artifact: str | None) -> list[Any]:
         """The chunks that hold an artifact and what a bench of it reads; the driver owns them, so that no worker's end loses them."""
         if artifact is None or self.workspace is not None:
             return []
-        if artifact not in self._parcels:
+        if artifact not in self._sent:
             chunks = pack(self.store.workspace, list_needed(self.store, artifact))
-            self._parcels[artifact] = list(_put(chunks) if self.bucket is None else put_chunks(self.bucket, chunks))
-        return self._parcels[artifact]
+            self._sent[artifact] = list(_put(chunks) if self.bucket is None else put_chunks(self.bucket, chunks))
+        return self._sent[artifact]
 
     def fetch(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
         """What a node handed back: chunks, or their addresses in the bucket."""

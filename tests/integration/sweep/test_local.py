@@ -1,6 +1,5 @@
 """`optpipe sweep` and `merge` as a user runs them, with real builds and measurements of `digits` on the CPU."""
 
-import json
 import os
 import re
 import shlex
@@ -15,23 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.core.events import SilentListener
 from optpipe.sweep.job import JobState, Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
-from optpipe.sweep.local import Setting, run_locally
+from optpipe.sweep.local import LocalExecutor
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.plan import list_tasks, plan_sweep
 from optpipe.sweep.slots import list_slots
 from optpipe.sweep.sweep import run_sweep
 from optpipe.workspace.store import Store
+from tests.fakes.ray_sweeps import EMPTY, run_cells
 from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
+from tests.fakes.sweeps import Watcher
 from tests.integration.conftest import optpipe
 
 QUICK = (
     "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "1", "--min-time", "0.2", "--set", "warm-up=0.1",
     "--set", "max-warm-up=1", "--max-time", "3", "--set", "percentile=90", "--max-cv", "500%",
 )  # fmt: skip
-EMPTY = (sys.executable, str(Path(__file__).parents[3] / "benchmarks" / "empty_job.py"))
 
 
 def sweep(workspace, *arguments):
@@ -143,17 +141,9 @@ run_empty(Path(sys.argv[1]), int(sys.argv[2]))
 
 def run_empty(workspace, count, watch=None, limits=None):
     """A sweep of empty jobs in this process."""
-
-    def execute(works, slots, setting, report):
-        def told(record):
-            report(record)
-            if watch is not None:
-                watch(record)
-
-        given = Setting(setting.workspace, limits or SweepOptions(retries=3), program=EMPTY)
-        return run_locally(works, slots, given, told)
-
-    return run_sweep(empty_cells(count), list_slots(2), SweepOptions(), Store(workspace), SilentListener(), execute)
+    options = limits or SweepOptions(retries=3)
+    executor = LocalExecutor(workspace, options, EMPTY)
+    return run_sweep(empty_cells(count), list_slots(2), options, Store(workspace), Watcher(watch), executor)
 
 
 def assert_each_once(workspace, count):
@@ -232,13 +222,11 @@ def test_a_gpu_that_somebody_holds_ends_in_a_row(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_ends_in_rows(tmp_path):
-    works = list_tasks(plan_sweep(empty_cells(2), list_slots(1), {}), 1)
     (tmp_path / "store").mkdir(parents=True)
     (tmp_path / "tmp").write_text("in the way")  # as where nothing can be written
-    found = []
-    assert run_locally(works, list_slots(1), Setting(tmp_path, program=EMPTY), found.append) is True
+    found = run_cells(empty_cells(2), list_slots(1), tmp_path, LocalExecutor(tmp_path, SweepOptions(), EMPTY))
     assert [one.state for one in found] == ["failed", "failed"]
-    assert json.dumps([one.reason for one in found])
+    assert all(one.reason for one in found)
 
 
 @pytest.mark.parametrize("before", [0, 2])
@@ -246,8 +234,8 @@ def test_a_disk_that_is_really_full_ends_in_rows_and_the_next_sweep_runs_what_is
     with mount_small_disk(tmp_path / "disk") as disk:
         workspace, told = disk / "work", []
 
-        def watch(record):
-            told.append(record)
+        def watch():
+            told.append(None)
             if len(told) == before:
                 fill_disk(disk)
 

@@ -15,14 +15,12 @@ import pytest
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
-from optpipe.sweep.local import Setting
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.plan import list_tasks, plan_sweep
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 from tests.fakes.ray_nodes import add_node
 from tests.fakes.ray_nodes import list_tasks as list_running
-from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, sweep
+from tests.fakes.ray_sweeps import EMPTY, KINDS, assert_each_once, run_cells, sweep
 from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
 from tests.integration.conftest import optpipe
 
@@ -42,15 +40,14 @@ def test_a_kind_without_a_node_is_a_row(cluster, tmp_path):
 
 
 def test_a_task_that_no_node_takes_ends_in_a_row(cluster, tmp_path):
-    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
+    from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     cells = cells_from_matrix(
         Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
     )
     ghost = replace(list_cluster_slots()[0], kind="cpu-gone")
-    works = list_tasks(plan_sweep([replace(cells[0], kind="cpu-gone")], [ghost], {}), 1)
-    found = []
-    run_on_ray(works, [ghost], Setting(tmp_path, SweepOptions(pending_s=3), program=EMPTY), found.append)
+    executor = RayExecutor([ghost], Store(tmp_path), SweepOptions(pending_s=3), program=EMPTY)
+    found = run_cells([replace(cells[0], kind="cpu-gone")], [ghost], tmp_path, executor)
     assert [(one.state, one.reason) for one in found] == [
         ("failed", "no node of kind cpu-gone took it within 3 s (--set pending-timeout)")
     ]
@@ -67,33 +64,31 @@ def test_real_jobs_of_a_real_model(cluster, tmp_path):
 
 
 def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(cluster, tmp_path):
-    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
+    from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     stale = [replace(slot, fingerprint="another") for slot in list_cluster_slots()]
     cells = cells_from_matrix(
         Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
     )
-    found = []
-    works = list_tasks(plan_sweep(cells, stale, {}), 1)
-    run_on_ray(works, stale, Setting(tmp_path, SweepOptions(pending_s=60), program=EMPTY), found.append)
+    executor = RayExecutor(stale, Store(tmp_path), SweepOptions(pending_s=60), program=EMPTY)
+    found = run_cells(cells, stale, tmp_path, executor)
     assert [one.state for one in found] == ["failed"]
     assert "versions differ" in found[0].reason
 
 
 def test_a_node_that_cannot_write_ends_in_rows_that_say_so(cluster, tmp_path):
-    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
+    from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=(1, 2), gpus=("cpu-a",))
-    slots, found = list_cluster_slots(), []
-    works = list_tasks(plan_sweep(cells_from_matrix(matrix, ("cpu-a",)), slots, {}), 1)
-    setting = Setting(tmp_path, SweepOptions(pending_s=60, retries=1), program=EMPTY)
-    run_on_ray(works, slots, setting, found.append, shared="/dev/full/workspace")
+    slots, options = list_cluster_slots(), SweepOptions(pending_s=60, retries=1)
+    executor = RayExecutor(slots, Store(tmp_path), options, "/dev/full/workspace", program=EMPTY)
+    found = run_cells(cells_from_matrix(matrix, ("cpu-a",)), slots, tmp_path, executor, options)
     assert [one.state for one in found] == ["failed", "failed"]
     assert "NotADirectoryError" in found[0].reason
 
 
 def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(cluster, tmp_path, monkeypatch):
-    from optpipe.sweep import cluster as driver
+    from optpipe.sweep import sweep as driver
 
     monkeypatch.setattr(driver, "time", lambda: time.time() - 3600)  # the driver's clock: to it the nodes are ahead
     record = sweep(tmp_path, (1, 2), kinds=("cpu-a",))
@@ -142,7 +137,7 @@ def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monke
 
 
 def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_node(cluster, tmp_path, monkeypatch):
-    from optpipe.sweep.cluster import list_cluster_slots, run_on_ray
+    from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     fake = ROOT / "tests" / "fakes" / "gpu_node"
     with monkeypatch.context() as there:  # what starts here believes in an NVIDIA L4
@@ -151,13 +146,12 @@ def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_n
         node = add_node(cluster, told.pop("optpipe/kind"), gpus=1, **told)
     try:
         matrix = Matrix(models=("digits",), precisions=("fp16",), backends=("tensorrt-rtx",), gpus=("NVIDIA L4",))
-        slots, found = list_cluster_slots(), []
-        works = list_tasks(plan_sweep(cells_from_matrix(matrix, ()), slots, {}), 1)
+        slots, store = list_cluster_slots(), Store(tmp_path)
         program = (sys.executable, str(fake / "task.py"))
-        run_on_ray(works, slots, Setting(tmp_path, SweepOptions(pending_s=60), program=program), found.append)
+        executor = RayExecutor(slots, store, SweepOptions(pending_s=60), program=program)
+        (record,) = run_cells(cells_from_matrix(matrix, ()), slots, tmp_path, executor)
     finally:
         cluster.remove_node(node)
-    ((record,), store) = found, Store(tmp_path)
     assert (record.state, record.reason, record.place.slot) == ("done", "", "GPU-pretended")
     (built,), (verified,) = store.list_entries(ArtifactInfo), store.list_entries(VerificationInfo)
     assert [gpu.name for gpu in built.manifest.environment.gpus] == []
@@ -190,7 +184,7 @@ def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
     added = add_node(cluster, "cpu-b")
     killed = []
 
-    def watch(_record):
+    def watch():
         if not killed:
             killed.append(added)
             cluster.remove_node(added, allow_graceful=False)

@@ -1,4 +1,4 @@
-"""`sweep --on ray` on a real cluster with token authentication: the right token works, any other ends in two lines."""
+"""`sweep --on ray` on a real cluster with token authentication and nothing else: the right token works, others end in two lines."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ CLUSTER = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from tests.fakes.ray_nodes import start_cluster
-cluster, _ = start_cluster()
+cluster, _ = start_cluster(())
 print(cluster.address, cluster.client_address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
@@ -55,7 +55,7 @@ def sweep(addresses, tmp_path_factory):
             "--backend",
             "onnxruntime",
             "--gpu",
-            "cpu-a",
+            "cpu",
             "--on",
             addresses[1] if client else "ray",
         )
@@ -73,7 +73,7 @@ def sweep(addresses, tmp_path_factory):
         yield run
 
 
-def test_the_right_token_runs_jobs(sweep):
+def test_the_right_token_runs_jobs_on_a_node_without_labels(sweep):
     quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--set", "percentile=90", "--max-cv", "500%")
     ran = sweep(*quick, "--json", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
     assert ran.status in (0, 5), ran.stderr

@@ -11,9 +11,10 @@ from tests.fakes.sweeps import make_cell, make_record, make_slot
 from tests.unit.sweep.test_slots import two_gpus  # noqa: F401 # a fixture
 
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.sweep.cluster import CLOCKS_S, bound_clock_difference, connect, describe_node, selector_from_text
+from optpipe.sweep.cluster import connect, describe_node, selector_from_text
 from optpipe.sweep.fleet import compare_fleet
 from optpipe.sweep.plan import fill_rows, judge_against, list_warnings, plan_sweep
+from optpipe.sweep.sweep import CLOCKS_S, bound_clock_difference
 from optpipe.workspace.environment import list_gpus
 
 

@@ -1,7 +1,6 @@
 """Records of jobs: what counts does not depend on the order in which they came; two sweeps never run one job at once."""
 
 import json
-import threading
 from dataclasses import replace
 
 import pytest
@@ -63,15 +62,8 @@ def test_a_figure_that_was_changed_in_a_record_is_not_believed(tmp_path):
 def test_a_job_is_claimed_once(tmp_path):
     with claim_job(tmp_path, "k") as first, claim_job(tmp_path, "k") as second, claim_job(tmp_path, "other") as third:
         assert (first, second, third) == (True, False, True)
-    with claim_job(tmp_path, "k", threading.Event()) as again:
+    with claim_job(tmp_path, "k") as again:
         assert again
-
-
-def test_a_job_of_another_sweep_is_waited_for_until_this_one_is_interrupted(tmp_path):
-    stop = threading.Event()
-    stop.set()
-    with claim_job(tmp_path, "k"), claim_job(tmp_path, "k", stop) as mine:
-        assert not mine
 
 
 def test_the_key_is_of_the_cell_and_the_environment():

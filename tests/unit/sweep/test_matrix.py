@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.graphs import onnx_model
 
 from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.files import hash_value
 from optpipe.core.measurement import Scenario
-from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import CPU, Matrix
-from optpipe.sweep.matrix import cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
+from optpipe.sweep.matrix import add_contents, cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
 from optpipe.sweep.plan import select_shard, shard_from_text
 from optpipe.workspace.store import Store
 
@@ -58,13 +57,34 @@ def test_every_rate_is_a_cell_of_the_server_scenario_alone():
     ]  # fmt: skip
 
 
-def test_a_file_counts_by_its_content_not_by_its_name(tmp_path):
-    keys = []
-    for name, content in (("a.onnx", b"1"), ("b.onnx", b"1"), ("a.onnx", b"2")):
-        (tmp_path / name).write_bytes(content)
-        matrix = Matrix(models=(str(tmp_path / "a.onnx"),), precisions=("fp32",), backends=("onnxruntime",))
-        keys.append(cells_from_matrix(matrix, (CPU,))[0].key)
-    assert keys[0] == keys[1] != keys[2]
+def test_a_cell_counts_by_the_content_of_its_model_and_data_not_by_their_names(tmp_path):
+    card = b'name = "m"\ntask = "other"\nsource = "net.onnx"\n[data]\ncalibration = "own"\n'
+    nets = [
+        onnx_model([("Add", "x w", "y")], {"x": [1]}, {"y": [1]}, w=[value]).SerializeToString() for value in (1.0, 2.0)
+    ]
+    store = Store(tmp_path / "work")
+
+    def key(folder, changes=(), precision="int8", model="card.toml", **given):
+        made = {"net.onnx": nets[0], "card.toml": card, "own/a.npz": b"1", "given/a.npz": b"9"} | dict(changes)
+        for name, content in made.items():
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / name).write_bytes(content)
+        named = {name: str(tmp_path / folder / value) for name, value in given.items()}
+        matrix = Matrix(
+            models=(str(tmp_path / folder / model),), precisions=(precision,), backends=("onnxruntime",), **named
+        )
+        (cell,) = add_contents(cells_from_matrix(matrix, (CPU,)), store, SilentListener())
+        return cell.key
+
+    assert key("a") == key("a")
+    assert key("b", model="net.onnx", calibration="given") == key("c", model="net.onnx", calibration="given")
+    assert key("a", calibration="given") != key("a")
+    changes = {"net.onnx": nets[1]}, {"card.toml": card.replace(b"other", b"embedding")}, {"own/a.npz": b"2"}
+    keys = [key("a", each) for each in ({}, *changes)]
+    assert len(set(keys)) == 4
+    assert key("a", changes[2], "fp32") == key("a", precision="fp32"), "nothing is calibrated"
+    assert key("a", {"given/a.npz": b"2"}, calibration="given") != key("a", calibration="given")
+    assert key("a", {"net.onnx": b""}) not in keys, "what cannot be read"
 
 
 def test_a_stored_model_is_swept_by_its_file(tmp_path, monkeypatch):
@@ -142,11 +162,7 @@ def test_a_shard_is_one_of_n(text):
         shard_from_text(text)
 
 
-def test_lengths_are_part_of_a_load_and_older_keys_stay():
+def test_lengths_are_part_of_a_load():
     cells = cells_from_matrix(Matrix(**{**ORT, "lengths": (32, 128)}), (CPU,))
     assert {cell.load.length for cell in cells} == {32, 128}
     assert len({cell.key for cell in cells}) == len(cells)
-    plain = cells_from_matrix(Matrix(**ORT), (CPU,))[0]
-    asked = plain_from_record(plain)
-    del asked["load"]["length"], asked["load"]["images"], asked["recipe"]["truncate"]
-    assert plain.key == hash_value(asked)[: len(plain.key)]

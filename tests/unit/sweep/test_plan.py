@@ -16,9 +16,9 @@ from tests.fakes.sweeps import H200, L4, make_cell, make_group, make_record, mak
 import optpipe.sweep.local as local
 from optpipe.core.measurement import LeftOut
 from optpipe.sweep.document import document_from_sweep
-from optpipe.sweep.job import START_S, CellOutcome, JobState, Task
+from optpipe.sweep.job import START_S, CellOutcome, JobState, Result, SweepOptions, Task, fail_task, repeat_outcome
 from optpipe.sweep.ledger import read_jobs
-from optpipe.sweep.local import Setting, run_locally
+from optpipe.sweep.local import LocalExecutor
 from optpipe.sweep.plan import (
     Standing,
     SweepRecord,
@@ -31,6 +31,7 @@ from optpipe.sweep.plan import (
     sort_tasks,
     take_task,
 )
+from optpipe.sweep.sweep import run_tasks
 from optpipe.sweep.task import outcome_from_group
 
 
@@ -190,21 +191,87 @@ def test_the_rest_of_a_work_waits_in_its_place():
 
 
 def test_an_interrupted_sweep_waits_for_the_task_that_runs_and_records_it(tmp_path, monkeypatch):
-    def run_task(task, slot, limits, stop, program):
-        if not task.timing:
-            return (CellOutcome(JobState.DONE, artifact="artifact"),)
-        time.sleep(0.2)  # until all threads have started
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(10)
-        time.sleep(0.5)  # as a process that writes what it has
-        return (CellOutcome(JobState.INVALID, "interrupted", "artifact", "bench-1"),)
+    def run_task(task, slot, options, stop, program):
+        outcome = CellOutcome(JobState.DONE, artifact="artifact")
+        if task.timing:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.wait(10)
+            time.sleep(0.5)  # as a process that writes what it has
+            outcome = CellOutcome(JobState.INVALID, "interrupted", "artifact", "bench-1")
+        return Result((outcome,), slot.fingerprint)
 
     monkeypatch.setattr(local, "run_task", run_task)
-    cell, told = make_cell(kind="cpu"), []
-    works = [Task(cell.recipe, cell.kind, (cell,))]
-    assert run_locally(works, [make_slot(kind="cpu")], Setting(tmp_path), told.append) is False
+    slots, options, told = [make_slot(kind="cpu")], SweepOptions(), []
+    tasks = list_tasks(plan_of([make_cell("cpu", precision="fp32")], slots=slots), 1)
+    assert run_tasks(tasks, slots, options, tmp_path, LocalExecutor(tmp_path, options), told.append) is False
     assert [one.run for one in told] == ["bench-1"]
     assert [one.run for tries in read_jobs(tmp_path).values() for one in tries] == ["bench-1"]
+
+
+class FakeExecutor:
+    """Ends one task at each poll, with the results that `answer` gives of it."""
+
+    def __init__(self, answer, *, remote=False):
+        self.answer, self.remote, self.started = answer, remote, []
+
+    def start(self, task, slot):
+        self.started.append((task, slot))
+        return len(self.started) - 1
+
+    def poll(self, running, _timeout_s):
+        for each in sorted(running)[:1]:
+            task, slot = self.started[each]
+            yield each, self.answer(task, slot)
+
+    def cancel(self, running):
+        return running
+
+    def close(self):
+        pass
+
+
+def succeed(task, slot):
+    outcome = CellOutcome(JobState.DONE, artifact="a" * 12, run="bench-1" if task.timing else None)
+    return Result(repeat_outcome(task, outcome), slot.fingerprint)
+
+
+def schedule(cells, slots, workspace, executor, loads=4, **options):
+    """The records of the cells by batch size."""
+    tasks, told = list_tasks(plan_of(cells, slots=slots), loads), []
+    assert run_tasks(tasks, slots, SweepOptions(**options), workspace, executor, told.append)
+    assert len(told) == len(cells)
+    return {one.cell.load.batch_size: one for one in told}
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_is_lost_runs_again_one_by_one_and_no_load_takes_others_with_it(tmp_path, remote):
+    def answer(task, slot):
+        if task.timing and any(cell.load.batch_size == 2 for cell in task.cells):
+            return fail_task(task, f"killed {len(task.cells)}", slot.fingerprint, lost=True)
+        return succeed(task, slot)
+
+    executor = FakeExecutor(answer, remote=remote)
+    cells, slots = [make_cell("cpu", batch=size, precision="fp32") for size in (1, 2, 3)], [make_slot(kind="cpu")]
+    found = schedule(cells, slots, tmp_path, executor, retries=2)
+    assert {size: one.state for size, one in found.items()} == {1: "done", 2: "failed", 3: "done"}
+    assert (found[2].reason, found[2].attempts) == ("killed 1", ("killed 1",) * 2)
+    assert [len(task.cells) for task, _ in executor.started] == [0, 3, 1, 1, 1, 1, 1]
+
+
+def test_a_build_that_failed_is_a_row_of_every_cell_and_is_tried_as_often_as_asked(tmp_path):
+    executor = FakeExecutor(lambda task, slot: fail_task(task, "killed", slot.fingerprint, lost=True))
+    found = schedule([make_cell(batch=size) for size in (1, 2)], [make_slot()], tmp_path, executor, retries=1)
+    assert {(one.state, one.reason, one.attempts) for one in found.values()} == {("failed", "killed", ("killed",))}
+    assert len(executor.started) == 2
+
+
+def test_kinds_of_one_host_follow_each_other_and_a_cluster_builds_for_gpus_where_there_are_none(tmp_path):
+    cells, slots = [make_cell(), make_cell("cpu", precision="fp32")], [make_slot(), make_slot(kind="cpu")]
+    for remote, kinds in ((False, [H200, H200, "cpu", "cpu"]), (True, ["cpu", "cpu", H200, "cpu", H200])):
+        executor = FakeExecutor(succeed, remote=remote)
+        schedule(cells, slots, tmp_path / str(remote), executor)
+        assert [task.kind for task, _ in executor.started] == kinds
+        assert all(slot.kind == task.kind for task, slot in executor.started)
 
 
 CUT = LeftOut("bench-1", "m003", ("interrupted",))

@@ -214,9 +214,9 @@ def test_a_gpu_in_use_is_not_measured_and_the_row_says_by_whom(two_gpus, tmp_pat
     two_gpus.processes = (7,)
     cell = make_cell()
     task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
-    outcome = run_task(task, make_slot(0), SweepOptions(), threading.Event(), ("false",))
-    assert outcome[0].state == "invalid"
-    assert outcome[0].reason == "not measured: GPU-0 is in use by python3 (process 7)"
+    result = run_task(task, make_slot(0), SweepOptions(), threading.Event(), ("false",))
+    assert result.outcomes[0].state == "invalid"
+    assert result.outcomes[0].reason == "not measured: GPU-0 is in use by python3 (process 7)"
 
 
 def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(tmp_path):
@@ -226,11 +226,11 @@ def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(
         ("import os, sys; print('last words', file=sys.stderr); sys.exit(3)", "ended with status 3: last words"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     ):
-        outcome = run_task(
+        result = run_task(
             task, make_slot(kind="cpu"), SweepOptions(), threading.Event(), (sys.executable, "-c", program)
         )
-        assert (outcome[0].crashed, outcome[0].state) == (True, "failed")
-        assert said in outcome[0].reason
+        assert (result.lost, result.outcomes[0].state) == (True, "failed")
+        assert said in result.outcomes[0].reason
 
 
 @pytest.mark.slow
@@ -239,10 +239,13 @@ def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
     task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
     seconds = f"987.{os.getpid()}"  # of this test alone
     program = f"import subprocess, sys, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(987)"
-    outcome = run_task(
+    result = run_task(
         task, make_slot(kind="cpu"), SweepOptions(task_s=0.5), threading.Event(), (sys.executable, "-c", program)
     )
-    assert "longer than 0 s (--set job-timeout)" in outcome[0].reason or "KeyboardInterrupt" in outcome[0].reason
+    assert (
+        "longer than 0 s (--set job-timeout)" in result.outcomes[0].reason
+        or "KeyboardInterrupt" in result.outcomes[0].reason
+    )
     deadline = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], check=False, capture_output=True).returncode == 0:
         assert time.monotonic() < deadline

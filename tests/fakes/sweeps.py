@@ -79,6 +79,6 @@ class Watcher(SilentListener):
     def step(self, *_, **__):
         yield self
 
-    def advance(self):
+    def advance(self, count=1):  # noqa: ARG002
         if self.watch is not None:
             self.watch()

@@ -40,9 +40,10 @@ def test_cold_to_verdict(folder, tmp_path):
 
 def _walked(folder, name):
     (folder / f"{name}.toml").write_text(POLICIES[name])
-    quick = ["--min-time", "0.2", "--max-cv", "400%", "--no-profile", "--no-preprocess", "--junit", f"{name}.xml"]
+    quick = ["--set", "min-time=0.2", "--max-cv", "400%", "--no-profile", "--no-preprocess", "--junit", f"{name}.xml"]
     quick += [] if name == "PASS" else ["--precision", "int8"]  # without FP32, the default beside it
     status, document, errors = finished("run", "digits", "--policy", f"{name}.toml", *quick, cwd=folder)
+    assert "criteria" in document, errors
     criteria = {one["name"]: one["verdict"] for one in document["criteria"]}
     assert (document["verdict"], status) == (name, STATUS[name]), (criteria, errors)
     assert {"name", "observed", "threshold", "ci", "verdict", "reason", "remedy"} <= set(document["criteria"][0])

@@ -175,6 +175,6 @@ def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     store = Store(folder / ".optpipe")
     wanted = model_from_options(model, ModelOptions(), store)
     record = derive_preprocessing(wanted, request, store, SilentListener())
-    assert record.verdict is Verdict.FAIL
+    assert record.verdict is not Verdict.PASS  # 250 images do not prove that colors matter to the segmenter
     assert record.parity.proof.prediction_agreement is not None
     assert record.parity.proof.prediction_agreement.ci[1] < 0.995

@@ -69,7 +69,7 @@ def test_a_cell_counts_by_the_content_of_its_model_and_data_not_by_their_names(t
         for name, content in made.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_bytes(content)
-        named = {name: str(tmp_path / folder / value) for name, value in given.items()}
+        named: Any = {name: str(tmp_path / folder / value) for name, value in given.items()}
         matrix = Matrix(
             models=(str(tmp_path / folder / model),), precisions=(precision,), backends=("onnxruntime",), **named
         )

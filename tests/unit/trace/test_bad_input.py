@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,7 @@ def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
 
 
 def test_what_the_command_refuses_and_how_far_it_judges_a_trace_without_gpu_rows(tmp_path: Path) -> None:
+    options: Any
     for options in ({}, {"model": "resnet50", "recording": RecordingOptions(trace=SAMPLE)}):
         with pytest.raises(BadInputError, match="exactly one of"):
             call(profile, **options)

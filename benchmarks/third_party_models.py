@@ -157,7 +157,7 @@ def installed(model: Model, folder: Path) -> Path:
 def cut(tensors: Tensors, first: int, last: int) -> Tensors:
     """The samples from `first` to `last`; values that all samples share stay."""
     return {
-        name: np.take(value, range(first, last), axis=value.shape.index(COUNT)) if COUNT in value.shape else value
+        name: np.take(value, range(first, last), axis=value.shape.index(COUNT)) if COUNT in value.shape[:2] else value
         for name, value in tensors.items()
     }
 
@@ -175,7 +175,9 @@ def recomputed(source: Path, artifact: Path, tensors: Tensors) -> float:
     sessions = [
         onnxruntime.InferenceSession(str(each), providers=["CPUExecutionProvider"]) for each in (source, artifact)
     ]
-    axes = {name: value.shape.index(HELD_OUT) if HELD_OUT in value.shape else None for name, value in tensors.items()}
+    axes = {
+        name: value.shape.index(HELD_OUT) if HELD_OUT in value.shape[:2] else None for name, value in tensors.items()
+    }
     signal, noise = [], []
     for at in range(1 if set(axes.values()) == {None} else HELD_OUT):
         given = {
@@ -211,7 +213,7 @@ def optpipe(*words: str) -> tuple[int, Mapping[str, Any]]:
 
 def built(model: Model, file: Path, tensors: Tensors, workspace: Path, precision: str, backend: str) -> str:
     """One cell of the table."""
-    single = all(COUNT not in each.shape for each in tensors.values())
+    single = all(COUNT not in each.shape[:2] for each in tensors.values())
     held_out = tensors if single else cut(tensors, COUNT - HELD_OUT, COUNT)
     calibrated = tensors if single else cut(tensors, 0, COUNT - HELD_OUT)
     _, found = optpipe(

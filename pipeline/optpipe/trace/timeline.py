@@ -217,7 +217,8 @@ def _list_operations(trace: Trace) -> Operations:
         for frame in (trace.kernels, trace.copies)
     )
     rows = _find_api_rows(trace, array_from_column(found, "correlation_id"), array_from_column(found, "pid"))
-    launches = trace.api.select(launched_ns="end_ns", thread="thread")[pl.Series(rows).replace(-1, None)]
+    at = pl.Series(rows, dtype=pl.Int64).replace(-1, None)
+    launches = trace.api.select(pl.col("end_ns").gather(at).alias("launched_ns"), pl.col("thread").gather(at))
     found = found.hstack(launches).with_columns(api_row=rows)
     found = found.sort("start_ns", "launched_ns", "thread", "end_ns", "is_kernel")
     starts, ends, api_row, row = (array_from_column(found, name) for name in ("start_ns", "end_ns", "api_row", "row"))

@@ -166,6 +166,26 @@ def name_nodes(model: Any) -> Any:
     return model
 
 
+def separate_zero_points(model: Any) -> None:
+    """Copies INT8 zero points that several nodes read, in place, so that each node reads its own.
+
+    onnxslim merges equal ones. On a CPU without VNNI, ONNX Runtime 1.31 converts signed weights and their zero points to
+    unsigned (see `EXACT_SUMS`), and refuses a zero point that it has converted before.
+    """
+    import onnx
+
+    stored = {each.name: each for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8}
+    read: set[str] = set()
+    for node in model.graph.node:
+        for at, name in enumerate(node.input):
+            if name in read and len(stored[name].dims) < 2:
+                copy = model.graph.initializer.add()
+                copy.CopyFrom(stored[name])
+                copy.name = node.input[at] = f"{name}_{len(model.graph.initializer)}"
+            elif name in stored:
+                read.add(name)
+
+
 def find_index_bounds(model: Any) -> dict[str, int]:
     """For each graph input that indexes constant tables: the number of rows of the smallest table."""
     graph = OnnxGraph(model)

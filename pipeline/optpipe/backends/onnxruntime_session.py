@@ -38,8 +38,6 @@ consumer of a dequantized tensor gets a copy of it. Source of the setting: onnxr
 EXACT_SUMS = ("session.x64quantprecision", "1")
 """Without VNNI, the default INT8 kernels of x64 saturate sums of two products in INT16: the segmenter of the shapes fell from 73.5%
 to 63.4% mIoU. Processors with VNNI ignore the setting. Source: onnxruntime_session_options_config_keys.h."""
-_CLASH = "Attempt to replace the existing tensor"
-"""How ONNX Runtime 1.31 refuses EXACT_SUMS for a graph whose nodes share a zero point. It then runs without; verification shows the SNR."""
 
 
 def create_inference_session(
@@ -68,13 +66,7 @@ def create_inference_session(
         left_out = [BIAS_FUSION_PASS] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
         left_out += [] if device == "cuda" or quantize_floats else [WEIGHT_PASS]
         source = str(graph) if isinstance(graph, Path) else graph
-        try:
-            session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
-        except state.Fail as error:
-            if device == "cuda" or _CLASH not in str(error):
-                raise
-            options.add_session_config_entry(EXACT_SUMS[0], "0")
-            session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
+        session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
     except (
         state.Fail,
         state.InvalidGraph,

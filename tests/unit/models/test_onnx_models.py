@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 from tests.fakes.graphs import onnx_model
@@ -184,9 +185,15 @@ def quantized(folder, dynamic=False):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_model_that_is_quantized_already_is_built_as_it_is(tmp_path, dynamic) -> None:
-    found = built(quantized(tmp_path, dynamic), tmp_path, "int8", "fp16" if dynamic else "fp32")
+    path = quantized(tmp_path, dynamic)
+    found = built(path, tmp_path, "int8", "fp16" if dynamic else "fp32")
     assert outcome(found)[0] == (True, True)
     assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
+    tensors = reference_from_file(exported(path, tmp_path)[1].file(REFERENCE))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    expected = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, tensors.inputs)[0]
+    assert np.square(tensors.outputs["y"] - expected).sum() < 1e-4 * np.square(expected).sum()
 
 
 def half(folder):

@@ -53,14 +53,12 @@ def recorded_from_files(
     found: Measurement, run: str, files: Files, environment: Environment | None = None
 ) -> RecordedMeasurement:
     """A measurement of `run`, with its latencies and the GPU's median clock where its raw files are among `files`."""
-    import polars as pl
-
-    latencies = clock = None
+    latencies = None
     if found.samples_file is not None and files.has(found.samples_file):
         frame = read_samples(files, found.samples_file)
         latencies = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
-    if found.machine_file is not None and files.has(found.machine_file):
-        clock = pl.read_parquet(files.read(found.machine_file), columns=["gpu_sm_mhz"])["gpu_sm_mhz"].median()
+    kept = found.machine_file if found.machine_file is not None and files.has(found.machine_file) else None
+    clock = _read_machine_rows(files, kept)["gpu_sm_mhz"].median()
     mhz = None if clock is None else float(clock)  # type: ignore[arg-type]
     return RecordedMeasurement(found, run, environment or Environment(), mhz, latencies)
 

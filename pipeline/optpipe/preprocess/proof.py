@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.records import Recomputed, record_from_files
@@ -337,10 +337,8 @@ def read_rows(files: Files) -> "pl.DataFrame":
     """The rows of a proof. Raises BadInputError where they are not there."""
     import polars as pl
 
-    try:
+    with read_as_user_file(files.folder / ROWS, "parity results"):
         rows = pl.read_parquet(files.read(ROWS))
-    except pl.exceptions.PolarsError as error:
-        raise BadInputError(f"cannot read the parity results in {files.folder / ROWS}: {first_line(error)}") from error
     if "difference_square" not in rows.columns:
         raise BadInputError(f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again")
     return rows

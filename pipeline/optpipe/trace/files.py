@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError, read_as_user_file
 from optpipe.core.files import Files
 from optpipe.core.records import json_from_record, record_from_files, record_from_json
 from optpipe.trace.nsys import sqlite_from_recording
@@ -115,7 +115,7 @@ def trace_from_folder(directory: Path) -> Trace:
 def trace_from_files(files: Files) -> Trace:
     """Reads what `write_trace` wrote. Raises BadInputError as `trace_from_folder`."""
     header = record_from_files(files, TRACE_JSON, TraceHeader)
-    try:
+    with read_as_user_file(files.folder, "a recorded trace"):
         frames = {
             table: pl.read_parquet(files.read(name)).select(
                 pl.col(column).cast(dtype) for column, dtype in schema.items()
@@ -123,8 +123,6 @@ def trace_from_files(files: Files) -> Trace:
             for table, schema in SCHEMAS.items()
             if files.has(name := f"{TABLES}/{table}.parquet")
         }
-    except pl.exceptions.PolarsError as error:
-        raise BadInputError(f"{files.folder}: the trace is damaged ({type(error).__name__}: {error})") from error
     return trace_from_frames(header, frames)
 
 

@@ -60,7 +60,7 @@ _MAX_AUTOTUNE = Option("max_autotune", False, "times more kernels while it compi
 _STATIC = Option(
     STATIC_BATCHES,
     "",
-    "batch sizes, such as 1,64, that get code of their own, on a GPU where it is faster",
+    "batch sizes, such as 1,64, to compile separately; on a GPU the code is kept only if it is faster",
     builds=True,
 )
 OPTIONS: dict[Device, tuple[Option, ...]] = {"cpu": (THREADS, _STATIC), "cuda": (CUDA_GRAPH, _MAX_AUTOTUNE, _STATIC)}
@@ -261,7 +261,7 @@ def _keep_fastest(
         if codes:
             best, why_not = _find_fastest(request, size, codes, general)
         else:
-            best, why_not = None, f"code of its own could not be compiled: {failures[names[0]]}"
+            best, why_not = None, f"size-specific code could not be compiled: {failures[names[0]]}"
         for each in codes:
             if each != best:
                 each.unlink()
@@ -292,4 +292,4 @@ def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", gen
         if is_faster(compare(other, own)):
             best, own = each, other
     found = compare(own, general)
-    return (best, "") if is_faster(found) else (None, f"code of its own is {found} times as fast")
+    return (best, "") if is_faster(found) else (None, f"size-specific code is {found} times as fast")

@@ -121,7 +121,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
 
 
 def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Store) -> None:
-    """Raises BadInputError where the model does not fit its task; a model with a reference was found to fit."""
+    """Raises BadInputError if the model does not fit its task. A model with a reference has passed this check."""
     if stored is None or not any(stored.id in each.manifest.parents for each in store.list_entries(ReferenceInfo)):
         from optpipe.evaluate.tasks.registry import require_fitting_task
 

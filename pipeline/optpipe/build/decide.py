@@ -178,7 +178,7 @@ class Judge:
     truncate: bool = False
     """Whether texts that are longer than the model's input are cut."""
     score: str = ""
-    """What a drop is of; empty where the budget is an SNR."""
+    """The score that drops; empty if the budget is an SNR."""
 
 
 def require_judgeable(

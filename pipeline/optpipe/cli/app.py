@@ -189,7 +189,7 @@ def _explain_os_error(error: OSError) -> str:
 
 
 LONGEST_LINE = 1000
-"""Of a message that quotes a file: beyond it the middle is left out, and the file's name and the way out stay."""
+"""Maximum characters of a line of an error message. Longer lines lose their middle, so that the file's name and the way out stay."""
 
 
 def _print_failure(message: str, status: int, *, as_json: bool) -> None:

@@ -27,7 +27,7 @@ class DeployOptions:
         Path | None, Param("Check a deployment, and compare its passport with this machine.", metavar="DIR")
     ] = None
     ensemble: Annotated[bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")] = True
-    batching: Annotated[bool, Param("Let the server join requests; --no-batching: each is a batch of its own.")] = True
+    batching: Annotated[bool, Param("Let the server join requests; --no-batching: run each request separately.")] = True
     prove: Annotated[bool, Param("Serve it and compare the served outputs.")] = False
     server: Annotated[
         str | None,

@@ -334,7 +334,7 @@ class Measurement:
 
     @property
     def invalid_codes(self) -> tuple[str, ...]:
-        """Of the reasons that make it INVALID."""
+        """The codes of the reasons that make it INVALID."""
         return tuple(reason.code for reason in self.reasons if reason.invalidates)
 
     @property

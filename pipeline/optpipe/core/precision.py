@@ -33,7 +33,7 @@ class Precision(StrEnum):
 CALIBRATED = (Precision.INT8, Precision.FP8)
 """What needs ranges of activations, from data."""
 BUDGETED = (Precision.FP16, *CALIBRATED)
-"""What a budget can keep layers out of."""
+"""The precisions whose builds can keep layers in floating point to meet a budget."""
 
 
 def precisions_from_text(text: str) -> tuple[Precision, ...]:

@@ -40,7 +40,7 @@ def format_count(count: float) -> str:
 
 
 def _format_scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit that the value reaches; empty where it reaches none."""
+    """The value in the largest unit that it reaches; empty if it reaches none."""
     reached = ((scale, unit) for scale, unit in scales if abs(_round_to_significant(value)) >= scale)
     return next((f"{_format_significant(value / scale)} {unit}" for scale, unit in reached), "")
 

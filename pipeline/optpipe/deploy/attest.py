@@ -111,7 +111,7 @@ def _open_key(path: Path, *, public: bool) -> Any:
 
 
 def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:
-    """What is wrong with the attestation in `folder`, one line each: its signature, or what it states beside the dossier."""
+    """Lists the problems of the attestation in `folder`: an invalid signature, or a statement that differs from the dossier."""
     public, path = _open_key(key, public=True), folder / FILE
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import FormatError, VerificationError

@@ -305,7 +305,7 @@ def _compare_latency(
 
 
 def _list_measured(build: SignedBuild, group: ProcessGroup, store: Store) -> Iterator[RecordedMeasurement]:
-    """What the dossier and this workspace measured on one machine: several runs of a build show how runs differ."""
+    """Lists the measurements of the dossier and of this workspace on one machine. Several runs of a build show how runs differ."""
     yield from build.measured
     known = {one.run for one in build.measured}
     for run in list_runs(store.workspace, "bench"):

@@ -78,7 +78,7 @@ def write_deployment(
 ) -> None:
     """Writes everything in one step: `output` is there whole, or not at all.
 
-    Without `batching` every request is a batch of its own; `storage_uri` and `image` are KServe's. Raises BadInputError where
+    Without `batching` each request runs separately; `storage_uri` and `image` are KServe's. Raises BadInputError where
     `output` exists already, and for an artifact that needs more than its files or has no loader for a folder.
     """
     settings, backend = choose_settings(build), BACKENDS[build.artifact.info.backend]

@@ -70,7 +70,7 @@ def find_python(path: Path, option: str) -> Path:
 
 
 def ask_python(program: Path, source: str, environment: Mapping[str, str], option: str, *arguments: object) -> Any:
-    """What an interpreter prints as JSON when it runs `source`, with `arguments` as JSON. Raises BadInputError."""
+    """Runs `source` in an interpreter, with `arguments` as JSON, and returns the JSON that it prints. Raises BadInputError."""
     command = [str(program), "-c", source, *map(json.dumps, arguments)]
     told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if told.returncode != 0:

@@ -89,7 +89,7 @@ class BenchState:
     """How far the run is: `process 2 of 5, about 40 s left: `."""
 
     def find_host_cause(self) -> Reason | None:
-        """What the machine did that alone or beside its symptoms made the last two processes INVALID; None where nothing did to both."""
+        """The cause on the host that made both of the last two processes INVALID, alone or with its symptoms; None if there is none."""
         processes: dict[int, list[dict[str, Reason]]] = {}
         for each in self.measurements:
             causes = {reason.code: reason for reason in each.reasons if reason.code in HOST_CAUSES}

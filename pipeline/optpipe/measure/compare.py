@@ -283,7 +283,7 @@ def _compare_groups(
 
 
 _Groups = Mapping[tuple[object, ...], ProcessGroup]
-"""What was measured under one key."""
+"""The measurements that share a key."""
 _Build = tuple[str | None, str, str, str]
 """Model, backend, precision and device."""
 

@@ -143,7 +143,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
 
 
 def _get_scatter(group: MeasurementGroup) -> tuple[float | None, float | None]:
-    """Of p50 between processes, and inside one."""
+    """The scatter of p50 between processes, and within one."""
     found = group.figures.get("p50")
     return (found.between, found.inside) if found else (None, None)
 

@@ -66,7 +66,7 @@ class RunContext:
 
     directory: Path
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Of validity, where they are not the usual ones."""
+    """Limits of validity that differ from the defaults."""
     inputs: InputPool | None = None
     caveats: tuple[str, ...] = ()
     length: int | None = None
@@ -249,7 +249,7 @@ class BenchPlan:
     images: Path | None = None
     affinity: tuple[int, ...] | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Of validity, where they are not the usual ones."""
+    """Limits of validity that differ from the defaults."""
     seed: int = 0
 
 

@@ -49,7 +49,7 @@ class ValidityEvidence:
     """Everything that a measurement is judged by."""
 
     measurement: Measurement
-    """What was measured and how; its figures and its verdict are not looked at."""
+    """The measurement, without regard to its figures and its verdict."""
     samples: "pl.DataFrame"
     """Measured samples only, in order of their end."""
     machine: "pl.DataFrame"

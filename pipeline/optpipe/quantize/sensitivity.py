@@ -63,7 +63,7 @@ class Fp32Reference:
 
     @property
     def metric(self) -> str:
-        """What a drop is of."""
+        """The score that drops, such as `top1`."""
         return "agreement" if self.truths is None else self.task.score
 
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:

@@ -63,7 +63,7 @@ class SignoffRequest:
     since: str | None = None
     """Time in UTC; bench runs that were started earlier are not judged."""
     min_seconds: float = 0.6
-    """What is missing is measured for so long in each process, or as long as the policy's percentiles take."""
+    """Minimum seconds of a process that measures missing evidence; the policy's percentiles may take longer."""
     max_cv: float = MAX_CV
 
 

@@ -196,7 +196,7 @@ def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
 
 
 def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What each node says of itself. Raises MissingError if one cannot."""
+    """The labels that each node gives itself. Raises MissingError if a node cannot."""
     import ray
 
     ask = ray.remote(num_cpus=0)(describe_node)
@@ -212,12 +212,12 @@ def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 BEGUN = b"begun"
-"""What a node sends first."""
+"""The first message of a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTask:
-    """What a node needs to run a task."""
+    """A task as it is sent to a node."""
 
     task: Task
     options: SweepOptions
@@ -318,7 +318,7 @@ class _Sent:
     stream: Any
     """A generator of what `run_on_node` yields; through Ray Client a reference to the list."""
     fingerprint: str
-    """Of the slot that it was started for."""
+    """The fingerprint of the slot that it was started for."""
     sent: float
     """By the monotonic clock."""
     items: list[bytes] = field(default_factory=list)

@@ -78,7 +78,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What was asked, with model and calibration data by their content: where it is known, their names do not count."""
+        """Identifies the cell, with model and calibration data by their content. If it is known, their names do not count."""
         asked = plain_from_record(self)
         del asked["load"]["images"]  # not asked: the measurement records it
         files = self.recipe.files
@@ -92,7 +92,7 @@ class Cell:
 
     @property
     def name_key(self) -> str:
-        """What was asked by name: the same cell before and after a change of its model or data."""
+        """Identifies the cell by name: the same before and after a change of its model or data."""
         return replace(self, recipe=replace(self.recipe, files={})).key
 
 
@@ -108,7 +108,7 @@ class Task:
 
     recipe: Recipe
     kind: str
-    """Of the slot that it needs."""
+    """The kind of slot that it needs."""
     cells: tuple[Cell, ...] = ()
     load_s: float = LOAD_S
     """Expected seconds of each cell."""
@@ -140,7 +140,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """What the process of a task writes for one cell, or for its build."""
+    """The result that a task's process writes for a cell, or for its build."""
 
     state: JobState
     reason: str = ""

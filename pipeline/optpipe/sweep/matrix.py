@@ -143,7 +143,7 @@ def add_contents(cells: Sequence[Cell], store: Store, listener: Listener) -> tup
 
 
 def _list_names(recipe: Recipe) -> tuple[object, ...]:
-    """What of a recipe decides its hashes."""
+    """The fields of a recipe that decide its hashes."""
     calibrated = recipe.precision if recipe.precision in CALIBRATED else ""
     return recipe.model, recipe.weights, recipe.seed, recipe.profile, recipe.calibration, calibrated
 

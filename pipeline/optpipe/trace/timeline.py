@@ -207,7 +207,7 @@ def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
 
 
 def _list_operations(trace: Trace) -> Operations:
-    """Of operations that start at once, the one launched first stands first.
+    """Lists kernels and copies by their start; of those that start at once, the one launched first comes first.
 
     Which operation ends a gap decides what the gap was waiting for: it must not depend on the order of rows.
     """

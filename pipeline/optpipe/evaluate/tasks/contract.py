@@ -175,7 +175,7 @@ class TaskContract:
     def _compare(
         self, truths: Values, source: Values, found: Values
     ) -> tuple[Measured, Measured, list[tuple[Share | SampledFigure, SampledFigure]]]:
-        """What `found` and `source` give, and each score of `found` with its drop."""
+        """The scores of `found` and `source`, and the drop of each score."""
         mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
         count, width = mine.samples, self.score_range[1] - self.score_range[0]
         figures = []

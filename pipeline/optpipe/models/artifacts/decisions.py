@@ -130,7 +130,7 @@ class Decision:
     seed: int
     """Of the order of the processes."""
     score: str = ""
-    """What a drop is of: `top1`, `AP`; empty where the budget is an SNR."""
+    """The score that drops: `top1`, `AP`; empty if the budget is an SNR."""
     schema_version: int = 1
 
     @property

@@ -136,7 +136,7 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
 
 
 def _list_names(name: str, source: str) -> tuple[str, ...]:
-    """What a model is called: its name, its source with and without its folder, and the name in its library (`hf:reader`, `resnet50`)."""
+    """Names of a model: its own, its source with and without its folder, and the name in its library (`hf:reader`, `resnet50`)."""
     file, _, inside = source.partition(":")
     library = () if file.endswith(".py") or not inside else (inside, f"{file}:{name}")
     return (name, source, drop_folder(source), *library)

@@ -27,7 +27,7 @@ from optpipe.models.inputs.sample_set import (
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
 IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
 ANNOTATIONS = (MASKS, LABELS, COCO)
-"""What makes of a folder with `images/` an annotated set."""
+"""Files that make a folder with `images/` an annotated set."""
 CHECKED_AT_ONCE = 64
 DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 

@@ -1,4 +1,4 @@
-"""The Ray cluster that a sweep runs on: how it is reached, what its nodes are, and the executor that sends tasks to them."""
+"""The Ray cluster that a sweep runs on, and the executor that sends tasks to it."""
 
 import logging
 import os
@@ -34,10 +34,7 @@ FINGERPRINT = f"{PREFIX}fingerprint"
 
 
 def describe_node() -> dict[str, str]:
-    """The labels of this node for `ray start --labels`: its kind by NVML's full name, memory, power limit, driver, MIG, environment.
-
-    Raises BadInputError where its GPUs differ: a label can say one thing.
-    """
+    """The labels of this node for `ray start --labels`. Raises BadInputError if its GPUs differ: a label has one value."""
     slots = list_slots()
     first = slots[0]
     labels = {LABEL: label_from_kind(first.kind), FINGERPRINT: first.fingerprint}
@@ -61,13 +58,13 @@ def describe_node() -> dict[str, str]:
 
 
 def label_from_kind(kind: str) -> str:
-    """The kind as a label of a cluster's node may be written: without spaces."""
+    """The kind as a label of a Ray node, which has no spaces."""
     return kind.replace(" ", "_")
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """`--node driver=580.95.05`, or `!=`: what a node's label has to be, or must not be."""
+    """`--node driver=580.95.05` or `--node driver!=580.95.05`."""
 
     label: str
     value: str
@@ -81,7 +78,6 @@ class Selector:
 
     @property
     def for_ray(self) -> str:
-        """The value as Ray's label selectors write it."""
         return self.value if self.equal else f"!{self.value}"
 
 
@@ -99,10 +95,7 @@ _TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to 
 
 
 def connect(address: str) -> None:
-    """Connects to `ray` (the cluster of this machine or RAY_ADDRESS) or `ray://HOST:PORT`. Raises MissingError where there is none.
-
-    A cluster with token authentication takes the token from RAY_AUTH_TOKEN or its file, as Ray documents.
-    """
+    """Connects to `ray` (the cluster of this machine or RAY_ADDRESS) or `ray://HOST:PORT`. Raises MissingError if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # read on import: under `uv run` Ray would start workers through uv
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -128,7 +121,7 @@ def connect(address: str) -> None:
 
 @contextmanager
 def _record_connection(log: Path) -> Iterator[None]:
-    """Sends to `log` what Ray prints while it connects, a line for each try, and what a Ray client says for debugging alone."""
+    """Sends to `log` what Ray prints while it connects, and the debugging messages of a Ray client."""
     client = logging.getLogger("ray.util.client.worker")
     level = client.level
     with redirect_output(log), warnings.catch_warnings(action="ignore"):
@@ -152,22 +145,20 @@ def _explain(address: str, error: Exception, log: str) -> str:
 
 
 def is_client() -> bool:
-    """Whether the cluster is reached through Ray Client (`ray://`)."""
     from ray.util.client import ray as client
 
     return bool(client.is_connected())
 
 
 NODE_ID = "ray.io/node-id"
-"""Ray's label of every node."""
 ANSWER_S = 120.0
-"""Seconds that nodes have to say what they are."""
+"""Seconds that nodes have to send their labels."""
 
 
 def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
     """A slot for each GPU of the nodes that match, one for each CPU node. Raises MissingError if there is none.
 
-    Nodes that carry our labels are taken at their word. Where none does, each is asked by a short task.
+    The labels of nodes are trusted. If no node has ours, a short task asks each node.
     """
     import ray
 
@@ -196,7 +187,6 @@ def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
 
 
 def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The labels that each node gives itself. Raises MissingError if a node cannot."""
     import ray
 
     ask = ray.remote(num_cpus=0)(describe_node)
@@ -212,24 +202,21 @@ def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 BEGUN = b"begun"
-"""The first message of a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTask:
-    """A task as it is sent to a node."""
-
     task: Task
     options: SweepOptions
     program: tuple[str, ...]
     workspace: str | None
-    """A workspace that driver and nodes see under one path; otherwise what is needed is sent."""
+    """A workspace that driver and nodes see under one path; None if its content is sent."""
     bucket: str | None
-    """A folder that fsspec opens (`s3://…`, `gs://…`), through which chunks are sent instead of the object store."""
+    """A folder that fsspec opens (`s3://…`, `gs://…`) and that replaces Ray's object store."""
     fingerprints: tuple[str, ...]
-    """Environments of the nodes of the kind, as the driver knows them."""
+    """Those of the nodes of this kind, as the driver knows them."""
     disturbed: tuple[str, ...]
-    """Hosts whose GPUs have to time one after the other."""
+    """Hosts whose GPUs must time one after the other."""
 
 
 def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], bytes]) -> Iterator[bytes]:
@@ -260,7 +247,7 @@ def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], by
 
 
 def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
-    """The slot that Ray gave this worker. Raises StageError if the node is not what the driver knows of it."""
+    """The slot that Ray gave this worker. Raises StageError if the node differs from its labels."""
     slots = list_slots()
     whole = next(slot for slot in slots if slot.gpu is None)
     found = replace(whole, kind=kind) if choose_device_of_kind(kind) == "cpu" else slots[0]
@@ -275,8 +262,9 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
 
 
 def make_remote(*, gpu: bool, streaming: bool) -> Any:
-    """The Ray task, `(content, inputs, starts, name)`. Resources and max_calls have to stand here: a task whose worker is used again
-    would keep a CUDA context. Not `streaming`, which Ray Client cannot, it returns a list, and tells the actor `starts` that it begins.
+    """The Ray task, `(content, inputs, starts, name)`. Resources and max_calls belong here: a reused worker would keep a CUDA context.
+
+    Ray Client cannot stream: without `streaming` the task returns a list and tells the actor `starts` that it begins.
     """
     import ray
 
@@ -293,7 +281,6 @@ def make_remote(*, gpu: bool, streaming: bool) -> Any:
 
 
 def make_start_list() -> Any:
-    """A Ray actor that knows which tasks have begun."""
     import ray
 
     class StartList:
@@ -311,24 +298,20 @@ def make_start_list() -> Any:
 
 @dataclass(eq=False, slots=True)
 class _Sent:
-    """A task that was sent to the cluster."""
-
     task: Task
     name: str
     stream: Any
     """A generator of what `run_on_node` yields; through Ray Client a reference to the list."""
     fingerprint: str
-    """The fingerprint of the slot that it was started for."""
     sent: float
     """By the monotonic clock."""
     items: list[bytes] = field(default_factory=list)
 
 
 class RayExecutor:
-    """Runs tasks on the connected cluster; what they made comes back into the store.
+    """Runs tasks on the connected cluster and imports their results into the store.
 
-    `shared` is a workspace that all nodes see, or the address of a folder that fsspec opens; `selectors` are labels that nodes
-    have to have beside their kind; `warn` is told what is left in a bucket.
+    `shared` is a workspace that all nodes see, or the address of a folder that fsspec opens.
     """
 
     remote = True
@@ -352,7 +335,7 @@ class RayExecutor:
         self.disturbed = list_disturbed_hosts(store.workspace)
 
     def start(self, task: Task, slot: Slot) -> _Sent:
-        """Sends the task with the artifact that it needs to a node of the slot's kind: without labels, the slot's own while it lives."""
+        """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""
         import ray
 
         transport, name = self.transport, secrets.token_hex(8)
@@ -370,7 +353,6 @@ class RayExecutor:
         return _Sent(task, name, stream, slot.fingerprint, monotonic())
 
     def poll(self, running: Collection[_Sent], timeout_s: float) -> Iterator[tuple[_Sent, Result]]:
-        """Receives what nodes have sent; a task that no node takes in time has failed."""
         import ray
 
         if not running:
@@ -392,7 +374,7 @@ class RayExecutor:
                 yield each, result
 
     def cancel(self, running: Collection[_Sent]) -> Collection[_Sent]:
-        """Ends what runs: Ray kills the workers, and their children die with them."""
+        """Ray kills the workers, and their children die with them."""
         import ray
 
         for each in running:
@@ -400,12 +382,11 @@ class RayExecutor:
         return ()
 
     def close(self) -> None:
-        """Removes what was put into a bucket."""
         if (left := self.transport.close()) is not None:
             self.warn(left)
 
     def _receive(self, sent: _Sent) -> Result | None:
-        """The result once all of it is here and in the store: a record never names a run that is not."""
+        """None until all of the result is in the store: a record never names a run that is missing."""
         import ray
 
         try:

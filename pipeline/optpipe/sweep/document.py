@@ -1,4 +1,4 @@
-"""A sweep, what it shows of kinds of GPU, a neighbor effect and a merge as documents."""
+"""The documents of sweeps, fleets, neighbor effects and merges."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,6 @@ _TONES = {
 
 
 def document_from_sweep(record: SweepRecord) -> Document:
-    """One row for each cell, the reasons of rows without a figure, the sum, and the verdict against the baseline."""
     return make_document(
         [_tabulate_cells(record), *_list_reasons(record.rows), *_sum_up(record), *_judge_cells(record)]
     )
@@ -78,7 +77,7 @@ def _tabulate_cells(record: SweepRecord) -> Table:
 
 
 def _list_reasons(rows: Sequence[SweepRow]) -> Iterator[Sentence]:
-    """One line for each reason, however many cells have it; then what was tried before."""
+    """One line for each reason, however many cells have it; then earlier attempts."""
     same: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason and row.state != "done":
@@ -124,7 +123,6 @@ def _judge_cells(record: SweepRecord) -> Iterator[Sentence]:
 
 
 def document_from_fleet(record: FleetRecord) -> Document:
-    """Kinds of GPU side by side, then the warnings and the cells that are missing with the commands that fill them."""
     rate = f"{name_sample(row.sample for row in record.rows)}s/s"
     columns: list[Column | str] = [
         "model",
@@ -167,7 +165,6 @@ def document_from_fleet(record: FleetRecord) -> Document:
 
 
 def document_from_neighbor_effect(found: NeighborEffect) -> Document:
-    """The effect with its interval and what follows from it."""
     ratio, effect = found.ratio, [value - 1 for value in (found.ratio.value, *found.ratio.ci)]
     follows = "figures taken side by side may be compared with figures taken alone"
     if found.serializes:
@@ -187,7 +184,6 @@ def document_from_neighbor_effect(found: NeighborEffect) -> Document:
 
 
 def document_from_merge(record: MergeRecord) -> Document:
-    """What was added, what differs, what was left out."""
     count = len(record.conflicts)
     total = f"{len(record.sources)} workspace{'' if len(record.sources) == 1 else 's'}"
     return make_document(

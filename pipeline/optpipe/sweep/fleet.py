@@ -1,4 +1,4 @@
-"""What the jobs of a workspace say across kinds of GPU: the best engine of each, how many a load needs."""
+"""Compares the kinds of GPU of a workspace: the best engine of each, and how many GPUs a load needs."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 100_000
 MOST_REQUESTS = 400_000
-"""Of one simulation; at a higher utilization the percentile would need more, and the load is too high for the limit in practice."""
+"""Of one simulation. A percentile at a higher utilization would need more requests; in practice such a load exceeds the limit."""
 
 
 def _list_times(seconds: Mapping[int, float]) -> list[float]:
-    """Seconds by batch size, from 0 (which is none) to the largest; sizes below the smallest measured take as long as it."""
+    """Seconds by batch size from 0, interpolated; sizes below the smallest measured size take as long as it."""
     sizes = sorted(seconds)
     found = [0.0]
     for size in range(1, sizes[-1] + 1):
@@ -41,17 +41,14 @@ def _list_times(seconds: Mapping[int, float]) -> list[float]:
 
 
 def compute_highest_rate(seconds: Mapping[int, float]) -> float:
-    """Requests per second of one GPU at its best batch size, from the seconds of a batch by its size."""
+    """Requests per second of one GPU at its best batch size; `seconds` of a batch by its size."""
     return max(size / time for size, time in seconds.items())
 
 
 def simulate_queue(
     rate_per_s: float, gpus: int, seconds: Mapping[int, float], *, requests: int, delay_s: float = 0.0, seed: int = 0
 ) -> "np.ndarray":
-    """Latencies in seconds, shape `(requests,)`, in order of arrival, where a batch takes `seconds` by its size.
-
-    Raises BadInputError for a load that is none.
-    """
+    """Latencies in seconds, shape `(requests,)`, in order of arrival; a batch takes `seconds` by its size. Raises BadInputError."""
     import numpy as np
 
     if not rate_per_s > 0 or gpus < 1 or requests < 1:
@@ -90,7 +87,7 @@ def count_gpus_needed(
     delay_s: float = 0.0,
     seed: int = 0,
 ) -> int | None:
-    """The smallest number of GPUs whose simulated percentile of latency is within the limit; None where no number is enough."""
+    """The smallest number of GPUs whose simulated percentile of latency is within the limit; None if no number is enough."""
     if min(seconds.values()) > limit_s:
         return None
     low = max(1, ceil(rate_per_s / compute_highest_rate(seconds) * (1 + 1e-9)))
@@ -131,29 +128,23 @@ NS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """An engine on a kind of GPU at the batch size that serves it best."""
-
     kind: str
     fingerprint: str
     model: str
     build: str
     batch_size: int
     latency_ns: Estimate
-    """The limit's percentile; p50 without a limit."""
     throughput: Estimate
     """Images or samples per second."""
     artifact: str | None
     run: str | None
     best: bool = False
-    """Of its model on this kind."""
     on_frontier: bool = False
-    """No other has more throughput and is quicker to answer."""
     gpus: Estimate | None = None
-    """For the load, within the limit; the interval is that of the measured times."""
+    """For the load, within the limit; the interval follows from that of the measured times."""
     length: int | None = None
     """Tokens of every sequence."""
     sample: str = "image"
-    """What the throughput counts: `image` or `sample`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +157,6 @@ class MissingCell:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """The JSON document of `optpipe compare --fleet`."""
-
     rows: tuple[FleetRow, ...]
     missing: tuple[MissingCell, ...]
     slo: str | None
@@ -182,8 +171,8 @@ def compare_fleet(
     slo: Slo | None = None,
     load_per_s: float | None = None,
 ) -> FleetRecord:
-    """The answers. Raises BadInputError where nothing was measured."""
-    newest: dict[tuple[str, str], JobRecord] = {}  # what was measured of a model before it was changed does not count
+    """Raises BadInputError if nothing was measured."""
+    newest: dict[tuple[str, str], JobRecord] = {}  # a measurement of a model before its last change does not count
     for one in sorted((tries[0] for tries in jobs.values()), key=lambda one: one.started_utc):
         if model in (None, one.cell.recipe.model):
             newest[one.cell.name_key, one.fingerprint] = one
@@ -211,7 +200,7 @@ def compare_fleet(
 
 
 def _name_build(cell: Cell) -> str:
-    """What sets engines and their loads apart beside batch size and length; the usual is not named."""
+    """The properties that distinguish engines and loads, except batch size and length; defaults are not named."""
     recipe, load = cell.recipe, cell.load
     words = [recipe.backend, recipe.precision]
     words += [each.partition(".")[2] for each in (*recipe.options, *cell.options)]
@@ -224,7 +213,7 @@ def _name_build(cell: Cell) -> str:
 
 
 def _choose_row(found: Sequence[JobRecord], slo: Slo | None, load_per_s: float | None) -> FleetRow | None:
-    """The batch size with the highest throughput among those that keep the limit; None where none does."""
+    """The batch size with the highest throughput within the limit; None if there is none."""
     name = "p50" if slo is None else format_percentile_name(slo.percent)
     able = [
         (one, latency, rate)
@@ -253,9 +242,9 @@ def _read(record: JobRecord, name: str) -> Estimate | None:
 
 
 def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, rate: Estimate) -> Estimate | None:
-    """GPUs for the load: by throughput alone, or by simulation where a limit has to hold, of the batch sizes `found` that keep it.
+    """GPUs for the load: by throughput alone, or by simulation if there is a limit. None if no number is enough.
 
-    Each stream serves a batch of its own. None where no number does.
+    Each stream serves its own batch. `found` are the batch sizes within the limit.
     """
     if slo is None:
         low, high = rate.bounds
@@ -265,7 +254,7 @@ def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, 
     measured = {one.cell.load.batch_size: time for one in found if (time := _read(one, "p50")) is not None}
     for choice in range(3):
         times = {size: (time.value, *time.bounds)[choice] * NS for size, time in measured.items()}
-        if min(times.values()) <= 0:  # an interval that reaches 0 bounds nothing
+        if min(times.values()) <= 0:  # an interval that reaches 0 has no bound
             counts.append(1.0)
             continue
         need = count_gpus_needed(load_per_s, times, slo.percent, slo.limit_ns * NS)
@@ -276,10 +265,7 @@ def _count_gpus(found: Sequence[JobRecord], load_per_s: float, slo: Slo | None, 
 
 
 def _mark(rows: Sequence[FleetRow]) -> list[FleetRow]:
-    """Marks the best of each model, length and kind, and the frontier of each model and length over kinds.
-
-    The frontier is of throughput against latency.
-    """
+    """Marks the best of each model, length and kind, and the frontier of throughput against latency over kinds."""
     marked = []
     for row in rows:
         alike = [each for each in rows if (each.model, each.length) == (row.model, row.length)]
@@ -313,7 +299,7 @@ def _list_warnings(rows: Sequence[FleetRow], engines: Iterable[Sequence[JobRecor
 
 
 def _list_missing(records: Sequence[JobRecord]) -> tuple[MissingCell, ...]:
-    """The cells that were asked for on some kind of a device and have no figure on another kind of it."""
+    """Cells that were measured or tried on one kind of a device and have no figure on another kind of it."""
     asked = {_identify(one.cell): one.cell for one in records}
     kinds = list(dict.fromkeys((one.cell.kind, one.cell.recipe.device) for one in records))
     done = {(one.cell.kind, _identify(one.cell)) for one in records if one.state is JobState.DONE}

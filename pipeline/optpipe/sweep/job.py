@@ -1,4 +1,4 @@
-"""What a sweep asks for, and what came of it."""
+"""The requests and results of a sweep."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,15 +22,15 @@ CPU = "cpu"
 
 
 class JobState(StrEnum):
-    """What came of a job, from the most telling to the least."""
+    """Sorted from the most to the least informative."""
 
     DONE = "done"
     INVALID = "invalid"
-    """Measured, and no process is VALID."""
+    """Measured, but no process is VALID."""
     FAILED = "failed"
-    """It crashed, ran out of memory or time, or its build failed."""
+    """Crashed, out of memory or time, or a failed build."""
     IMPOSSIBLE = "impossible"
-    """No try can help here: no such GPU, kernel, or batch size."""
+    """No retry helps: no such GPU, kernel, or batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Recipe:
     seed: int = 0
     calibration: str | None = None
     options: tuple[str, ...] = ()
-    """Build options, `BACKEND.KEY=VALUE`."""
+    """`BACKEND.KEY=VALUE`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Hashes of what its texts stand for: `model` (with its weights), `calibration`. Without `model` it is unknown here."""
+    """Hashes of `model` (with its weights) and `calibration`. Without `model` the content is unknown here."""
     truncate: bool = False
-    """Whether calibration texts that are longer than the model's input are cut."""
+    """Whether calibration texts longer than the model's input are cut."""
 
     @property
     def label(self) -> str:
@@ -59,14 +59,12 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the matrix: a recipe under a load on a kind of GPU."""
-
     recipe: Recipe
     load: LoadSpec
     kind: str
     """The GPU as NVML names it, or `cpu`."""
     options: tuple[str, ...] = ()
-    """Runtime options, `BACKEND.KEY=VALUE`."""
+    """`BACKEND.KEY=VALUE`."""
     processes: int = 1
     max_cv: float = 0.025
 
@@ -78,7 +76,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Identifies the cell, with model and calibration data by their content. If it is known, their names do not count."""
+        """Identifies the cell. A model or calibration set of known content counts by its content, not its name."""
         asked = plain_from_record(self)
         del asked["load"]["images"]  # not asked: the measurement records it
         files = self.recipe.files
@@ -92,36 +90,35 @@ class Cell:
 
     @property
     def name_key(self) -> str:
-        """Identifies the cell by name: the same before and after a change of its model or data."""
+        """The same before and after a change of the model or data."""
         return replace(self, recipe=replace(self.recipe, files={})).key
 
 
 START_S = 5.0
-"""Seconds until a process measures (imports, hashes, loading): a guess."""
+"""Estimated seconds until a process measures (imports, hashes, loading)."""
 LOAD_S = 3.0
-"""Seconds of a process of a load, beside its warm-up and measurement, where no earlier job tells: a guess."""
+"""Estimated seconds per load, without warm-up and measurement, if no earlier job tells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process does: it builds `recipe`, or measures `cells`, which differ in their loads alone, one after the other."""
+    """One process: it builds `recipe`, or measures `cells`, which differ in their loads alone, one after the other."""
 
     recipe: Recipe
     kind: str
-    """The kind of slot that it needs."""
     cells: tuple[Cell, ...] = ()
     load_s: float = LOAD_S
     """Expected seconds of each cell."""
     workspace: str = ""
     artifact: str | None = None
-    """The artifact to measure; for a build, one that was made from the same model."""
+    """To measure; for a build, an artifact of the same model."""
     cpus: tuple[int, ...] = ()
     attempts: tuple[str, ...] = ()
     """Why earlier tries failed."""
     side_by_side: int = 1
-    """Slots of the host that time at the same time, at most."""
+    """The most slots of the host that time at once."""
     serialized: bool = False
-    """Whether the GPUs of the host time one after the other, because they disturb each other."""
+    """Whether the GPUs of the host time one after the other because they disturb each other."""
 
     @property
     def timing(self) -> bool:
@@ -129,19 +126,17 @@ class Task:
 
     @property
     def expected_s(self) -> float:
-        """Seconds of the whole, with the start of its process."""
+        """Seconds, with the start of the process."""
         return START_S + self.load_s * len(self.cells)
 
     @property
     def recipe_key(self) -> str:
-        """What must be equal for one build to serve both."""
+        """Tasks with equal keys share one build."""
         return hash_value(plain_from_record(self.recipe))[:KEY_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """The result that a task's process writes for a cell, or for its build."""
-
     state: JobState
     reason: str = ""
     artifact: str | None = None
@@ -150,12 +145,11 @@ class CellOutcome:
 
 
 def compute_job_key(cell: Cell, fingerprint: str) -> str:
-    """The key of a cell in one environment."""
     return hash_value({"cell": cell.key, "environment": fingerprint})[:KEY_LENGTH]
 
 
 def compute_fingerprint(environment: Environment, power_limit_w: float | None, mig: bool | None) -> str:
-    """The hash of what decides a figure beside the cell: the one GPU with driver, power limit and MIG state, CPU, versions."""
+    """The hash of everything besides the cell that affects a figure: one GPU, driver, power limit, MIG state, CPU, versions."""
     gpus = [[gpu.name, gpu.compute_capability, gpu.memory_bytes, gpu.driver] for gpu in environment.gpus]
     facts = {
         "gpus": gpus,
@@ -172,24 +166,21 @@ def compute_fingerprint(environment: Environment, power_limit_w: float | None, m
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a job ran. Hosts are named by a hash: a record that travels names neither machine nor user."""
+    """Where a job ran. The host is a hash, so that a shared record names neither machine nor user."""
 
     host: str
     slot: str
-    """The GPU's UUID, or `cpu`."""
     cpus: tuple[int, ...]
     side_by_side: int
-    """Slots of the host that timed at the same time, at most."""
+    """The most slots of the host that timed at once."""
     clock_ahead_s: float = 0.0
-    """How far the host's clock was ahead of that of the sweep's driver, at least; negative: behind; 0: they agreed."""
+    """How far the host's clock was at least ahead of the driver's; negative: behind; 0: they agreed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a task ended."""
-
     outcomes: tuple[CellOutcome, ...]
-    """One for each cell; of a build, one."""
+    """One for each cell, or one for a build."""
     fingerprint: str
     environment: Environment = field(default_factory=Environment)
     place: Place | None = None
@@ -199,16 +190,15 @@ class Result:
     clock_s: float = 0.0
     """The host's clock at the end, in Unix seconds."""
     lost: bool = False
-    """The process or its node ended without an outcome: another try may succeed."""
+    """The process or its node ended without an outcome; a retry may succeed."""
 
 
 def fail_task(task: Task, why: str, fingerprint: str, *, lost: bool = False) -> Result:
-    """The result of a task that gave no outcome."""
     return Result(repeat_outcome(task, CellOutcome(JobState.FAILED, why)), fingerprint, lost=lost)
 
 
 def repeat_outcome(task: Task, outcome: CellOutcome) -> tuple[CellOutcome, ...]:
-    """The same outcome for every cell, or for the build."""
+    """One for every cell, or one for a build."""
     return (outcome,) * max(1, len(task.cells))
 
 
@@ -226,22 +216,20 @@ class JobRecord:
     place: Place | None = None
     artifact: str | None = None
     run: str | None = None
-    """The bench run with the raw samples."""
     group: MeasurementGroup | None = None
-    """The figures of that run's processes."""
     seconds: float = 0.0
     started_utc: str = ""
     attempts: tuple[str, ...] = ()
-    """Why earlier tries of this sweep gave nothing."""
+    """Why earlier tries of this sweep failed."""
 
     @property
     def sample(self) -> str:
-        """What its rates count: `image` or `sample`; of what was not measured, as far as the cell says."""
+        """`image` or `sample`."""
         return (self.group or self.cell).load.sample
 
     @property
     def finished(self) -> bool:
-        """Whether another try would tell nothing new: measured, or impossible in this environment."""
+        """Whether a retry in this environment is useless."""
         return self.state in (JobState.DONE, JobState.IMPOSSIBLE)
 
 
@@ -250,7 +238,7 @@ def _scenarios_from_text(text: str, flag: str) -> tuple[Scenario, ...]:
 
 
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A matrix as TOML holds it: every combination of the lists is a cell."""
+    """A sweep's matrix in TOML: every combination of the lists is a cell."""
 
     models: tuple[str, ...] = ()
     precisions: Annotated[tuple[str, ...], params.PRECISIONS] = ("fp16",)
@@ -262,7 +250,7 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tuple[int, ...],
         Param("Sequence lengths, such as 32,128,512.", flag="length", metavar="TOKENS", parse=params.sizes_from_text),
     ] = ()
-    """Without any, that of the texts each build was verified on."""
+    """Default: the length of the texts that verified each build."""
     scenarios: Annotated[
         tuple[Scenario, ...],
         Param("MLPerf scenarios, comma-separated.", flag="scenario", parse=_scenarios_from_text),
@@ -274,7 +262,7 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     options: tuple[tuple[str, ...], ...] = ((),)
     """Sets of runtime options."""
     gpus: Annotated[tuple[str, ...], params.GPU] = ()
-    """Kinds of GPU by NVML's names, or `cpu`; default: what is here."""
+    """NVML's names, or `cpu`; default: the kinds found here."""
     mode: Annotated[Mode, replace(params.MODE, setting=True)] = Mode.COMPUTE
     streams: Annotated[int, replace(params.STREAMS, setting=True)] = 1
     profile: Annotated[str | None, params.PROFILE] = None
@@ -293,7 +281,6 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def matrix_from_cell(cell: Cell) -> Matrix:
-    """The matrix that has this cell alone."""
     recipe, load = cell.recipe, cell.load
     same = {
         name: getattr(one, name)
@@ -316,7 +303,7 @@ def matrix_from_cell(cell: Cell) -> Matrix:
 
 
 def command_from_cell(cell: Cell) -> str:
-    """The command that sweeps this cell alone; what is the default is left out."""
+    """The command that sweeps this cell alone, without options at their defaults."""
     options = [word for each in cell.options for word in ("--option", each)]
     return to_command("sweep", cell.recipe.model, matrix_from_cell(cell), *options)
 

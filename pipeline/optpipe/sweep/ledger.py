@@ -1,4 +1,4 @@
-"""The records of jobs in a workspace: `runs/job-KEY-HASH/`, named by content, so that a union of two workspaces loses nothing."""
+"""The records of jobs in a workspace: `runs/job-KEY-HASH/`, named by content, so that workspaces merge without loss."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _RANK = {state: rank for rank, state in enumerate(JobState)}
 
 
 def write_job(workspace: Path, record: JobRecord) -> Path:
-    """Adds a record; returns its folder. Raises StageError where it cannot be written."""
+    """Adds a record; returns its folder. Raises StageError if it cannot be written."""
     stated = replace(record, environment=Environment())  # the manifest has it
     parents = [each for each in (record.artifact, record.run) if each is not None]
     ident, started = _compute_id(record), record.started_utc or get_utc_time()
@@ -35,7 +35,7 @@ def _compute_id(record: JobRecord) -> str:
 
 
 def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
-    """All records by key, the one that counts first. Raises BadInputError where one is damaged."""
+    """All records by key, the most informative first. Raises BadInputError if one is damaged."""
     found: dict[str, list[JobRecord]] = {}
     for record in _read_records(workspace, ""):
         found.setdefault(record.key, []).append(record)
@@ -60,7 +60,7 @@ def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
 
 
 def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
-    """The record in a job's entry. Raises BadInputError where its content is not what its name says."""
+    """Raises BadInputError if the content does not match the hash in the entry's name."""
     record = replace(entry.info, environment=entry.manifest.environment)
     if entry.path.name != f"{JobRecord.KIND}-{_compute_id(record)}":
         raise BadInputError(f"{entry.path} was changed: its content has another hash than its name")
@@ -68,18 +68,18 @@ def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
 
 
 def read_job(workspace: Path, key: str) -> JobRecord | None:
-    """The record of one job that counts; None where there is none."""
+    """The most informative record of one job, or None."""
     found = sort_records(_read_records(workspace, f"{key}-"))
     return found[0] if found else None
 
 
 def sort_records(records: Iterable[JobRecord]) -> list[JobRecord]:
-    """The record that counts first: the most telling state, then the oldest. The order depends on the records alone."""
+    """The most informative state first, then the oldest."""
     return sorted(records, key=lambda one: (_RANK[one.state], one.started_utc, one.run or "", one.reason))
 
 
 def list_conflicts(jobs: Mapping[str, Sequence[JobRecord]]) -> Iterator[str]:
-    """Where records of one key disagree: a verdict each, and not the same one. A crash before a result is no conflict."""
+    """Keys whose records are DONE and INVALID. A crash before a result is no conflict."""
     for key, records in jobs.items():
         told = [one for one in records if one.state in (JobState.DONE, JobState.INVALID)]
         if len({one.state for one in told}) > 1:
@@ -89,37 +89,32 @@ def list_conflicts(jobs: Mapping[str, Sequence[JobRecord]]) -> Iterator[str]:
 
 @contextmanager
 def claim_job(workspace: Path, key: str) -> Iterator[bool]:
-    """Whether the job is this process's to run while the block runs: two sweeps of one workspace never run it at once."""
+    """Yields whether this process may run the job: two sweeps of one workspace never run it at once."""
     with open_lock(workspace / LOCKS / f"job-{key}") as file:
         yield try_lock(file)
 
 
 FOLDERS = ("store", RUNS, REMOVED)
-"""What holds folders with a manifest."""
+"""Folders whose entries have manifests."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRecord:
-    """The JSON document of `optpipe store merge`."""
-
     sources: tuple[str, ...]
     added: int
-    """Entries that were copied."""
     present: int
-    """Those that the workspace had already."""
     conflicts: tuple[str, ...]
     damaged: tuple[str, ...]
-    """What was not copied because its bytes are not as its manifest says."""
+    """Entries that were not copied because their bytes do not match their manifests."""
     warnings: tuple[str, ...] = ()
 
     @property
     def status(self) -> ExitStatus:
-        """STAGE_FAILED where something was damaged, FAIL for a conflict."""
         return ExitStatus.STAGE_FAILED if self.damaged else ExitStatus.FAIL if self.conflicts else ExitStatus.DONE
 
 
 def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
-    """Copies what is missing. Raises BadInputError for a source that is no workspace, before anything is copied."""
+    """Copies missing entries. Raises BadInputError for a source that is no workspace, before anything is copied."""
     for source in sources:
         if not any((source / folder).is_dir() for folder in FOLDERS):
             raise BadInputError(f"{source} is not a workspace: it has no store or runs")
@@ -143,9 +138,9 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
 
 
 def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, list[str]]:
-    """Copies each finished entry and run that is missing; what was `added`, `present`, in `conflicts` and `damaged`, one line each.
+    """Copies each missing finished entry and run. Returns lines under `added`, `present`, `conflicts` and `damaged`.
 
-    Where two differ under one name, the one here is kept. An artifact that is not `trusted` is foreign if loading it runs code.
+    The workspace's entry wins a conflict. An artifact that is not `trusted` is foreign if loading it runs code.
     """
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with hold_lock(store.lock_path("merge")):
@@ -165,7 +160,7 @@ def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, li
 
 
 def _read_content(path: Path) -> object:
-    """What an entry or a run is beside when and where it was made; None for what was cut off or is damaged."""
+    """An entry's or run's content without time and place of its making; None if it is incomplete or damaged."""
     try:
         read = read_manifest(Files(path)) if (path / MANIFEST).is_file() else None
     except BadInputError:  # `optpipe store gc` finds it
@@ -175,7 +170,7 @@ def _read_content(path: Path) -> object:
 
 
 def _copy_whole(path: Path, target: Path, store: Store, *, trusted: bool) -> str | None:
-    """Copies the folder, its hashes checked before and after. Returns the first thing that is not as its manifest says."""
+    """Copies the folder and checks its hashes before and after. Returns the first difference from its manifest."""
     manifest = read_manifest(Files(path))
     files = {name: file.sha256 for name, file in manifest.files.items()}
     with store.scratch("merge") as scratch:

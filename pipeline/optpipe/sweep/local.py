@@ -1,4 +1,4 @@
-"""The executor of this host: each task is a process group in exclusive use of its slot."""
+"""The executor of this host."""
 
 import os
 import signal
@@ -44,19 +44,19 @@ from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import NOTES, Store
 
 WATCH_S = 1.0
-"""Between two looks at a GPU's processes."""
+"""Seconds between two checks of a GPU's processes."""
 STOP_S = 15.0
-"""For a task to end in order."""
+"""Seconds for a task to end in order."""
 _SETTLE_S = 0.5
-"""Until the driver no longer lists a process that has ended."""
+"""Seconds until the driver no longer lists a process that has ended."""
 
 
 PROGRAM = (sys.executable, "-m", "optpipe.sweep.task")
-"""What does a task: it is called with the task's file and the outcome's."""
+"""Called with the paths of the task and the outcome."""
 
 
 class LocalExecutor:
-    """Runs each task in its own process group on this host, in exclusive use of its slot."""
+    """Runs each task in a separate process group on this host, in exclusive use of its slot."""
 
     remote = False
 
@@ -73,16 +73,15 @@ class LocalExecutor:
     def poll(
         self, running: Collection["Future[Result]"], timeout_s: float
     ) -> Iterator[tuple["Future[Result]", Result]]:
-        """The tasks that have ended, after at most `timeout_s` seconds."""
         yield from ((each, each.result()) for each in wait(running, timeout_s, FIRST_COMPLETED).done)
 
     def cancel(self, running: Collection["Future[Result]"]) -> Collection["Future[Result]"]:
-        """Interrupts the tasks; they end within STOP_S and may still have measured something."""
+        """Interrupts the tasks; they end within STOP_S and may still give a measurement."""
         self._stop.set()
         return running
 
     def close(self) -> None:
-        """Interrupts what still runs and waits for its end."""
+        """Interrupts running tasks and waits for their end."""
         self._stop.set()
         self._pool.shutdown()
 
@@ -90,7 +89,7 @@ class LocalExecutor:
 def run_exclusively(
     task: Task, slot: Slot, options: SweepOptions, stop: threading.Event, program: Sequence[str] = PROGRAM
 ) -> Result:
-    """Holds the locks of the slot while the task runs; a lock that cannot be had is a failed task."""
+    """Holds the locks of the slot while the task runs; without a lock the task fails."""
     try:
         with hold_locks(list_locks(slot, timing=task.timing, serialized=task.serialized), options.lock_s, stop=stop):
             return run_task(task, slot, options, stop, program)
@@ -101,7 +100,7 @@ def run_exclusively(
 def run_task(
     task: Task, slot: Slot, options: SweepOptions, stop: threading.Event, program: Sequence[str] = PROGRAM
 ) -> Result:
-    """Runs the task in its own process group and waits for its end. Raises StageError if the workspace cannot be written."""
+    """Runs the task in a process group and waits for its end. Raises StageError if the workspace cannot be written."""
     started, clock, lost = get_utc_time("milliseconds"), monotonic(), False
     task = replace(task, cpus=slot.cpus)
     if taken := _find_taken(slot) if task.timing else ():
@@ -140,7 +139,7 @@ def _run_process(
 
 
 def _find_taken(slot: Slot) -> tuple[str, ...]:
-    """Who is on the slot's GPU while nothing of ours is; looked at twice, since the driver is slow to forget."""
+    """Foreign processes on an idle slot's GPU; checked twice, since the driver lists ended processes for a while."""
     if slot.gpu is None or not list_gpu_processes(slot.gpu):
         return ()
     sleep(_SETTLE_S)
@@ -175,7 +174,7 @@ def note_built(workspace: Path, recipe: Recipe, fingerprint: str, artifact: str)
 
 
 def find_built(workspace: Path, recipe: Recipe, fingerprint: str) -> str | None:
-    """The artifact, every byte checked; None if the recipe has to be built, as where nobody knows what it stands for."""
+    """The artifact, every byte checked; None if the recipe must be built or its content is unknown."""
     if "model" not in recipe.files:
         return None
     try:

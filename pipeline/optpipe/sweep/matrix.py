@@ -1,4 +1,4 @@
-"""The matrix of a sweep: from flags or a TOML file to cells, each once."""
+"""The matrix of a sweep: from flags or a TOML file to cells."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ from optpipe.sweep.task import collect_contents, collect_contents_in_child
 from optpipe.workspace.store import Store
 
 LARGEST = 100_000
-"""Cells of a matrix; more is a mistake in it."""
+"""Cells of a matrix."""
 
 
 def matrix_from_options(base: Matrix, given: Mapping[str, Any]) -> Matrix:
-    """`base` with the keys that were given instead of its own. Raises BadInputError for a value of another type."""
+    """Replaces the given keys of `base`. Raises BadInputError for a value of another type."""
     try:
         return msgspec.convert(msgspec.to_builtins(base) | msgspec.to_builtins(given), Matrix)
     except msgspec.ValidationError as error:
@@ -36,7 +36,7 @@ def matrix_from_options(base: Matrix, given: Mapping[str, Any]) -> Matrix:
 
 
 def matrix_from_file(path: Path) -> Matrix:
-    """Reads a matrix. Raises BadInputError that names the file and the key."""
+    """Raises BadInputError with the file and the key."""
     with read_as_user_file(path, "a sweep matrix (TOML)"):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
@@ -49,7 +49,7 @@ def matrix_from_file(path: Path) -> Matrix:
 def resolve_models(matrix: Matrix, store: Store, *, local: bool) -> Matrix:
     """The matrix with stored models by their sources, as `build` takes them.
 
-    Raises BadInputError for one that is unknown; of a cluster (not `local`) the nodes may know files and cards of their own.
+    Raises BadInputError for an unknown model, unless the nodes of a cluster (not `local`) may know it.
     """
     models = tuple(find_stored_source(each, store) or each for each in matrix.models)
     exported = {entry.info.source for entry in store.list_entries(ModelInfo)}
@@ -60,7 +60,7 @@ def resolve_models(matrix: Matrix, store: Store, *, local: bool) -> Matrix:
 
 
 def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells in the order of the matrix, each once. Raises BadInputError for what cannot be meant."""
+    """The cells in the order of the matrix, each once. Raises BadInputError for a matrix that makes no sense."""
     require_sound(matrix)
     kinds = matrix.gpus or tuple(kinds_here)
     cells = (
@@ -73,7 +73,7 @@ def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, 
 
 
 def _options_of(matrix: Matrix, backend: str) -> list[tuple[str, ...]]:
-    """Sets of options, those of other backends left out, so that a set that says nothing here makes no second cell."""
+    """Sets of options without those of other backends, each once."""
     own = [tuple(each for each in given if each.startswith(f"{backend}.")) for given in matrix.options]
     return list(dict.fromkeys(own)) or [()]
 
@@ -132,7 +132,7 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
 
 
 def add_contents(cells: Sequence[Cell], store: Store, listener: Listener) -> tuple[Cell, ...]:
-    """The cells with the hashes of what their recipes name. Models that a user's code makes are loaded in a child process."""
+    """The cells with the hashes of model and calibration data. A user's Python code runs in a child process."""
     recipes = {_list_names(cell.recipe): cell.recipe for cell in cells}
     ours = {names: recipe for names, recipe in recipes.items() if _runs_code(recipe.model)}
     found = {names: collect_contents(recipe, store) for names, recipe in recipes.items() if names not in ours}
@@ -143,7 +143,7 @@ def add_contents(cells: Sequence[Cell], store: Store, listener: Listener) -> tup
 
 
 def _list_names(recipe: Recipe) -> tuple[object, ...]:
-    """The fields of a recipe that decide its hashes."""
+    """The fields of a recipe that determine its hashes."""
     calibrated = recipe.precision if recipe.precision in CALIBRATED else ""
     return recipe.model, recipe.weights, recipe.seed, recipe.profile, recipe.calibration, calibrated
 
@@ -175,7 +175,7 @@ def _list_loads(matrix: Matrix) -> Iterator[LoadSpec]:
 
 
 def find_obstacle(cell: Cell) -> str | None:
-    """Why no machine can do a cell, from what its backend says of itself; None where one may."""
+    """Why no machine can run a cell, by its backend; None if one may."""
     backend = BACKENDS[cell.recipe.backend]
     reason = backend.find_obstacle(cell.recipe.device, Precision(cell.recipe.precision), anywhere=True)
     return None if reason is None else f"{backend.name} {reason}"

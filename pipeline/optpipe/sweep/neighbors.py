@@ -43,7 +43,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class NeighborEffect:
-    """What the neighbors of one host do to each other: the record `runs/neighbors-HOST-FINGERPRINT-HASH`."""
+    """The record `runs/neighbors-HOST-FINGERPRINT-HASH`."""
 
     KIND: ClassVar[str] = "neighbors"
 
@@ -54,7 +54,7 @@ class NeighborEffect:
     batch_size: int
     slots: int
     ratio: Ratio
-    """Time per query with busy neighbors over without."""
+    """Time per query with busy neighbors over time without."""
     alone_ns: tuple[float, ...]
     beside_ns: tuple[float, ...]
     measured_utc: str
@@ -62,30 +62,29 @@ class NeighborEffect:
 
     @property
     def serializes(self) -> bool:
-        """Whether timing has to be serialized: the interval does not exclude an effect over TOLERATED."""
+        """Whether the interval does not exclude an effect over TOLERATED."""
         low, high = self.ratio.ci
         return high > 1 + TOLERATED or low < 1 - TOLERATED
 
 
 def read_neighbor_effect(workspace: Path, slots: Sequence[Slot]) -> NeighborEffect | None:
-    """What was measured of this host in this environment; None where nothing was."""
     if len(slots) < 2:
         return None
     return _list_effects(workspace).get(name_neighborhood(slots[0]))
 
 
 def name_neighborhood(slot: Slot) -> str:
-    """What an effect holds for: this host in the slot's environment."""
+    """A host in one environment, for which an effect holds."""
     return f"{name_host()}-{slot.fingerprint}"
 
 
 def list_disturbed_hosts(workspace: Path) -> tuple[str, ...]:
-    """The neighborhoods that have to time one GPU after the other."""
+    """The neighborhoods whose GPUs must time one after the other."""
     return tuple(name for name, effect in _list_effects(workspace).items() if effect.serializes)
 
 
 def _list_effects(workspace: Path) -> dict[str, NeighborEffect]:
-    """What was measured last of each neighborhood."""
+    """The last effect of each neighborhood."""
     found = sorted((each.info for each in list_records(workspace, NeighborEffect)), key=lambda one: one.measured_utc)
     return {f"{one.host}-{one.fingerprint}": one for one in found}
 
@@ -93,7 +92,7 @@ def _list_effects(workspace: Path) -> dict[str, NeighborEffect]:
 def measure_neighbor_effect(
     artifact: str, batch_size: int, slots: Sequence[Slot], store: Store, listener: Listener, *, rounds: int = 10
 ) -> NeighborEffect:
-    """Measures it on two slots or more and stores it. Raises StageError where a worker dies."""
+    """Measures on two slots or more and stores the effect. Raises StageError if a worker dies."""
     (found,) = find_artifacts(artifact, store)
     load = LoadSpec(batch_size, percentile=50.0, min_seconds=WINDOW_S, max_seconds=WINDOW_S, cache_probes=0)
     trial, seed = replace(load, warm_up_seconds=0.0, max_warm_up_seconds=0.0), randbits(32)
@@ -104,7 +103,7 @@ def measure_neighbor_effect(
             measured, *others = (stack.enter_context(replace(subject, pool=pool).open()) for pool in pools)
             subject.measure(measured, load, "warm-up")
             for at, other in enumerate(others):
-                stack.callback(other.kill)  # it has no end, and may be stopped
+                stack.callback(other.kill)  # it runs until it is killed, and may be stopped
                 forever = replace(load, min_seconds=DAY_S, max_seconds=DAY_S)
                 other.begin(Point(f"busy{at}", str(scratch / f"busy{at}.spool"), forever), READY_S)
         with listener.step("neighbor effect", total=2 * rounds) as step:

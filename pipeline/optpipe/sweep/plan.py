@@ -1,4 +1,4 @@
-"""What a sweep will do: which cells are stored, which cannot be done, which run, and for how long by earlier runs."""
+"""The plan of a sweep (stored, impossible and runnable cells, with expected times), its rows and its regression test."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
@@ -20,38 +20,35 @@ from optpipe.sweep.slots import Slot
 
 
 class Standing(StrEnum):
-    """What a sweep will do with a cell."""
-
     STORED = "stored"
     RUN = "to run"
     IMPOSSIBLE = "impossible"
     ELSEWHERE = "elsewhere"
-    """Of a kind of GPU that is not here."""
+    """This host has no such GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
     cell: Cell
     state: str
-    """A `JobState`, or a `Standing` of what was not run."""
+    """A `JobState`, or the `Standing` of a cell that was not run."""
     reason: str = ""
     key: str | None = None
     fingerprint: str | None = None
-    """Of its environment: rows of several are not to be mixed."""
+    """Rows of several environments are not comparable."""
     host: str | None = None
     clock_ahead_s: float = 0.0
-    """Of the host, by the clock of the sweep's driver; 0 where they agree."""
+    """Against the clock of the sweep's driver; 0 if they agree."""
     slot: str | None = None
     artifact: str | None = None
     run: str | None = None
     processes: int = 0
     """VALID ones."""
     sample: str = "image"
-    """What the throughput counts: `image` or `sample`."""
     figures: Mapping[str, Estimate] | None = None
     """`p50` and other percentiles in ns, `throughput` in images or samples per s."""
     seconds: float | None = None
-    """Measured; of what is to run, estimated from earlier jobs."""
+    """Measured, or estimated from earlier jobs for a cell to run."""
     attempts: tuple[str, ...] = ()
     stored: bool = False
 
@@ -59,7 +56,7 @@ class SweepRow:
 def plan_sweep(
     cells: Sequence[Cell], slots: Sequence[Slot], stored: Mapping[str, Sequence[JobRecord]], *, again: bool = False
 ) -> tuple[SweepRow, ...]:
-    """A row of each cell: what is stored of it, or what is to be done. `again` measures what is stored once more."""
+    """A row for each cell. `again` ignores stored results."""
     times = _learn_times([records[0] for records in stored.values()])
     by_cell: dict[str, list[JobRecord]] = {}
     for records in stored.values():
@@ -86,7 +83,7 @@ def plan_sweep(
 
 
 def estimate_total(rows: Sequence[SweepRow], slots: Sequence[Slot]) -> float | None:
-    """Wall-clock seconds over the slots; None where no earlier job tells."""
+    """Wall-clock seconds over the slots; None without earlier jobs."""
     left = [row for row in rows if row.state == Standing.RUN]
     known = [row.seconds for row in left if row.seconds is not None]
     if not known and left:
@@ -100,7 +97,7 @@ _Times = Mapping[tuple[str, ...], Sequence[float]]
 
 
 def _learn_times(records: Sequence[JobRecord]) -> _Times:
-    """Seconds of a process of earlier jobs, by what they have in common."""
+    """Seconds of a process of earlier jobs, by shared properties."""
     times: dict[tuple[str, ...], list[float]] = {}
     for one in records:
         if one.run is not None and one.seconds > 0:
@@ -119,13 +116,13 @@ def _estimate(cell: Cell, times: _Times) -> float | None:
 
 
 def _list_likenesses(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
-    """What a recipe has in common with others that take about as long, the closest first."""
+    """Properties that a recipe shares with others of similar duration, the closest first."""
     engine = recipe.backend, recipe.device
     return (recipe.model, recipe.precision, *engine), (recipe.model, *engine), engine, ()
 
 
 def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, ...]:
-    """What is to run, at most `loads_per_process` cells to one process, in the order of the matrix."""
+    """Tasks of at most `loads_per_process` cells, in the order of the matrix."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[SweepRow]] = {}
     for row in rows:
         if row.state == Standing.RUN:
@@ -142,12 +139,12 @@ def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, 
 
 
 def guess_load_s(cell: Cell) -> float:
-    """Seconds that a cell takes by what it asks for alone."""
+    """Seconds of a cell without earlier jobs."""
     return cell.processes * (LOAD_S + cell.load.warm_up_seconds + cell.load.min_seconds)
 
 
 def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> tuple[Cell, ...]:
-    """Part i of n, counted from 1: neighboring cells stay together, so that few recipes are built twice."""
+    """Part i of n, counted from 1: adjacent cells stay together, so that few recipes are built twice."""
     if shard is None:
         return tuple(cells)
     part, parts = shard
@@ -155,7 +152,7 @@ def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> tuple[
 
 
 def shard_from_text(text: str) -> tuple[int, int]:
-    """Reads `--shard 2/8`. Raises BadInputError for anything else."""
+    """Reads `--shard 2/8`. Raises BadInputError."""
     part, _, parts = text.partition("/")
     try:
         found = int(part), int(parts)
@@ -176,16 +173,16 @@ def sort_tasks(tasks: Iterable[Task]) -> list[Task]:
 
 
 def take_task(waiting: MutableSequence[Task], at: int, ends: Sequence[float], slots: int, now: float) -> Task:
-    """Removes the task at index `at` for a slot of its kind that is free `now`, and puts back the loads that other slots do sooner.
+    """Removes the task at index `at` for a free slot of its kind, and puts back the loads that other slots finish sooner.
 
-    `slots` is how many the kind has; `ends` are the times in seconds when those that are in use are expected to be free.
+    `slots` counts the slots of the kind; `ends` are the times in seconds when those in use are expected to be free.
     """
     task = waiting.pop(at)
     if len(task.cells) < 2 or slots == 1:
         return task
     left_s = task.expected_s + START_S  # one more process has to start where the task is divided
     for other in waiting:
-        if left_s >= task.expected_s * slots:  # enough for the others to do meanwhile
+        if left_s >= task.expected_s * slots:  # the other slots have enough work meanwhile
             return task
         left_s += other.expected_s if other.kind == task.kind else 0.0
     free = sorted([*(max(now, end) for end in ends), *[now] * (slots - len(ends))])
@@ -205,9 +202,9 @@ class CellVerdict:
     verdict: Verdict
     reason: str
     ratio: Estimate | None = None
-    """Of the p50 latencies, now over baseline: above 1 is slower."""
+    """The p50 now over the p50 of the baseline: above 1 is slower."""
     p_value: float | None = None
-    """That it is no slower than the tolerance."""
+    """Of the hypothesis that the cell is no slower than the tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +214,11 @@ class Regression:
     level: float
     """Probability of any false FAIL."""
     method: str
-    """What holds it over all cells."""
+    """The correction that holds it over all cells."""
     cells: tuple[CellVerdict, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL where a cell fails, PASS where all pass."""
         verdicts = {one.verdict for one in self.cells}
         if Verdict.FAIL in verdicts:
             return Verdict.FAIL
@@ -231,18 +227,14 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class SweepRecord:
-    """The JSON document of `optpipe sweep`."""
-
     rows: tuple[SweepRow, ...]
     slots: tuple[str, ...]
     seconds: float
     estimate_s: float | None
     dry_run: bool
     serialized: bool
-    """Whether GPUs of this host timed one after the other."""
     interrupted: bool = False
     regression: Regression | None = None
-    """Against a baseline, where one was given."""
     warnings: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     exit_status: int = 0
@@ -253,7 +245,7 @@ class SweepRecord:
 
 
 def fill_rows(rows: Sequence[SweepRow], records: Mapping[str, JobRecord]) -> tuple[SweepRow, ...]:
-    """The rows with what came of them; `records` are those of this sweep by the key of their cell."""
+    """The rows with their results; `records` are those of this sweep by the key of their cell."""
     return tuple(
         row if (found := records.get(row.cell.key)) is None else replace(_row_from_record(found), cell=row.cell)
         for row in rows
@@ -283,7 +275,6 @@ def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
 
 
 def judge_status(rows: Sequence[SweepRow], *, interrupted: bool, dry_run: bool) -> ExitStatus:
-    """INTERRUPTED; STAGE_FAILED where a cell failed, INCONCLUSIVE where one is INVALID, MISSING where none could be done."""
     states = {row.state for row in rows}
     if interrupted:
         return ExitStatus.INTERRUPTED
@@ -297,7 +288,6 @@ def judge_status(rows: Sequence[SweepRow], *, interrupted: bool, dry_run: bool) 
 
 
 def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
-    """What a reader of the table must know: environments that differ within a kind."""
     found = []
     for kind in dict.fromkeys(row.cell.kind for row in rows):
         prints = {row.fingerprint for row in rows if row.cell.kind == kind and row.fingerprint}
@@ -334,7 +324,7 @@ def judge_against(
     name: str,
     tolerance: float = TOLERANCE,
 ) -> Regression:
-    """Each row against the baseline's job of the same key, else of a cell with the same names. `now` has the records by key."""
+    """Each row against the baseline's job of the same key, or else of a cell with the same names. `now` has the records by key."""
     by_name: dict[str, JobRecord] = {}
     for records in baseline.values():
         by_name.setdefault(records[0].cell.name_key, records[0])
@@ -354,7 +344,7 @@ def judge_against(
 
 
 def _compare(now: JobRecord | None, before: JobRecord | None) -> tuple[Mean | None, str]:
-    """The mean of the logarithm of the ratio; or why there is none."""
+    """The mean of the logarithm of the ratio, or why there is none."""
     if now is None or now.state is not JobState.DONE:
         return None, "not measured" if now is None else f"{now.state}: {now.reason}"
     if before is None or before.state is not JobState.DONE:

@@ -1,4 +1,4 @@
-"""The slots of this host: one for each GPU with processors near it, or one for the CPU; and who else uses a GPU."""
+"""The slots of this host, one for each GPU or CPU part, with their locks and the processes on their GPUs."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ from optpipe.workspace.locks import try_lock
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one job at a time is measured."""
+    """A GPU with adjacent processors, or a part of the CPU, which measures one job at a time."""
 
     name: str
     """The GPU's UUID; `cpu`, or `cpu-0-3` for a part of the processors."""
@@ -35,7 +35,7 @@ class Slot:
     part: bool = False
     """Whether other slots have other processors of the same CPU."""
     node: str = ""
-    """The id of the cluster's node, if it has no labels of ours."""
+    """The id of a cluster's node that has none of our labels."""
 
     @property
     def gpu(self) -> str | None:
@@ -43,12 +43,12 @@ class Slot:
 
 
 def count_neighbors(slot: Slot) -> int:
-    """How many GPUs its host has, itself among them; 1 for the CPU."""
+    """GPUs of the host; 1 for the CPU."""
     return max(1, len(_list_devices())) if slot.gpu else 1
 
 
 def describe_device(uuid: str) -> tuple[float | None, bool | None]:
-    """Power limit in W and MIG mode of a GPU; None where NVML does not say."""
+    """Power limit in W and MIG mode of a GPU; None if NVML does not say."""
     found = next(each for each in _list_devices() if each.uuid == uuid)
     return found.power_limit_w, found.mig
 
@@ -62,18 +62,18 @@ class _Device:
 
 
 def name_host() -> str:
-    """This host in records: a hash of its name."""
+    """A hash of the host's name, for records."""
     return hash_text(platform.node())[:8]
 
 
 def list_slots(cpu_slots: int = 1) -> tuple[Slot, ...]:
-    """One slot per GPU that CUDA shows, then the processors in `cpu_slots` equal parts."""
+    """One slot for each GPU that CUDA shows, then the processors in `cpu_slots` equal parts."""
     environment, cpus = describe_environment(), sorted(os.sched_getaffinity(0))
     return (*_list_gpu_slots(environment, cpus), *list_cpu_slots(environment, cpus, cpu_slots))
 
 
 def list_kinds(slots: Sequence[Slot]) -> tuple[str, ...]:
-    """What a sweep uses where no kind is named: the kinds of GPU; none: the CPU."""
+    """The default kinds of a sweep: those of the GPUs, or the CPU if there is no GPU."""
     gpus = tuple(dict.fromkeys(slot.kind for slot in slots if slot.gpu))
     return gpus or tuple(dict.fromkeys(slot.kind for slot in slots)) or (CPU,)
 
@@ -92,7 +92,7 @@ def _list_gpu_slots(environment: Environment, cpus: Sequence[int]) -> tuple[Slot
 
 
 def list_cpu_slots(environment: Environment, cpus: Sequence[int], count: int) -> tuple[Slot, ...]:
-    """The processors in `count` equal parts. A part of a CPU is another environment than the whole."""
+    """The processors in `count` equal parts. A part has another fingerprint than the whole."""
     environment = replace(environment, gpus=())
     size = max(1, len(cpus) // max(1, count))
     parts = [tuple(cpus[at * size : (at + 1) * size]) for at in range(max(1, min(count, len(cpus))))]
@@ -106,8 +106,10 @@ def list_cpu_slots(environment: Environment, cpus: Sequence[int], count: int) ->
 
 
 def divide_cpus(cpus: Sequence[int], near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:
-    """Processors for each GPU: those `near` it (none known: all), shared evenly and without overlap by GPUs that are near the
-    same; GPUs that would get none share all."""
+    """Processors for each GPU, shared evenly by GPUs that are `near` the same ones, without overlap.
+
+    A GPU with unknown neighbors is near all; GPUs that would get none share all.
+    """
     wanted = [tuple(sorted(set(cpus) & set(each))) or tuple(cpus) for each in near]
     found = []
     for at, mine in enumerate(wanted):
@@ -132,7 +134,7 @@ def _read_node_cpus(node: int) -> tuple[int, ...]:
 
 @cache
 def _list_devices() -> tuple[_Device, ...]:
-    """What NVML says of all GPUs of the host."""
+    """All GPUs of the host."""
     nvml = _open_nvml()
     if nvml is None:
         return ()
@@ -180,9 +182,9 @@ def _open_nvml() -> Any:
 
 
 def list_gpu_processes(uuid: str) -> dict[int, str]:
-    """What computes on the GPU now, `python (process 17)` by the id that NVML gives, which in a container may be the host's.
+    """Compute processes on the GPU, such as `python (process 17)`, by NVML's id, which in a container may be the host's.
 
-    Empty where NVML does not say.
+    Empty if NVML does not say.
     """
     nvml = _open_nvml()
     if nvml is None:
@@ -205,8 +207,10 @@ def _name_process(nvml: Any, pid: int) -> str:
 
 
 def find_foreign(processes: Mapping[int, str], own: Collection[int]) -> dict[int, str]:
-    """Which of the processes on a GPU are not ours while a job runs. One whose id is unknown here may be its worker: in a container
-    NVML gives ids of the host, and `busy-gpu` of the measurement counts those."""
+    """The foreign processes on a GPU while a job runs.
+
+    In a container NVML gives ids of the host: an id that is unknown here may be the job's worker, and `busy-gpu` counts it.
+    """
     return {pid: name for pid, name in processes.items() if pid not in own and Path(f"/proc/{pid}").exists()}
 
 
@@ -229,20 +233,20 @@ def list_descendants(pid: int) -> set[int]:
 
 FOLDER = Path("/tmp/optpipe-locks")  # one place for all users; share it with containers of the host
 QUIET = "quiet"
-"""Held by whoever needs the host's processors to itself."""
+"""Held by a job that needs all of the host's processors."""
 TIMING = "timing"
-"""Held while timing where GPUs disturb each other."""
+"""Held while timing on hosts whose GPUs disturb each other."""
 _WHAT = {QUIET: "the CPU", TIMING: "timing on this host"}
 POLL_S = 0.2
-"""Between two tries to get a lock."""
+"""Seconds between two tries to get a lock."""
 
 
 class TakenError(StageError):
-    """Somebody else held a lock for longer than we wait."""
+    """Another process held a lock for longer than the limit."""
 
 
 def list_locks(slot: Slot, *, timing: bool, serialized: bool) -> list[tuple[str, bool]]:
-    """The locks that a job needs, by name and whether shared, in the one order in which all take them."""
+    """The locks of a job, by name and whether shared, in the order in which all jobs take them."""
     found = [(slot.name, False)] if slot.gpu or slot.part else []
     if slot.gpu is None:
         found.append((QUIET, slot.part and timing))
@@ -274,7 +278,7 @@ def hold_locks(
 
 
 def _open_lock(folder: Path, name: str) -> int:
-    """A descriptor of the lock's file. Reading is enough to lock, so that a file of another user does; a link is refused."""
+    """A descriptor of the lock's file. A file of another user opens only for reading, which is enough to lock; a link is refused."""
     path = folder / name
     try:
         if not folder.is_dir():
@@ -290,7 +294,7 @@ def _open_lock(folder: Path, name: str) -> int:
 
 
 def _describe_holder(descriptor: int) -> str:
-    """Who holds the lock, from the kernel's list, which shows processes of the own container."""
+    """The lock's holder in the kernel's list, which shows processes of this container only."""
     inode = str(os.fstat(descriptor).st_ino)
     try:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""A sweep from matrix to table: planned first, then run where its cells can run, resumable."""
+"""Plans a sweep and runs its tasks; a later sweep resumes it."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -45,10 +45,10 @@ class Executor(Protocol):
     """Runs tasks; what `start` returns stands for a running task until `poll` gives its result."""
 
     remote: bool
-    """Whether tasks run on other hosts, whose locks and stores are not this one's."""
+    """Whether tasks run on other hosts, with other locks and stores."""
 
     def start(self, task: Task, slot: Slot) -> Any:
-        """Starts the task on the slot, or on another of its kind. Raises OptpipeError if it cannot."""
+        """Starts the task on the slot, or on another of its kind. Raises OptpipeError."""
 
     def poll(self, running: Collection[Any], timeout_s: float) -> Iterator[tuple[Any, Result]]:
         """The tasks that have ended, after at most `timeout_s` seconds."""
@@ -56,8 +56,7 @@ class Executor(Protocol):
     def cancel(self, running: Collection[Any]) -> Collection[Any]:
         """Ends the tasks; returns those that still give a result."""
 
-    def close(self) -> None:
-        """Releases what the executor holds."""
+    def close(self) -> None: ...
 
 
 def run_sweep(
@@ -105,7 +104,7 @@ def run_sweep(
 
 
 def decide_serialization(store: Store, plan: Sequence[SweepRow], slots: Sequence[Slot], listener: Listener) -> bool:
-    """Whether the slots of this host that are to run have to time one after the other, by its measured neighbor effect."""
+    """Whether this host's slots must time one after the other, by the measured neighbor effect."""
     kinds = {row.cell.kind for row in plan if row.state == Standing.RUN}
     used = [slot for slot in slots if slot.kind in kinds]
     if len(used) < 2:
@@ -130,10 +129,10 @@ def run_tasks(
     *,
     serialized: bool = False,
 ) -> bool:
-    """Runs everything and reports each record. Returns False if it was interrupted; what runs then ends in order.
+    """Runs everything and reports each record. Returns False if it was interrupted; running tasks then end in order.
 
-    The loop has a thread, so that an interruption comes between two of its steps, and is not waited for by `Thread.join`: in
-    Python 3.11 and 3.12 an interrupted `join` takes the thread for ended.
+    The loop runs in a thread, so that an interruption comes between two of its steps. `Thread.join` would not do:
+    in Python 3.11 and 3.12 an interrupted `join` takes the thread for ended.
     """
     stop = threading.Event()
     kinds = dict.fromkeys(task.kind for task in tasks)
@@ -167,11 +166,11 @@ class _Running:
     started: float
     """By the monotonic clock."""
     started_s: float
-    """In Unix seconds."""
+    """Unix seconds."""
 
 
 class _Scheduler:
-    """Starts builds first, then loads of what is built, on free slots of their kind, and records every result."""
+    """Runs builds first, then loads of what is built, on free slots of their kind, and records every result."""
 
     def __init__(
         self,
@@ -220,7 +219,7 @@ class _Scheduler:
         self.builds += [replace(build, kind=kinds[at % len(kinds)]) for at, build in enumerate(parts)]
 
     def _start_what_fits(self) -> None:
-        """Fills the free slots; looks no further if there is none, since thousands may wait."""
+        """Fills the free slots; stops if there is none, since thousands of tasks may wait."""
         for queue in (self.builds, self.loads):
             at = 0
             for _ in range(len(queue)):
@@ -236,7 +235,7 @@ class _Scheduler:
                     self._start_build(queue.pop(at), slot)
 
     def _is_ready(self, task: Task) -> bool:
-        """Loads need their build. On other hosts builds of one model come one after the other: its export serves them all."""
+        """Loads need their build. On other hosts builds of one model run one after the other: its export serves them all."""
         if task.timing:
             return (task.recipe_key, task.kind) in self.built
         building = {one.task.recipe.model for one in self.running.values() if not one.task.timing}
@@ -250,7 +249,7 @@ class _Scheduler:
             self.built[task.recipe_key, task.kind] = known
 
     def _start_loads(self, at: int, slot: Slot) -> None:
-        """Starts what no other sweep of this workspace runs or has run; what one runs now is tried again after all others."""
+        """Starts cells that no other sweep of this workspace runs or has run; those that one runs are tried again last."""
         mine = [one for one in self.running.values() if one.slot.kind == slot.kind]
         ends = [one.started + one.task.expected_s for one in mine if one.task.timing]
         count = sum(each.kind == slot.kind for each in self.slots)
@@ -310,7 +309,7 @@ class _Scheduler:
                 self._note_build(task, result)
 
     def _try_again(self, task: Task, why: str) -> bool:
-        """Queues what was lost once more; several loads one by one, since one must not take the others with it."""
+        """Queues a lost task again; several loads one by one, since one load must not take the others with it."""
         if len(task.cells) > 1:
             self.loads[:0] = [replace(task, cells=(cell,)) for cell in task.cells]
             return True
@@ -359,8 +358,9 @@ class _Scheduler:
 
 
 def bound_clock_difference(sent_s: float, replied_s: float, received_s: float) -> float:
-    """Seconds that a node's clock is ahead of ours at least (negative: behind), by one reply: it was made after we sent and before
-    we received. 0 if the clocks may agree to CLOCKS_S.
+    """Seconds that a node's clock is at least ahead of ours (negative: behind), by one reply between sending and receiving.
+
+    0 if the clocks may agree to CLOCKS_S.
     """
     ahead, behind = replied_s - received_s, sent_s - replied_s
     return ahead if ahead > CLOCKS_S else -behind if behind > CLOCKS_S else 0.0

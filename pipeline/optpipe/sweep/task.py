@@ -1,4 +1,4 @@
-"""What one process of a sweep does: a build, or the loads of one artifact. `python -m optpipe.sweep.task TASK.json OUTCOME.json`."""
+"""One process of a sweep: a build, or the loads of one artifact. `python -m optpipe.sweep.task TASK.json OUTCOME.json`."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ from optpipe.workspace.store import Store
 
 
 def build_recipe(task: Task) -> CellOutcome:
-    """Builds and verifies; the outcome names the artifact. Raises what build raises."""
+    """Builds and verifies. Raises what build raises."""
     recipe, store = task.recipe, Store(Path(task.workspace))
     plan = BuildPlan(
         precisions=precisions_from_text(recipe.precision),
@@ -70,9 +70,9 @@ def _model_from_recipe(recipe: Recipe) -> Model:
 
 
 def collect_contents(recipe: Recipe, store: Store) -> dict[str, str]:
-    """The hashes of what a recipe names: `model` with its weights, and `calibration`, also where a build would find it by itself.
+    """The hashes of `model` with its weights and of `calibration`, including one that a build would find.
 
-    Of what cannot be read, `error` stands for why. The model is loaded if a user's code makes it.
+    `error` stands for why something cannot be read. A model that a user's code makes is loaded.
     """
     try:
         model = _model_from_recipe(recipe)
@@ -94,7 +94,7 @@ def collect_contents_in_child(recipes: Sequence[Recipe], store: Store) -> Sequen
 
 
 def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
-    """Measures the cells in one bench run for each kind of load; one that cannot be measured does not stop the others."""
+    """Measures the cells in one bench run for each kind of load; a failed cell does not stop the others."""
     store = Store(Path(task.workspace))
     assert task.artifact is not None
     (artifact,), _ = select_runnable(find_artifacts(task.artifact, store))
@@ -102,7 +102,7 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
     able: dict[tuple[object, ...], list[Cell]] = {}
     by_memory = sorted(
         task.cells, key=lambda cell: (cell.load.length or 0, cell.load.batch_size, cell.load.rate_per_s or 0.0)
-    )  # it runs out last
+    )  # memory runs out last
     for cell in by_memory:
         try:
             choose_batch_sizes(artifact, (cell.load.batch_size,), _suggest_wider(cell, artifact))
@@ -121,14 +121,13 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
 
 
 def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> str:
-    """The sweep of `cell` with a profile that includes its batch size: `optpipe build` would make a build that no sweep takes."""
+    """The sweep of `cell` with a profile that includes its batch size: no sweep takes a build of `optpipe build`."""
     size, (low, usual, high) = cell.load.batch_size, artifact.card.batch_range
     profile = f"{min(low, size)}:{usual}:{max(high, size)}"
     return command_from_cell(replace(cell, recipe=replace(cell.recipe, profile=profile)))
 
 
 def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store) -> dict[str, CellOutcome]:
-    """One run of cells that differ in batch size alone."""
     first = cells[0]
     plan = BenchPlan(
         load=first.load,
@@ -151,7 +150,7 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
 
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
-    """What was measured, by load; the length is the same in all of a run, and a cell need not name it."""
+    """Groups by load without the length, which is the same in all of a run."""
     measured = [
         recorded_from_files(one, run.name, run.files, run.manifest.environment) for one in read_measurements(run.files)
     ]
@@ -164,16 +163,14 @@ def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, .
 def outcome_from_group(
     found: tuple[MeasurementGroup, tuple[Reason, ...]] | None, artifact: str, run: str, interrupted: int | None
 ) -> CellOutcome:
-    """What came of a cell; `interrupted` is the number of processes that an interrupted run was to have."""
+    """`interrupted` is the number of processes that an interrupted run was to have."""
     if found is None:
         why = "memory ran out at a smaller batch size" if interrupted is None else "interrupted before it was measured"
         return CellOutcome(JobState.FAILED, why, artifact, run)
     group, reasons = found
     codes = dict.fromkeys(code for one in group.left_out for code in one.codes)
     if interrupted is not None and ("interrupted" in codes or group.processes + len(group.left_out) < interrupted):
-        why = (
-            f"interrupted after {group.processes} VALID of {interrupted} processes"  # no result: the next sweep goes on
-        )
+        why = f"interrupted after {group.processes} VALID of {interrupted} processes"  # no result: the next sweep measures it
         return CellOutcome(JobState.FAILED, why, artifact, run, group)
     if group.processes:
         said = f"{len(group.left_out)} INVALID left out ({', '.join(codes)})" if group.left_out else ""
@@ -184,18 +181,18 @@ def outcome_from_group(
 
 
 _FULL_BYTES = 1 << 20
-"""A disk with less is full."""
+"""Free bytes below which a disk counts as full."""
 
 
 def main() -> None:
-    """Does the task and writes the outcome; whatever is expected to fail is an outcome.
+    """Does the task and writes the outcome; expected failures are outcomes.
 
     With a workspace alone it reads recipes from stdin and writes their contents to stdout.
     """
     end_with_parent()
     if len(sys.argv) == 2:
         recipes = record_from_json(sys.stdin.buffer.read(), tuple[Recipe, ...], "stdin")
-        with redirect_stdout_to_stderr():  # a user's code prints what it likes
+        with redirect_stdout_to_stderr():  # a user's code may print
             found = tuple(collect_contents(recipe, Store(Path(sys.argv[1]))) for recipe in recipes)
         sys.stdout.buffer.write(json_from_record(found))
         return
@@ -215,18 +212,16 @@ def main() -> None:
 
 
 def outcome_from_error(error: OptpipeError) -> CellOutcome:
-    """A failed or, where this machine or the request cannot do it at all, an impossible cell."""
+    """IMPOSSIBLE if this machine or the request cannot do it at all, otherwise FAILED."""
     cannot = error.exit_status in (ExitStatus.BAD_INPUT, ExitStatus.MISSING)
     return CellOutcome(JobState.IMPOSSIBLE if cannot else JobState.FAILED, tell_on_one_line(error))
 
 
 def tell_on_one_line(error: OptpipeError) -> str:
-    """What happened and the way out, which a terminal shows on two lines."""
     return "; ".join(str(error).splitlines())
 
 
 def explain_crash(returncode: int, log: Path) -> str:
-    """Why a process that wrote no outcome ended."""
     words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
     said = f": {words[-1][:240]}" if words else ""
     full = shutil.disk_usage(log.parent).free < _FULL_BYTES

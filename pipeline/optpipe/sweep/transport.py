@@ -1,5 +1,4 @@
-"""How artifacts and runs travel between the driver of a cluster and its nodes: through Ray's object store, through a bucket, or
-not at all, where all see one folder."""
+"""Sends artifacts and runs between a cluster's driver and its nodes: through Ray's object store, a bucket, or a shared folder."""
 
 import hashlib
 import io
@@ -20,20 +19,19 @@ from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
 REQUEST_S = 300
-"""How long one request may take: gcsfs without this waits for ever for a server that does not respond; s3fs has limits of its own."""
+"""Seconds of one request: gcsfs without a limit waits forever for a server that does not respond; s3fs has limits."""
 REMOVAL_S = 600
-"""How long the removal of a folder may take, over all its requests."""
+"""Seconds of a folder's removal, over all its requests."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""The extra of optpipe that installs what opens a kind of address."""
+"""The extra of optpipe with the library for each kind of address."""
 
 
 def is_bucket(store: str) -> bool:
-    """Whether `--store` names an address, not a folder."""
     return "://" in store
 
 
 def require_bucket(url: str) -> None:
-    """Writes, reads and removes a few bytes. Raises MissingError where a library is missing, BadInputError where it is not ours to use."""
+    """Writes, reads and removes a few bytes. Raises MissingError for a missing library, BadInputError if access fails."""
     _require_library(url)
     name, content = f"{url.rstrip('/')}/optpipe-{secrets.token_hex(8)}", secrets.token_bytes(16)
     try:
@@ -61,7 +59,7 @@ def _require_library(url: str) -> None:
 
 
 def put_chunks(folder: str, chunks: Iterable[bytes]) -> Iterator[str]:
-    """Writes each chunk to a new name in the folder, and yields its address. Raises StageError where it cannot."""
+    """Writes each chunk to a new name in the folder, and yields its address. Raises StageError."""
     token = secrets.token_hex(8)
     for at, chunk in enumerate(chunks):
         name = f"{folder}/{token}-{at:04}"
@@ -71,14 +69,14 @@ def put_chunks(folder: str, chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def get_chunk(name: str) -> bytes:
-    """The chunk at an address. Raises StageError where it cannot be read."""
+    """Raises StageError if it cannot be read."""
     with _explain(f"cannot read {name}"), _open(name, "rb") as file:
         content: bytes = file.read()
     return content
 
 
 def remove_folder(folder: str) -> None:
-    """Removes the folder with all that is in it; none there is fine. Raises StageError where it cannot."""
+    """Removes the folder if it exists. Raises StageError."""
     with _explain(f"cannot remove {folder}"), suppress(FileNotFoundError):
         system, path = _find(folder)
         system.invalidate_cache()  # others have written to it
@@ -103,7 +101,7 @@ def _find(name: str) -> tuple[Any, str]:
 
 @contextmanager
 def _explain(what: str) -> Iterator[None]:
-    """Every library has its own errors: of credentials, of the network, of the bucket."""
+    """Raises every library's errors as StageError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -120,7 +118,7 @@ _DIGEST_BYTES = 32
 
 
 def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
-    """The entries that a bench of an artifact reads: it, its model, its reference and the verifications on it; every byte checked."""
+    """The entries that a bench of an artifact reads: it, its model, its reference and their verifications; every byte checked."""
     entry = store.verify_entry(store.find(artifact, ArtifactInfo))
     model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo))
     reference = find_reference(entry, model, store)
@@ -133,7 +131,7 @@ def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
 
 
 def list_all(workspace: Path) -> tuple[str, ...]:
-    """Every entry, finished run and job of a workspace that was made for one task; every byte checked."""
+    """Every entry, finished run and job of a task's workspace; every byte checked."""
     store = Store(workspace)
     for entry in store.list_entries():
         store.verify_entry(entry)
@@ -147,7 +145,7 @@ _KEPT = ("store", "runs")
 
 
 def pack(workspace: Path, names: Iterable[str]) -> Iterator[bytes]:
-    """The named folders as a tar, in chunks of CHUNK_BYTES at most, each behind its SHA-256."""
+    """The named folders as a tar, in chunks of at most CHUNK_BYTES, each after its SHA-256."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
             for name in names:
@@ -158,7 +156,7 @@ def pack(workspace: Path, names: Iterable[str]) -> Iterator[bytes]:
 
 
 def unpack(chunks: Iterable[bytes], store: Store) -> None:
-    """Adds what the chunks hold. Raises StageError where a byte changed on the way, or is not as its manifest says."""
+    """Adds the chunks' content. Raises StageError if a byte changed in transfer, or does not match its manifest."""
     store.root.mkdir(parents=True, exist_ok=True)
     with store.scratch("received") as scratch, tempfile.TemporaryFile() as file:
         for number, chunk in enumerate(chunks, start=1):
@@ -178,7 +176,7 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Folders and plain files below `folder`, nothing else. `extractall` has no filter for that before Python 3.11.4."""
+    """Folders and plain files below `folder`, nothing else. `extractall` has no such filter before Python 3.11.4."""
     for member in tar:
         target = folder / member.name
         if not (member.isdir() or member.isfile()) or not target.resolve().is_relative_to(folder.resolve()):
@@ -197,14 +195,12 @@ def _as_bytes(file: object) -> io.BufferedRandom:
 
 
 class Transport:
-    """The driver's side of `--store`, which is a workspace that all nodes see, the address of a folder that fsspec opens, or None."""
+    """The driver's side of `--store`: a workspace that all nodes see, the address of a folder that fsspec opens, or None."""
 
     def __init__(self, store: Store, shared: str | None) -> None:
         self.store = store
         self.bucket: str | None = None
-        """The folder of this sweep in the bucket."""
         self.workspace: str | None = None
-        """The workspace that all nodes see."""
         if shared is not None and is_bucket(shared):
             self.bucket = f"{shared.rstrip('/')}/optpipe-{secrets.token_hex(8)}"
         else:
@@ -212,7 +208,7 @@ class Transport:
         self._sent: dict[str, list[Any]] = {}
 
     def send(self, artifact: str | None) -> list[Any]:
-        """The chunks that hold an artifact and what a bench of it reads; the driver owns them, so that no worker's end loses them."""
+        """The chunks that hold an artifact and what a bench of it reads; the driver owns them, so that they outlive the workers."""
         if artifact is None or self.workspace is not None:
             return []
         if artifact not in self._sent:
@@ -221,11 +217,11 @@ class Transport:
         return self._sent[artifact]
 
     def fetch(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """What a node handed back: chunks, or their addresses in the bucket."""
+        """A node's chunks, or their addresses in the bucket."""
         return iter(chunks) if self.bucket is None else (get_chunk(name.decode()) for name in chunks)
 
     def close(self) -> str | None:
-        """Removes what this sweep left in the bucket. Returns why it could not: no reason to lose what was measured."""
+        """Removes this sweep's folder from the bucket. Returns why it could not: the results are safe."""
         try:
             if self.bucket is not None:
                 remove_folder(self.bucket)

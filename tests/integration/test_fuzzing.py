@@ -219,16 +219,8 @@ def walked(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
         '[size]\nmaximum = "1 MiB"\n'
     )
     ran = optpipe(
-        "signoff",
-        "digits",
-        "--policy",
-        "policy.toml",
-        "--no-measure",
-        "--no-figures",
-        "--output",
-        "dossier",
-        cwd=folder,
-    )
+        "signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier", cwd=folder
+    )  # fmt: skip
     assert ran.status in (0, 5), ran.stderr
     return folder
 

@@ -15,6 +15,7 @@ from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
 from optpipe.core.errors import BadInputError
+from optpipe.core.plan import NAMES_OF_KINDS
 from optpipe.core.precision import LayerType, Placement, Precision
 
 if TYPE_CHECKING:
@@ -346,9 +347,7 @@ def _parse_like(value: Any, default: Any, key: str) -> Any:
             return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
         found = type(default)(value)
     except (KeyError, ValueError) as error:
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(
-            type(default), type(default).__name__
-        )
+        kind = NAMES_OF_KINDS.get(type(default), type(default).__name__)
         raise BadInputError(f"option {key}={value}: expected {kind}, such as {str(default).lower()}") from error
     if isinstance(found, int | float) and found < min(default, 0):
         raise BadInputError(f"option {key}={value}: expected at least {min(default, 0)}")

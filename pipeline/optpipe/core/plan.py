@@ -47,6 +47,9 @@ class Param:
     """The completions of a text, for a shell."""
 
 
+NAMES_OF_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of a record that is a parameter."""
@@ -86,7 +89,8 @@ class Field:
         try:
             value = msgspec.convert(text, self.kind, strict=False)
         except msgspec.ValidationError as error:
-            raise BadInputError(f"{self.flag.removeprefix('--')}={text}: {error}") from error
+            expected = f"expected {NAMES_OF_KINDS[self.kind]}" if self.kind in NAMES_OF_KINDS else error
+            raise BadInputError(f"{self.flag.removeprefix('--')}={text}: {expected}") from error
         if self.param.minimum is not None and value < self.param.minimum:
             raise BadInputError(f"{self.flag.removeprefix('--')}={text}: must be at least {self.param.minimum}")
         return value

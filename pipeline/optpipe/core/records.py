@@ -126,12 +126,12 @@ RELATIVE_TOLERANCE = 1e-9
 """Between two computations of one figure, on two machines, by the same formula."""
 
 
-def list_read_errors() -> tuple[type[Exception], ...]:
+def list_read_errors() -> tuple[type[BaseException], ...]:
     """What reading a file can raise whose values are of the wrong kind, however intact its form."""
     import polars as pl
 
     wrong_kind = (AttributeError, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
-    return (BadInputError, pl.exceptions.PolarsError, *wrong_kind)
+    return (BadInputError, pl.exceptions.PolarsError, pl.exceptions.PanicException, *wrong_kind)
 
 
 def document_from_json(content: bytes, place: str) -> object:

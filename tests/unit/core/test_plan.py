@@ -34,6 +34,7 @@ class Record:
     names: Annotated[tuple[str, ...], Param("Names.", flag="name")] = ()
     fast: Annotated[bool, Param("Fast.")] = True
     seed: Annotated[int, Param("Seed.", minimum=0, setting=True)] = 0
+    deep: Annotated[bool, Param("Deep.", setting=True)] = False
     untyped: int = 3
 
 
@@ -71,11 +72,14 @@ def test_the_command_of_a_cell_names_every_key_that_is_not_the_default():
     assert (given["max_cv"], given["option"], given["gpus"]) == ("50%", ["onnxruntime.threads=2"], "cpu")
 
 
-@pytest.mark.parametrize("text", ["seed", "seed=x", "seed=-1", "fast=true"])
-def test_a_setting_that_cannot_be_meant_is_refused(text):
+SAYS = {"seed": "seed", "seed=x": "a whole number", "seed=-1": "at least 0", "fast=true": "seed", "deep=x": "true or"}
+
+
+@pytest.mark.parametrize(("text", "says"), SAYS.items())
+def test_a_setting_that_cannot_be_meant_is_refused(text, says):
     fields = [each for each in list_fields(Record) if each.param.setting]
     assert settings_from_texts(["seed=7"], fields) == {"seed": 7}
-    with pytest.raises(BadInputError, match="seed"):
+    with pytest.raises(BadInputError, match=says):
         settings_from_texts([text], fields)
 
 

@@ -304,14 +304,8 @@ FORGERIES = {
     "weights": (in_artifact("info", "weights", "source", value="default:digits"), "its weights are not those of builds/model-"),
     "other build measured": (in_bench(1, "subject", "precision", value="int8"), "precision is 'int8'"),
 }  # fmt: skip
-AFTER = {
-    "prose of a criterion",
-    "limit of a criterion",
-    "added criterion",
-    "unknown key of the verdict",
-    "one key twice",
-    "another version",
-}
+AFTER = {"prose of a criterion", "limit of a criterion", "added criterion", "unknown key of the verdict", "one key twice",
+         "another version"}  # fmt: skip
 """Forgeries of what `put_right` writes."""
 
 
@@ -379,6 +373,15 @@ def test_mutated_dossiers_give_problems_and_never_a_traceback(honest, tmp_path, 
             verify_dossier(folder)
         for each in {name, name if run is None else (run / "manifest.json").relative_to(folder)}:
             shutil.copy(honest / each, folder / each)
+
+
+def test_a_panic_of_polars_is_a_problem_of_the_dossier(dossier, monkeypatch):
+    def panic(_):
+        raise pl.exceptions.PanicException("range end index 7650 out of range")
+
+    monkeypatch.setattr("optpipe.signoff.verify.find_contradictions", panic)
+    (problem,) = verify_dossier(dossier).problems
+    assert problem.startswith("cannot be recomputed: range end")
 
 
 def test_random_weights_relabeled_in_every_record_are_found(workspace, tmp_path):

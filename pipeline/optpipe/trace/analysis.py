@@ -1,4 +1,4 @@
-"""Every view of one trace, made once: what rules, reports and the diff read; and its NVTX ranges projected on the GPU."""
+"""The tables of one trace, computed once, and its NVTX ranges projected on the GPU."""
 
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from optpipe.trace.timeline import (
 
 _WARMED_UP = 2.0
 _NUMBERED = r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"
-"""Repetitions that are numbered: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, but do not repeat."""
+"""Names of numbered repetitions: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, but do not repeat."""
 
 
 _PROJECTED = ("gpu_start_ns", "gpu_end_ns", "gpu_ns", "kernel_ns", "kernels", "depth")
@@ -30,7 +30,7 @@ _PROJECTED = ("gpu_start_ns", "gpu_end_ns", "gpu_ns", "kernel_ns", "kernels", "d
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A trace, or the part of it that one NVTX range launched, with every table made from it."""
+    """A trace, or the part that one NVTX range launched, with all its tables."""
 
     trace: Trace
     scope: str
@@ -43,19 +43,19 @@ class Analysis:
     copies: pl.DataFrame
     os_runtime: pl.DataFrame
     launches: pl.DataFrame
-    """One row per kernel with a known launch: the kernel (`name`, `start_ns`, `kernel_ns`), and the call (`thread`, `called_ns`,
-    `returned_ns`); `is_first` of the kernels that one call launches, as that of a CUDA graph does."""
+    """One row per kernel with a known launch: `name`, `start_ns`, `kernel_ns`, and the call's `thread`, `called_ns`, `returned_ns`.
+    `is_first` marks the first kernel of each call; one call launches all kernels of a CUDA graph."""
     projection: pl.DataFrame
     """One row per NVTX range."""
     ranges: pl.DataFrame
     """One row per range name."""
     iterations: pl.DataFrame
-    """The rows of `projection` that are iterations; empty when nothing repeats."""
+    """The rows of `projection` that are iterations; empty if nothing repeats."""
     concurrent_ns: int
 
     @property
     def kernel_ns(self) -> int:
-        """Summed kernel time; more than the busy time where kernels overlap."""
+        """Sum of all kernels; more than the busy time if kernels overlap."""
         return int(self.kernels["total_ns"].sum())
 
     @property
@@ -68,7 +68,7 @@ class Analysis:
 
     @property
     def iteration_ns(self) -> float | None:
-        """The median iteration, from its start on the host to the start of the next one's, or to its own end."""
+        """Median time from the start of an iteration to the start of the next, or to the end of the last."""
         if self.iterations.is_empty():
             return None
         starts = array_from_column(self.iterations, "start_ns")
@@ -86,7 +86,7 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
     calls = trace.api.with_columns(rename_distinct(trace.api["name"], VERSION_SUFFIX, ""))
     copies = summarize(trace.copies, "kind", "source_memory", "target_memory", bytes=pl.col("bytes").sum())
     rate = pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9))
-    # nsys' own note that it traces calls to the operating system is none
+    # nsys itself adds a call that says that it traces the operating system
     os_calls = trace.os_runtime.filter(
         ~pl.Series(match_names(trace.os_runtime, "profiling started$"), dtype=pl.Boolean)
     )
@@ -117,7 +117,7 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
 
 
 def summarize(frame: pl.DataFrame, *keys: str, **sums: pl.Expr) -> pl.DataFrame:
-    """The rows of `frame` by `keys`, longest total first: `count`, `total_ns`, `sums` over `duration_ns` and the columns, shares."""
+    """Groups `frame` by `keys`, longest total first: `count`, `total_ns`, `sums` over the columns and `duration_ns`, shares."""
     return _add_shares(
         frame.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"))
         .group_by(keys)
@@ -128,7 +128,7 @@ def summarize(frame: pl.DataFrame, *keys: str, **sums: pl.Expr) -> pl.DataFrame:
 
 
 def _add_shares(table: pl.DataFrame) -> pl.DataFrame:
-    """Adds `share`, and `in_classic_list`: the shortest head of the table that reaches 90 %."""
+    """Adds `share`, and `in_classic_list`: the shortest head of the table that reaches 90%."""
     total = pl.col("total_ns").sum()
     share = pl.when(total > 0).then(pl.col("total_ns") / total).otherwise(0.0)
     return table.with_columns(share.alias("share")).with_columns(
@@ -137,7 +137,7 @@ def _add_shares(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def rename_distinct(names: pl.Series, pattern: str, replacement: str) -> pl.Series:
-    """`names` as strings with `pattern` replaced: looked up once per distinct name, not per row."""
+    """Replaces `pattern` once per distinct name, not per row."""
     distinct = names.unique()
     if distinct.is_empty():
         return names.cast(pl.String)
@@ -146,10 +146,10 @@ def rename_distinct(names: pl.Series, pattern: str, replacement: str) -> pl.Seri
 
 
 def select_measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis:
-    """The part that the measured range launched, so that warm-up and tear-down decide nothing.
+    """Selects the part that the measured range launched, without warm-up and tear-down.
 
-    `range_name` is by default the range that bounds optpipe's own captures; without it, the iterations that were found,
-    from the first after the warm-up to the last; without iterations a trace is judged whole.
+    `range_name` defaults to the range of optpipe's own recordings. A trace without it is cut to its iterations after the
+    warm-up; a trace without iterations stays whole.
 
     Raises:
         BadInputError: the trace has no range called `range_name`.
@@ -161,7 +161,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
     if found.is_empty() and range_name is None:
         if iterations.is_empty():
             return analysis
-        # those ahead that take over twice the median are warm-up
+        # leading iterations that take over twice the median are warm-up
         usual = iterations["wall_ns"].to_numpy() <= _WARMED_UP * np.median(iterations["wall_ns"].to_numpy())
         first = int(np.argmax(usual)) if np.count_nonzero(usual) > 1 else 0
         found = iterations[first:].select(pl.col("start_ns").min(), pl.col("end_ns").max())
@@ -169,7 +169,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
     if found.is_empty():
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none"
         raise BadInputError(f"no NVTX range named {range_name!r};  the trace has: {names}")
-    # where one range holds everything, nothing is cut out: not even kernels whose launches were not recorded
+    # a range that holds everything cuts nothing: kernels whose launches were not recorded stay
     frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges, analysis.trace.os_runtime) if frame.height]
     within = (pl.min("start_ns") >= found["start_ns"][0]) & (pl.max("start_ns") < found["end_ns"][0])
     if found.height == 1 and all(frame.select(within).item() for frame in frames):
@@ -181,7 +181,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
 
 
 def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
-    """What was called inside `ranges` (all threads), and the GPU operations of those calls."""
+    """Keeps the calls inside `ranges` (all threads) and the GPU operations of those calls."""
     trace, operations = analysis.trace, analysis.timeline.operations
     starts, ends = array_from_column(ranges, "start_ns"), array_from_column(ranges, "end_ns")
 
@@ -202,7 +202,7 @@ def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
 
 
 def _find_iterations(projection: pl.DataFrame) -> pl.DataFrame:
-    """optpipe's own iterations; in a foreign trace what repeats, those first that launch kernels, outermost, longest in sum."""
+    """Finds optpipe's iterations; in other traces the repeated range that launches kernels, is outermost, and takes longest."""
     family = pl.col("family")
     repeated = (
         projection.filter((family != MEASURED_RANGE) & ~family.str.contains(LIBRARY_RANGES))
@@ -224,13 +224,12 @@ def _find_iterations(projection: pl.DataFrame) -> pl.DataFrame:
 
 
 def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
-    """Every NVTX range with what it launched: one row per range, in the order of their start.
+    """One row per NVTX range, with the operations that it launched, by start.
 
-    `family`: the name, with `N` for the number of a repetition that is counted in it. `depth`: how many ranges of the same
-    thread are open where it starts. `gpu_start_ns`, `gpu_end_ns`: from the first operation launched inside the range (same
-    thread, as nsys does it) to the end of the last; null when it launched nothing. `gpu_ns`: the summed time of these
-    operations, `kernel_ns` of the kernels among them. `busy_ns`: the part of that window in which kernels run, whoever
-    launched them.
+    `family`: the name, with `N` for the number of a repetition. `depth`: the number of ranges of the same thread that are open
+    at its start. `gpu_start_ns`, `gpu_end_ns`: from the first operation launched inside the range (on the same thread, as in
+    nsys) to the end of the last; null if it launched nothing. `gpu_ns`: the sum of these operations; `kernel_ns` of the
+    kernels. `busy_ns`: the time in this window in which any kernel runs.
     """
     operations, order = timeline.operations, ("start_ns", "end_ns", "depth")
     launched_by, launches = (
@@ -251,7 +250,7 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
         some = high > low
         gpu_start, gpu_end = np.zeros((2, begin.size), dtype=np.int64)
         if some.any():
-            # reduceat takes a flat list of slice bounds; the odd ones, between two ranges, are computed and dropped
+            # reduceat takes a flat list of slice bounds; the results between two ranges are dropped
             bounds = np.stack([low[some], high[some]], axis=1).ravel()
             gpu_start[some] = np.minimum.reduceat(np.append(starts, np.iinfo(np.int64).max), bounds)[::2]
             gpu_end[some] = np.maximum.reduceat(np.append(ends, 0), bounds)[::2]
@@ -277,9 +276,9 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
 
 
 CLASSIC_SHARE = 0.9
-"""The classic list: what together takes 90 % of the time."""
+"""Share of the time that the classic list covers."""
 VERSION_SUFFIX = r"_v\d{4,5}(_ptsz|_ptds)?$"
-"""What CUPTI appends to the name of an API call."""
+"""The suffix that CUPTI adds to the name of an API call."""
 
 
 def _list_launches(trace: Trace, timeline: Timeline) -> pl.DataFrame:
@@ -295,10 +294,7 @@ def _list_launches(trace: Trace, timeline: Timeline) -> pl.DataFrame:
 
 
 def compute_concurrent_ns(trace: Trace) -> int:
-    """The time in which kernels of at least two streams run at once: by inclusion and exclusion over the streams.
-
-    For two streams exact; for more, the time covered at least twice, found by sweeping the streams' own busy times.
-    """
+    """Sums the time in which kernels of at least two streams run at once."""
     keys = trace.kernels.select("device", "stream").unique()
     if keys.height < 2:
         return 0

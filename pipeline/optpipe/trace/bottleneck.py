@@ -1,4 +1,4 @@
-"""What limits a stage: the largest part of its time, told from the split of the timeline."""
+"""The largest part of a stage's time, from the split of its timeline."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ from optpipe.trace.timeline import (
 )
 
 GAP_NS = 50_000
-"""Longer than any framework takes from one launch to the next (5 to 30 µs): the host was away."""
+"""Longer than any framework takes from one launch to the next (5 to 30 µs)."""
 _NEITHER = "of peak: kernel latency, occupancy, or kernel selection is the limit, not memory or arithmetic"
 _KIND_OF = {"BatchNormalization": KernelKind.NORMALIZATION, "Softmax": KernelKind.SOFTMAX}
-"""Operators that a matrix kernel may take over and whose own kernels are not of an elementwise kind."""
+"""Operators that a matrix kernel may take over and whose separate kernels are not of an elementwise kind."""
 _IO_CALLS = r"^(read|pread|readv|write|pwrite|writev|open|openat|fopen|fread|fwrite|fsync|fdatasync|sendfile|stat|lseek|recv|send)"
 _MEMORY_METRICS = r"^DRAM (Read|Write) Bandwidth \[Throughput %\]$"
 _MATH_METRICS = r"^(Tensor Active|SM Issue) \[Throughput %\]$"
-"""Shares of the hardware's peak, as nsys' GPU metrics have them; reading and writing share the DRAM's."""
+"""Percent of the hardware's peak in nsys' GPU metrics; reads and writes share the DRAM's."""
 GAP_SHARE = 0.05
 _SHOWN = 10
 
@@ -47,39 +47,33 @@ class LimitingFactor(StrEnum):
     MEMORY = "memory-bound GPU"
     MATH = "math-bound GPU"
     BELOW_PEAKS = "GPU below its peaks"
-    """Kernels run, and neither memory nor arithmetic is near its peak: their latency, occupancy or efficiency decides."""
+    """Kernels run below the peaks of memory and arithmetic: latency, occupancy, or efficiency limits them."""
     GPU = "GPU"
-    """Kernels run, and nothing recorded tells which of the three it is: names do not."""
+    """Kernels run, and the recording does not tell which of the three limits them."""
     WITHHELD = "withheld"
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The verdict, its share of the time, all the shares it was chosen from, and why."""
-
     verdict: LimitingFactor
     share: float
     shares: Mapping[LimitingFactor, float]
     why: str
     idle_scale: float = 1.0
-    """What is left of the GPU's idle time without the profiler, where that slowed the host too much to be believed."""
+    """The part of the GPU's idle time that remains without the profiler; 1 unless the profiler distorts the host."""
     busy_share: float | None = None
-    """How much of the time without the profiler a kernel runs; None where kernels are not known."""
+    """Share of the time without the profiler in which a kernel runs; None if kernels are not known."""
 
 
 def find_long_gaps(timeline: Timeline) -> TimeIntervals:
-    """The gaps in which the host was away for at least 50 µs: it did other work than launching."""
+    """Gaps of at least 50 µs in which the host does other work than launching."""
     waits = timeline.idle[IdleCause.HOST_WAIT]
     kept = (waits.ends - waits.starts) >= GAP_NS
     return intervals_from_disjoint(waits.starts[kept], waits.ends[kept])
 
 
 def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
-    """What limits `measured` as a whole.
-
-    The roofline decides between math, memory and neither; without it GPU metrics do; without either it is not told.
-    `idle_scale` is what is left of idle time without the profiler.
-    """
+    """Chooses between math, memory, and neither by the roofline, otherwise by GPU metrics; without both it says only `GPU`."""
     if measured.trace.kernels.is_empty():
         return _judge_without_gpu(measured)
     return _judge_windows(
@@ -94,7 +88,7 @@ def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scal
 def find_range_bottleneck(
     measured: Analysis, name: str, roofs: Roofline | None = None, idle_scale: float = 1.0
 ) -> Bottleneck | None:
-    """What limits the range called `name`, over the time from its first to its last GPU operation; None without any."""
+    """Covers the time from the first to the last GPU operation of each range called `name`; None without any."""
     found = measured.projection.filter((pl.col("family") == name) & pl.col("gpu_start_ns").is_not_null())
     if found.is_empty():
         return None
@@ -146,7 +140,7 @@ def _judge_windows(
 
 
 def _limit_by_counters(measured: Analysis) -> tuple[LimitingFactor, str]:
-    """Shares of the peaks of memory and arithmetic, both while a kernel runs: over 70 % of one, it limits."""
+    """Compares memory and arithmetic with their peaks while a kernel runs; over 70% of one, it limits."""
     inside = measured.trace.metrics.filter(
         pl.col("time_ns").is_between(measured.timeline.start_ns, measured.timeline.end_ns)
     )
@@ -168,9 +162,9 @@ def _limit_by_counters(measured: Analysis) -> tuple[LimitingFactor, str]:
 
 
 def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor, str]:
-    """What decides while kernels run: layers near a peak for over 70 % of that time, by math or by memory, or neither.
+    """Compares the layers' time at the peaks with the kernel time; over 70%, arithmetic or memory limits, otherwise neither.
 
-    Elementwise nodes count by the bytes that they move themselves where at least half of them have a kernel of their own.
+    Elementwise nodes count by their own bytes if at least half of them have separate kernels.
     """
     joining = [each.cost.op for each in roofs.layers if each.cost.is_fused_away]
     kinds = {KernelKind.ELEMENTWISE, KernelKind.CAST, *(_KIND_OF[op] for op in joining if op in _KIND_OF)}
@@ -207,7 +201,7 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
             LimitingFactor.WITHHELD, 0.0, {}, "CUDA calls but no GPU rows: the trace does not show what limits it"
         )
     calls, rows = measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured.trace.os_runtime
-    # Of the time of the threads that read or write, the part that they spend in it.
+    # the share of I/O in the time of the threads that read or write
     threads = rows.filter(pl.col("name").cast(pl.String).is_in(calls["name"].to_list()))["thread"].n_unique()
     threads_ns = measured.split.span_ns * threads
     share = min(1.0, int(calls["total_ns"].sum()) / threads_ns) if threads_ns else 0.0
@@ -222,12 +216,10 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which no kernel runs."""
-
     start_ns: int
     duration_ns: int
     by_cause: Mapping[IdleCause, int]
-    """What it waited for; together its duration."""
+    """Adds up to `duration_ns`."""
     before: str | None
     """The kernel or copy that ends it; None at the end of the trace."""
     host: str
@@ -235,8 +227,6 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """All gaps of at least `least_ns`, and the longest of them."""
-
     least_ns: int
     count: int
     total_ns: int
@@ -244,7 +234,6 @@ class Gaps:
 
 
 def find_gaps(measured: Analysis) -> Gaps:
-    """The times in which no kernel runs, as far as each one matters; the longest first."""
     least_ns = choose_gap_threshold_ns(measured)
     free = complement_intervals(measured.timeline.busy, measured.timeline.start_ns, measured.timeline.end_ns)
     lengths = free.ends - free.starts
@@ -259,7 +248,7 @@ def choose_gap_threshold_ns(measured: Analysis) -> int:
 
 
 def has_notable_gaps(measured: Analysis, gaps: TimeIntervals) -> bool:
-    """Whether one of `gaps` matters, or all of an iteration's together do: a hundred launches that each wait 3 µs."""
+    """True if one gap matters, or all gaps of an iteration together: a hundred launches that each wait 3 µs."""
     if not gaps.starts.size:
         return False
     least_ns = choose_gap_threshold_ns(measured)
@@ -268,12 +257,11 @@ def has_notable_gaps(measured: Analysis, gaps: TimeIntervals) -> bool:
 
 
 def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: int = 5) -> tuple[Gap, ...]:
-    """The longest gaps: where they are in the trace, what ends them, and what the host did meanwhile."""
     longest = np.argsort(starts - ends, kind="stable")[:most]
     starts, ends = starts[longest], ends[longest]
     causes = {cause: sum_within(measured.timeline.idle[cause], starts, ends).tolist() for cause in IdleCause}
     operations, trace = measured.timeline.operations, measured.trace
-    in_order = trace.api["start_ns"].is_sorted()  # as in almost every export
+    in_order = trace.api["start_ns"].is_sorted()  # true for almost every export
     gaps = []
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         following, before = int(np.searchsorted(operations.starts, end)), None
@@ -281,7 +269,7 @@ def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: 
             row = int(operations.row[following])
             is_kernel = operations.is_kernel[following]
             before = shorten_name(str(trace.kernels["name"][row])) if is_kernel else str(trace.copies["kind"][row])
-        # what starts later does not have to be looked at
+        # calls that start later do not matter
         calls = trace.api.head(int(trace.api["start_ns"].search_sorted(end))) if in_order else trace.api
         during = calls.filter((pl.col("end_ns") > start) & (pl.col("start_ns") < end))
         names = during.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True)["name"]
@@ -293,10 +281,10 @@ def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: 
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
 ABSOLUTE_TIMES = "absolute times"
-"""What is withheld where the profiler slowed the host: its times. Kernel times and shares still hold."""
+"""Withheld if the profiler slowed the host; kernel times and shares still hold."""
 UNPROFILED = "time without the profiler"
 _OF_ALL_EVENTS = ("totals", "kernels", "idle_by_cause", "tensor_cores")
-"""What is wrong when a part of the events is missing."""
+"""Views that are wrong when events are missing."""
 _LOST_SHARE = 0.01
 _OVERHEAD_SHARE = 0.2
 _PROJECTION_RATIO = 2.0
@@ -304,7 +292,7 @@ _PROJECTION_RATIO = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question about the trace: PASS it can be relied on, FAIL it is wrong, INCONCLUSIVE it cannot tell."""
+    """One question about the trace. PASS: reliable, FAIL: wrong, INCONCLUSIVE: unknown."""
 
     name: str
     verdict: Verdict
@@ -314,22 +302,20 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """All checks, and what is withheld because of them."""
-
     verdict: Verdict
     checks: tuple[Check, ...]
     withheld: Mapping[str, str]
 
     @property
     def distorts_host(self) -> bool:
-        """Whether the profiler slowed the host so much that its times say nothing; shares and kernel times still do."""
+        """True if the profiler slowed the host so much that host times are not reliable."""
         return ABSOLUTE_TIMES in self.withheld
 
 
 def check_quality(
     measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True
 ) -> Quality:
-    """Checks `measured`; with the time of an iteration outside the profiler, its overhead is a measured one."""
+    """Checks `measured`; `unprofiled_iteration_ns` gives the profiler's overhead."""
     trace, kernels, needs_kernels = measured.trace, measured.trace.kernels, ("kernels", "idle_by_cause", "tensor_cores")
     checks = []
     if kernels.height:
@@ -411,7 +397,7 @@ def _check_constant_kernel_count(measured: Analysis) -> Check:
 
 
 def _check_projection_against_wall(measured: Analysis) -> Check:
-    """An iteration that only enqueues ends on the host long before it does on the GPU: its wall time is not a latency."""
+    """An iteration that only enqueues work ends on the host long before the GPU: its wall time is no latency."""
     iterations = measured.iterations.filter(pl.col("gpu_end_ns").is_not_null())
     if iterations.is_empty():
         return Check("projection_against_wall", Verdict.PASS, "no iteration launches GPU work")

@@ -1,4 +1,4 @@
-"""A profile of a trace or of a model's stages, and the difference between two, as documents."""
+"""Documents of a trace's profile, of a model's stages, and of the difference between two profiles."""
 
 from collections.abc import Iterator, Sequence
 
@@ -46,7 +46,7 @@ def document_from_profile(profile: TraceProfile) -> Document:
 
 
 def list_profile_parts(profile: TraceProfile) -> Iterator[Part]:
-    """One profile. Times on the host are left out where the profiler distorts them."""
+    """Leaves out host times if the profiler distorts them."""
     distorted, measured = profile.trace_quality.distorts_host, profile.measured
     yield from _answer(profile)
     if profile.findings:
@@ -105,14 +105,14 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
 def _list_advice(findings: Sequence[ProfileFinding], *, distorted: bool) -> Iterator[Sentence]:
     for number, finding in enumerate(findings, 1):
         evidence, gain = finding.evidence, f"{finding.gain_share:.0%}"
-        if distorted and finding.host_times:  # all its times but the last were taken under the profiler
+        if distorted and finding.host_times:  # all times except the last were taken under the profiler
             evidence = f"{finding.rule}{''.join(evidence.partition(WITHOUT_PROFILER)[1:])}"
         gain = gain if distorted else f"{format_duration(finding.gain_ns)} ({gain})"
         yield Sentence(evidence, Tone.STRONG, f"{number}. {gain}", remedy=finding.advice)
 
 
 def _tabulate_kernels(rows: Sequence[KernelRow], *, distorted: bool) -> Iterator[Part]:
-    """The kernels that together take 90 %; how long each was launched and queued unless the host's times are distorted."""
+    """The kernels that together take 90% of the time; launch and queue times unless host times are distorted."""
     head = [row for row in rows if row.in_classic_list]
     queued = not distorted and any(row.queue_ns is not None for row in head)
     cells: list[Row] = [
@@ -143,14 +143,14 @@ def _tabulate_kernels(rows: Sequence[KernelRow], *, distorted: bool) -> Iterator
 def _list_table(
     columns: Sequence[Column | str], cells: Sequence[Sequence[Cell | str | None]], count: int, caption: str = ""
 ) -> Iterator[Table]:
-    """The first of `count` rows, with the number of the others; nothing where there are none."""
+    """One table with the number of rows that are left out; nothing if `cells` is empty."""
     if cells:
         more = f"and {count - len(cells)} more" if count > len(cells) else ""
         yield make_table(columns, cells, caption="\n".join(filter(None, (more, caption))))
 
 
 def _tabulate_calls(what: str, rows: Sequence[CallRow], *, distorted: bool) -> Iterator[Part]:
-    """The calls that together take 90 % of the time in such calls; as shares only where the host's times are distorted."""
+    """The calls that together take 90% of the time in such calls; shares only if host times are distorted."""
     head = [row for row in rows if row.in_classic_list]
     cells: list[Row] = [
         (_shorten(row.name), f"{row.share:.1%}", "" if distorted else format_duration(row.total_ns), str(row.count))
@@ -161,7 +161,6 @@ def _tabulate_calls(what: str, rows: Sequence[CallRow], *, distorted: bool) -> I
 
 
 def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
-    """Copies by kind and memory, and how much ran beside kernels; and kernels of several streams."""
     cells: list[Row] = [
         (
             row.kind or "unknown",
@@ -187,7 +186,6 @@ def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
 
 
 def _tabulate_gaps(found: Gaps | None) -> Iterator[Part]:
-    """The longest gaps, with what each waited for."""
     if found is None or not found.count:
         return
     rows: list[Row] = []
@@ -206,7 +204,6 @@ def _tabulate_gaps(found: Gaps | None) -> Iterator[Part]:
 
 
 def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
-    """NVTX ranges: on the host, and on the GPU where they launched anything."""
     on_gpu = any(row.gpu_ns for row in rows)
     cells: list[Row] = []
     for row in rows[:12]:
@@ -291,11 +288,10 @@ def _shorten(text: str) -> str:
 
 
 NOT_SHOWN = "not shown"
-"""In place of a stage's time whose profiled and unprofiled measurements disagree."""
+"""Replaces a stage's time if its profiled and unprofiled measurements disagree."""
 
 
 def document_from_stages(record: ModelProfileDocument) -> Document:
-    """One line for each stage, then the main one in full."""
     rows: list[tuple[Cell | str, ...]] = []
     for stage in record.stages:
         bottleneck, findings = stage.profile.bottleneck, stage.profile.findings
@@ -332,7 +328,7 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
 
 
 def _format_time(profile: TraceProfile) -> str:
-    """One iteration, or the stage where nothing repeats; outside the profiler where that slowed it too much."""
+    """One iteration, or the stage if nothing repeats; without the profiler (`*`) if that slowed the host too much."""
     iterations = profile.iterations
     if profile.trace_quality.distorts_host:
         unprofiled_ns = iterations.unprofiled_ns if iterations else None
@@ -342,7 +338,6 @@ def _format_time(profile: TraceProfile) -> str:
 
 
 def document_from_diff(diff: ProfileDiff) -> Document:
-    """Two profiles side by side, the largest change first."""
     unit = "per iteration" if diff.per_iteration else "in total"
     rows = [(f"time {unit}{', without the profiler' if diff.unprofiled else ''}", diff.host_ns)]
     on_gpu = any(diff.busy_ns)
@@ -388,7 +383,6 @@ _UNITS = {True: "Tensor Cores", False: "other units"}
 
 
 def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> Iterator[Figure]:
-    """Kernels by time, their time by kind of work, what Tensor Cores could save, and the roofline, as far as they are known."""
     measured, cores, unit = profile.measured, profile.tensor_cores, "ms of kernel time"
     if measured.kernels:
         bars = [
@@ -424,7 +418,7 @@ def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> Iterator[
 
 
 def _draw_roofline(found: Roofline, files: tuple[RawFile, ...]) -> Iterator[Figure]:
-    """The layers under the device's ceilings: as measured where most of the arithmetic was timed, else at their bounds."""
+    """Draws layers as measured if most of the arithmetic was timed, otherwise at their bounds."""
     layers = [each for each in found.layers if each.intensity and each.bound_ns]
     types = [each.cost.type for each in layers]
     peak, bandwidth = (

@@ -1,4 +1,4 @@
-"""A trace from any file or folder that holds one: an SQLite export, an .nsys-rep, torch's JSON, or a run folder."""
+"""Reads a trace from an SQLite export, an .nsys-rep, torch's JSON, or a run folder."""
 
 import gzip
 from collections.abc import Iterator, Mapping
@@ -40,14 +40,14 @@ _TABLE_OF = {
     "gpu_memset": "copies",
     "user_annotation": "ranges",
 }
-"""The category of an event to the table that it is a row of; others are left out."""
+"""The table of each event category; other categories are left out."""
 
 
 def trace_from_path(path: Path) -> Trace:
-    """Reads `path`, whatever kind of recording it is.
+    """Reads any kind of recording.
 
     Raises:
-        BadInputError: it is none, or damaged. MissingError: it has to be exported first and nsys is not here.
+        BadInputError: `path` is not a recording, or is damaged. MissingError: it needs nsys to export it, and nsys is missing.
     """
     if path.is_dir():
         return trace_from_folder(path)
@@ -59,7 +59,7 @@ def trace_from_path(path: Path) -> Trace:
 
 @contextmanager
 def _open_export_file(path: Path) -> Iterator[Path]:
-    """The SQLite export of a recording, gone after the block; any other file as it is."""
+    """Exports a recording to SQLite for the time of the block; yields any other file unchanged."""
     if path.suffix not in _RECORDINGS:
         yield path
         return
@@ -70,21 +70,17 @@ def _open_export_file(path: Path) -> Iterator[Path]:
 
 
 def redact(path: Path, target: Path) -> None:
-    """Writes what is read of the recording at `path`, without the process environment, as an export at `target`.
+    """Writes the recording at `path` as an export at `target`, without the process environment.
 
     Raises:
-        BadInputError: `path` is not an nsys recording, or `target` is there already. MissingError: nsys is not here.
+        BadInputError: `path` is not an nsys recording, or `target` exists. MissingError: nsys is missing.
     """
     with _open_export_file(path) as export:
         write_redacted_export(export, target)
 
 
 def write_trace(trace: Trace, directory: Path) -> None:
-    """Writes each frame with rows as Parquet, names as plain strings, and `trace.json`; all free of the environment.
-
-    Raises:
-        StageError: it cannot be written.
-    """
+    """Writes each frame with rows as Parquet, and `trace.json`; neither contains the process environment."""
     header = TraceHeader(**{each.name: getattr(trace, each.name) for each in fields(TraceHeader)})
     try:
         (directory / TABLES).mkdir(parents=True, exist_ok=True)
@@ -100,11 +96,7 @@ def write_trace(trace: Trace, directory: Path) -> None:
 
 
 def trace_from_folder(directory: Path) -> Trace:
-    """Reads what `write_trace` wrote; a profile of several stages has one folder per stage.
-
-    Raises:
-        BadInputError: there is no trace, or a damaged one.
-    """
+    """Reads the output of `write_trace`. Raises BadInputError if there is none, or it is damaged."""
     if not (directory / TRACE_JSON).is_file():
         inner = sorted(path.parent.name for path in directory.glob(f"*/{TRACE_JSON}"))
         hint = f"; pass one of its stages: {', '.join(inner)}" if inner else ""
@@ -113,7 +105,6 @@ def trace_from_folder(directory: Path) -> Trace:
 
 
 def trace_from_files(files: Files) -> Trace:
-    """Reads what `write_trace` wrote. Raises BadInputError as `trace_from_folder`."""
     header = record_from_files(files, TRACE_JSON, TraceHeader)
     with read_as_user_file(files.folder, "a recorded trace"):
         frames = {
@@ -153,10 +144,10 @@ class _Document:
 
 
 def trace_from_torch(path: Path) -> Trace:
-    """Reads what `torch.profiler.profile.export_chrome_trace` wrote; a name that ends in .gz is compressed.
+    """Reads the output of `torch.profiler.profile.export_chrome_trace`, compressed if the name ends in .gz.
 
     Raises:
-        BadInputError: the file is missing, damaged, or no such trace.
+        BadInputError: the file is missing, damaged, or not such a trace.
     """
     rows: dict[str, list[tuple[object, ...]]] = {table: [] for table in _TABLE_OF.values()}
     try:
@@ -186,7 +177,6 @@ def trace_from_torch(path: Path) -> Trace:
 
 
 def _row_from_event(event: _Event) -> tuple[object, ...]:
-    """The values of the event's table, in the order of its schema."""
     start = round(float(event.ts) * 1_000)
     span, about = (start, start + round(event.dur * 1_000)), event.args
     if _TABLE_OF[event.cat] in ("api", "ranges"):
@@ -198,7 +188,7 @@ def _row_from_event(event: _Event) -> tuple[object, ...]:
     node = int(about["graph node id"]) if about.get("graph node id") else None
     if event.cat == "kernel":
         return (*operation, str(event.name), prod(map(int, about.get("grid", ()))), node)
-    # `Memcpy HtoD (Pageable -> Device)` says kind and memories, `Memset (Device)` the target alone
+    # `Memcpy HtoD (Pageable -> Device)` names kind and memories, `Memset (Device)` only the target
     name = str(event.name)
     memories = name[name.find("(") + 1 : name.rfind(")")].split(" -> ") if "(" in name else []
     pair = memories if len(memories) == 2 else [None, memories[0] if memories else None]

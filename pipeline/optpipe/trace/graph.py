@@ -1,9 +1,9 @@
-"""What every node of an ONNX graph computes and moves: on its own, and where a runtime fuses elementwise operators.
+"""Arithmetic and memory traffic of each node of an ONNX graph, alone and with elementwise operators fused.
 
-Fused means: an elementwise operator is computed on what its producer holds in registers, so that only tensors between
-such groups are moved, written once and read once by each group that needs them (a skip connection is read again by the
-group that adds it). The scores between the two products of an attention are not moved at all (Dao et al.,
-"FlashAttention", 2022). Weights count as a runtime keeps them: what is computed from constants alone is computed before.
+A fused elementwise operator computes on its producer's registers: only tensors between such groups are moved, written once
+and read once by each group that needs them (a skip connection is read again by the group that adds it). The scores between
+the two products of an attention are not moved at all (Dao et al., "FlashAttention", 2022). Subgraphs of constants are
+computed before the run.
 """
 
 import re
@@ -53,10 +53,9 @@ _PRODUCT = "MatMul"
 def graph_costs_from_onnx(
     path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
 ) -> GraphCosts:
-    """MACs and bytes of every node of an ONNX graph, its inputs at `batch_size`.
+    """MACs and bytes of every node, with inputs at `batch_size`.
 
-    With `tf32` the products of fp32 tensors count as TF32, which is how the runtime was told to compute them; those of
-    dequantized tensors count as INT8, which is how they can be computed.
+    With `tf32`, products of fp32 tensors count as TF32. Products of dequantized tensors count as INT8.
     """
     import onnx
 
@@ -88,7 +87,7 @@ def graph_costs_from_onnx(
 
 
 def graph_costs_from_program(program: ProgramCosts, batch_size: int, peaks: Peaks, *, tf32: bool = False) -> GraphCosts:
-    """What a torch program computes and moves: its nodes are its kernels, so nothing joins another."""
+    """The nodes of a torch program are its kernels, so none is fused into another."""
     costs = []
     for node in program.nodes:
         kind = "tf32" if tf32 and node.macs and node.type == "fp32" else node.type
@@ -97,7 +96,7 @@ def graph_costs_from_program(program: ProgramCosts, batch_size: int, peaks: Peak
 
 
 def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[list[int], int]:
-    """Bytes between groups by node, those of a group with its leader, and the part that no fusion saves: inputs, weights, outputs."""
+    """Bytes between groups, listed at each group's leader, and the bytes that no fusion saves: inputs, weights, outputs."""
     same = _find_same_tensors(nodes, frozenset(each.name for each in graph.output))
     constants = _sum_constants(graph, nodes, known)
     scores = _find_scores(nodes, same)
@@ -135,7 +134,7 @@ def _keep_larger(sizes: dict[str, int], tensor: str, size: int) -> None:
 
 
 def _find_same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[str, str]:
-    """What is read in place of each tensor: what it is a view of, or its quantized form."""
+    """Maps a view to its base, and a dequantized tensor to its quantized form."""
     same: dict[str, str] = {}
     for node in nodes:
         if node.op_type in _VIEWS or (node.op_type == "DequantizeLinear" and node.output[0] not in results):
@@ -144,7 +143,7 @@ def _find_same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[st
 
 
 def _sum_constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, int]:
-    """Bytes of the constants, and of what is computed from them alone: as it is or as its sources, whichever is smaller."""
+    """Bytes of constants and of tensors computed only from constants: their own or their sources', whichever is smaller."""
     found = {each.name: _tensor_bytes(known, each.name) for each in graph.initializer}
     for node in nodes:
         given = [name for name in node.input if name]
@@ -159,7 +158,7 @@ def _sum_constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, in
 def _find_leaders(
     nodes: Sequence[Any], same: Mapping[str, str], constants: Mapping[str, int], scores: frozenset[str]
 ) -> dict[int, int]:
-    """The first node of the group that each node is computed in; none for what is read otherwise, or known before.
+    """The first node of the group that computes each node; views and constants have none.
 
     An elementwise node joins the last of its producers' groups: the others are complete by then.
     """
@@ -176,7 +175,7 @@ def _find_leaders(
 
 
 def _find_scores(nodes: Sequence[Any], same: Mapping[str, str]) -> frozenset[str]:
-    """What comes out of a Softmax and goes into matrix products alone."""
+    """Outputs of a Softmax that only matrix products read."""
     softmax = {node.output[0] for node in nodes if node.op_type == "Softmax"}
     readers: dict[str, set[str]] = {}
     for node in nodes:
@@ -187,7 +186,7 @@ def _find_scores(nodes: Sequence[Any], same: Mapping[str, str]) -> frozenset[str
 
 
 def _read_bytes(node: Any, name: str, known: Any, size: int) -> int:
-    """What `node` reads of an input of `size` bytes: a table of which rows are picked is not read as a whole."""
+    """Gather reads only the rows that it picks."""
     picks = node.op_type == "Gather" and name == node.input[0]
     return min(size, _tensor_bytes(known, node.output[0])) if picks else size
 
@@ -198,7 +197,7 @@ def _tensor_bytes(known: Any, name: str) -> int:
 
 
 def _get_channels(node: Any, known: Any) -> tuple[int, int] | None:
-    """Input and output channels per group: axes 1 and 0 of a convolution's weight, the inner and last of a product."""
+    """Input and output channels per group: axes 1 and 0 of a convolution's weight, the last two of a product's."""
     weight = known.shapes.get(node.input[1]) if len(node.input) > 1 else None
     if not weight or len(weight) < 2:
         return None
@@ -207,19 +206,19 @@ def _get_channels(node: Any, known: Any) -> tuple[int, int] | None:
 
 
 _FUSED_DEPTH = 4
-"""A fused convolution ends at most this many nodes behind its product: bias, sum, activation."""
+"""Nodes that may follow the product in a fused convolution: bias, sum, activation."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"})
 _NHWC_SUFFIX = re.compile(r"_token_\d+$")
 _STEP_NS = 100
 _TICK_NS = 1_000
-"""The profile's times are whole microseconds, cut off."""
+"""The profile truncates its times to whole microseconds."""
 _APART_NS = 50_000
-"""Clocks that can only be tied together worse than this are not: launches follow each other faster."""
+"""Launches follow each other faster than this, so clocks must be aligned more closely."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockAnchor:
-    """System-clock times taken just before a range opens, just inside it at both ends, and just after it closes."""
+    """System-clock times just before a range opens, just inside it at both ends, and just after it closes."""
 
     before_ns: int
     entered_ns: int
@@ -230,10 +229,10 @@ class ClockAnchor:
 def add_node_ranges(
     trace: Trace, runs: Sequence[NodeRun], anchors: Sequence[ClockAnchor], names: Mapping[str, str]
 ) -> Trace:
-    """`trace` with a range for every node that ran inside the marked iterations, called by `names` where they know it.
+    """Adds a range for every node that ran inside the marked iterations; `names` maps runtime names to layer names.
 
     Raises:
-        StageError: the recording does not hold these iterations, or its clock cannot be tied to the system's.
+        StageError: these iterations are not in the recording, or the clocks cannot be aligned.
     """
     name = pl.col("name").cast(pl.String)
     layers = trace.ranges.filter(name == LAYERS_RANGE)
@@ -248,7 +247,7 @@ def add_node_ranges(
     for first, second in zip(runs, [*runs[1:], None], strict=True):
         start, end = first.start_ns - offset_ns, first.end_ns - offset_ns
         following = second.start_ns - offset_ns if second else end
-        # The profile cuts its ticks off, at both ends; a node that holds others (If, Loop) stays whole.
+        # the profile truncates both ends; a node that holds others (If, Loop) stays whole
         until = following if abs(end - following) <= 2 * _TICK_NS else end + _TICK_NS
         inside = next((i for i, begin in enumerate(starts) if begin <= start and until <= ends[i]), None)
         if inside is not None:
@@ -260,10 +259,10 @@ def add_node_ranges(
 
 
 def estimate_clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[ClockAnchor]) -> tuple[int, int]:
-    """Least and most of the system's clock minus the recording's that all `anchors` of the same `iterations` allow.
+    """The least and largest offset of the system's clock from the recording's that all `anchors` allow.
 
     Raises:
-        StageError: they are not as many, or contradict each other by more than 50 µs.
+        StageError: the numbers of iterations differ, or the anchors contradict each other by more than 50 µs.
     """
     if iterations.height != len(anchors) or not anchors:
         raise StageError(f"the recording has {iterations.height} layer iterations, but {len(anchors)} were run")
@@ -277,7 +276,7 @@ def estimate_clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[ClockA
 
 
 def _choose_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeRun], allowed: tuple[int, int]) -> int:
-    """The offset, of those allowed, at which most launches lie inside one node: nothing is launched between nodes.
+    """The allowed offset at which most launches lie inside one node.
 
     The anchors leave some microseconds open, and nodes follow each other within one.
     """
@@ -299,11 +298,10 @@ def _choose_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[Nod
 
 
 def match_source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
-    """The names of ONNX Runtime's own nodes (`runtime_names`) by the names of `graph`'s, where one can be told.
+    """Maps ONNX Runtime's node names to the names of `graph`'s nodes; unknown ones are left out.
 
-    A node that kept its name is that layer, also where the CUDA provider's NHWC conversion numbered it (`_token_12`). The
-    blocked convolutions of the CPU provider are called after the tensor that they write (`relu_3_nchwc`): they are the
-    product from which that tensor comes by elementwise steps.
+    The CUDA provider's NHWC conversion numbers a node that keeps its name (`_token_12`). The CPU provider names a blocked
+    convolution after the tensor that it writes (`relu_3_nchwc`): its node is the product that elementwise steps follow.
     """
     import onnx
 
@@ -321,7 +319,6 @@ def match_source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, s
 
 
 def sum_layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
-    """`node_ns` by the names of `graph`'s own nodes."""
     times: dict[str, float] = {}
     for runtime_name, name in match_source_names(graph, list(node_ns)).items():
         times[name] = times.get(name, 0.0) + node_ns[runtime_name]
@@ -329,7 +326,7 @@ def sum_layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, floa
 
 
 def _find_product_behind(tensor: str, writers: Mapping[str, Any], taken: set[str]) -> str | None:
-    """The nearest product that `tensor` comes from, which no other time was given to."""
+    """The nearest product upstream of `tensor` that is not in `taken`."""
     wave = [tensor]
     for _ in range(_FUSED_DEPTH):
         found = [writers[each] for each in wave if each in writers]

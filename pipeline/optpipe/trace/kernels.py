@@ -1,8 +1,8 @@
-"""What a kernel's name says about it: the kind of work, and whether it runs on Tensor Cores.
+"""The kind of work of a kernel, and its use of Tensor Cores, from its name.
 
-Every library has its own scheme. The sources of the patterns: names in real traces (H200, torch 2.11, cuDNN 9, cuBLAS
-13), CUTLASS's and cuDNN's own naming (`tensorop`, `simt`, `s16816`: the shape of one matrix instruction), and PTX's
-instruction names (`hmma`, `imma`, `wgmma`, `tcgen05`).
+Sources of the patterns: names in real traces (H200, torch 2.11, cuDNN 9, cuBLAS 13), the naming of CUTLASS and cuDNN
+(`tensorop`, `simt`, `s16816`: the shape of one matrix instruction), and PTX's instruction names (`hmma`, `imma`, `wgmma`,
+`tcgen05`).
 """
 
 import re
@@ -16,7 +16,7 @@ _PLAIN = re.compile(
     r"implicit_convolve|explicit_convolve|conv2d_grouped_direct|convolve_common_engine|depthwise|conv_depthwise",
     re.IGNORECASE,
 )
-"""Matrix work on the ordinary FMA units, or helpers of matrix kernels that only move or add."""
+"""Matrix work on the FMA units, and helpers of matrix kernels that only move or add."""
 _TENSOR = re.compile(
     r"tensor_?op|(?<![a-z])_?tensor\d+x\d+x\d+|[hidqsbg]+mma(?![a-z]*_?sync_none)|wgmma|tcgen05|utc\w*mma|nvjet|xmma|"
     r"[a-z]?(884|1688|16816|16832|8816|16864)(gemm|fprop|dgrad|wgrad|cudnn|_|\b)|"
@@ -40,7 +40,7 @@ class KernelKind(StrEnum):
     OTHER = "other"
 
 
-# First match wins, so the more telling words stand first.
+# The first match wins, so specific words stand first.
 _KINDS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
@@ -75,12 +75,11 @@ _KINDS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = tuple(
 
 @lru_cache(maxsize=8192)
 def classify_kernel(name: str) -> KernelKind:
-    """The kind of work that the kernel called `name` does, as far as the name tells."""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), KernelKind.OTHER)
 
 
 def uses_tensor_cores(name: str) -> bool | None:
-    """Whether the kernel called `name` computes on Tensor Cores; None for matrix work whose name does not tell."""
+    """None for matrix work whose name does not tell."""
     if classify_kernel(name) not in {KernelKind.MATRIX, KernelKind.ATTENTION}:
         return False
     if _TRITON_TEMPLATE.search(name):
@@ -91,14 +90,14 @@ def uses_tensor_cores(name: str) -> bool | None:
 
 
 def is_matrix_work(name: str) -> bool:
-    """Whether Tensor Cores exist for this work: matrix products, convolutions, attention, and not their helpers."""
+    """True for matrix products, convolutions, and attention, and false for their helpers."""
     if re.search(r"splitk?reduce|gemv|dot_kernel", name, re.IGNORECASE):
         return False
     return classify_kernel(name) in {KernelKind.MATRIX, KernelKind.ATTENTION}
 
 
 def classify_kernels(names: pl.Series) -> pl.DataFrame:
-    """`name`, `kind`, `tensor_core` and `matrix` for each distinct name, ready to be joined."""
+    """One row per distinct name: `name`, `kind`, `tensor_core`, `matrix`."""
     distinct = names.cast(pl.String).unique().drop_nulls().sort()
     texts = distinct.to_list()
     return pl.DataFrame(
@@ -113,7 +112,7 @@ def classify_kernels(names: pl.Series) -> pl.DataFrame:
 
 
 def shorten_name(name: str, width: int = 60) -> str:
-    """The function's own name without return type, namespaces, template and call arguments, cut to `width`."""
+    """The function's name without return type, namespaces, and template and call arguments, cut to `width`."""
     functor = re.search(
         r"(CUDAFunctor_\w+|\w+_kernel_cuda|batch_norm\w+|launch_\w+|FillFunctor|MeanOps|cutlass_(?!_)\w+_[a-z]\w+)",
         name,

@@ -1,8 +1,8 @@
 """Runs a program under `nsys profile`, bounded by the NVTX range that it opens after its warm-up, and exports the recording to SQLite.
 
-`nsys profile` writes a .qdstrm and calls an importer to make the .nsys-rep. Debian puts the importer into another folder
-than nsys looks in, and a copy of nsys inside Nsight Compute may lack a library the importer needs; both leave the
-.qdstrm. `QdstrmImporter` is therefore looked for and called here when nsys did not.
+`nsys profile` writes a .qdstrm and calls an importer to make the .nsys-rep. Debian installs the importer in another folder
+than nsys searches, and a copy of nsys inside Nsight Compute may lack a library that the importer needs; both leave the
+.qdstrm. This module then finds and calls `QdstrmImporter` itself.
 """
 
 import os
@@ -32,27 +32,27 @@ _IMPORT_TIMEOUT_S = 600
 
 
 class Extra(StrEnum):
-    """What can be recorded beside NVTX, and CUDA where there is a GPU."""
+    """Optional parts of a recording; NVTX, and CUDA on a GPU, are always recorded."""
 
     OS_CALLS = "os-calls"
-    """Every call to the operating system over 1 µs: huge for torch, so only on request."""
+    """Every call to the operating system over 1 µs, which is huge for torch."""
     GPU_METRICS = "gpu-metrics"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What came of a run under nsys; `recording` is None where nsys left nothing."""
+    """A finished run under nsys; `recording` is None if nsys wrote none."""
 
     recording: Path | None
     exit_status: int
     log: str
-    """What nsys and the program wrote, interleaved."""
+    """Output of nsys and the program, interleaved."""
 
 
 def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
-    """The `nsys profile` command for `version` (2022.4 to 2025.x) ahead of the program's own.
+    """The `nsys profile` command for `version` (2022.4 to 2025.x), without the program.
 
-    With `whole` the recording is not bounded: some drivers record no kernels of CUDA graphs that were made before it began.
+    `whole` records the whole process: some drivers record no kernels of CUDA graphs that were made before the range.
     """
     traced = [
         "nvtx",
@@ -65,7 +65,7 @@ def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu:
         command += ["--cuda-graph-trace", "node"]
     if not whole:
         command += ["--capture-range", "nvtx", "--nvtx-capture", CAPTURE_RANGE, "--capture-range-end", "stop"]
-        # Ranges pushed with plain strings, as torch does, only bound a capture with this set.
+        # without it, ranges pushed with plain strings, as torch does, do not bound a capture
         command += ["--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
     if Extra.GPU_METRICS in extras and on_gpu:
         year = int(version[:4]) if version[:4].isdigit() else 2022
@@ -76,10 +76,10 @@ def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu:
 def record_program(
     program: Sequence[str], directory: Path, extras: Set[Extra], *, on_gpu: bool, whole: bool = False
 ) -> Recording:
-    """Runs `program` under nsys and returns what it left in `directory`, which holds the whole environment: keep it closed.
+    """Runs `program` under nsys. The recording in `directory` contains the whole environment.
 
     Raises:
-        MissingError: nsys is not here, or cannot be run.
+        MissingError: nsys is not installed, or cannot run.
     """
     output = directory / "recording"
     nsys = find_nsys()
@@ -91,10 +91,10 @@ def record_program(
 
 
 def export_recording(recorded: Recording, directory: Path) -> Path:
-    """The SQLite export of what was recorded.
+    """Exports a recording to SQLite.
 
     Raises:
-        StageError: nsys says that the disk is full. MissingError: nsys refused to record, in its own words.
+        StageError: nsys reports a full disk. MissingError: nsys did not record.
     """
     if "no space left" in recorded.log.lower():
         raise StageError(
@@ -108,10 +108,10 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
 
 
 def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
-    """Ends nsys, its helpers and the program with all that it started: asked first, then killed.
+    """Terminates, then kills, nsys, its helpers, and the program with its children.
 
-    nsys puts the program into a session of its own and does not end it. All of them have `directory`, which is this
-    recording's alone, on their command line, also before the program has come to say its id.
+    nsys starts the program in another session and does not end it. All of them have `directory` on their command line, which
+    only this recording uses.
     """
     groups = {process.pid, *_groups_of(directory)}
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -127,7 +127,7 @@ def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
 
 
 def _groups_of(directory: Path) -> set[int]:
-    """The process groups of all processes with `directory` on their command line, this process's own apart."""
+    """The process groups with `directory` on a command line, except the group of this process."""
     mark, own = os.fsencode(directory.resolve()), os.getpgrp()
     groups = set()
     for entry in Path("/proc").iterdir():
@@ -139,10 +139,10 @@ def _groups_of(directory: Path) -> set[int]:
 
 
 def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
-    """Runs `command`, which has `directory` among its arguments, so that all it started ends with this process's wish.
+    """Runs `command`, which has `directory` among its arguments, and ends all its processes with this one.
 
     Raises:
-        StageError: it did not end in time. MissingError: it cannot be run.
+        StageError: it timed out. MissingError: it cannot run.
     """
     log = directory / "nsys.log"
     try:
@@ -161,11 +161,7 @@ def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TI
 
 
 def find_nsys(otherwise: str = "") -> Path:
-    """Where nsys is: `OPTPIPE_NSYS`, PATH, or the places where its packages put it; `otherwise` is what can be done without.
-
-    Raises:
-        MissingError: it is nowhere.
-    """
+    """Searches `OPTPIPE_NSYS`, PATH, and the folders of nsys' packages; `otherwise` completes the message of MissingError."""
     named = os.environ.get("OPTPIPE_NSYS")
     if named:
         if not Path(named).is_file():
@@ -187,11 +183,11 @@ def find_nsys(otherwise: str = "") -> Path:
 
 
 def sqlite_from_recording(recording: Path, directory: Path) -> Path:
-    """Exports a .nsys-rep or .qdstrm into `directory` and returns the SQLite file.
+    """Exports a .nsys-rep or .qdstrm into `directory`.
 
     Raises:
-        MissingError: nsys, or for a .qdstrm its importer, is not here.
-        BadInputError: the recording cannot be read. StageError: the export failed for another reason.
+        MissingError: nsys, or the importer of a .qdstrm, is missing.
+        BadInputError: nsys cannot read the recording. StageError: the export failed for another reason.
     """
     if recording.stat().st_size == 0:
         raise BadInputError(f"{recording}: the file is empty")
@@ -211,7 +207,6 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
 
 
 def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
-    """Runs the importer that nsys did not find."""
     importers = list(_find_importers(find_nsys()))
     if not importers:
         raise MissingError(
@@ -232,14 +227,14 @@ def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
 
 
 def read_nsys_version() -> str:
-    """What `nsys --version` says of itself, such as 2025.3.2.0."""
+    """The version in the output of `nsys --version`, such as 2025.3.2.0."""
     text = _run([str(find_nsys()), "--version"]).stdout.strip()
     words = [word for word in text.replace("-", " ").split() if word[:1].isdigit()]
     return words[0] if words else text or "unknown"
 
 
 def _find_importers(nsys: Path) -> Iterator[Path]:
-    """QdstrmImporter in the folders of this nsys, and in those of Debian's package, split between lib/TRIPLET and lib."""
+    """Looks in the folders of this nsys, and in those of Debian's package, split between lib/TRIPLET and lib."""
     real = nsys.resolve()
     debian = [real.parents[3] / "nsight-systems"] if len(real.parents) > 3 else []
     roots = dict.fromkeys([nsys.parent, real.parent, real.parent.parent, *nsys.parents[1:3], *debian])

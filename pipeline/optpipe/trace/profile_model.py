@@ -1,4 +1,4 @@
-"""Profiles a model's stages: each runs in a process of its own under nsys (or torch.profiler), and is judged from its trace."""
+"""Profiles a model's stages: each runs in a separate process under nsys or torch.profiler."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,7 @@ _DALI_THREADS = {"cuda": 8, "cpu": 2}
 
 @dataclass(frozen=True, slots=True)
 class BlockedArtifact:
-    """An artifact that cannot run here, and why not."""
+    """An artifact that cannot run on this machine."""
 
     artifact: str
     why_not: str
@@ -73,20 +73,20 @@ class BlockedArtifact:
 @dataclass(frozen=True, slots=True)
 class ModelProfileDocument(ProfileRecord):
     main: str | None = None
-    """The stage that is shown in full: the first inference, else the last that has a trace."""
+    """The stage that is shown in full: the first inference, otherwise the last stage with a trace."""
     not_run: tuple[BlockedArtifact, ...] = ()
     run_dir: Path = field(default_factory=Path)
     warnings: tuple[str, ...] = ()
 
 
 def require_profilable(tracer: Tracer) -> None:
-    """Raises MissingError, before anything is built, where the tracer is not here."""
+    """Raises MissingError if the tracer is missing."""
     if tracer == "nsys":
         find_nsys(otherwise="or profile with torch.profiler instead: --tracer torch")
 
 
 def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: int) -> tuple[Path, ...]:
-    """The images of `folder`, or the model's own samples, at least a batch of them; none for a model without images."""
+    """Images of `folder`, or the model's samples, at least a batch of them; none for a model without images."""
     if card.transform is None:
         return ()
     drawn = choose_samples(card, folder).drawn
@@ -95,13 +95,13 @@ def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: i
 
 
 def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
-    """The artifacts of `plan`; INT8 ones that it has no calibration data for are the newest in the store, where there are any.
+    """Builds the artifacts of `plan`; INT8 ones without calibration data come from the store if it has any.
 
-    `text` is MODEL as it was typed. Raises what building raises, and the reasons where nothing could be built.
+    Raises the errors of building, and the reasons if nothing could be built.
     """
     stored: tuple[StoredArtifact, ...] = ()
     if plan.calibration is None and Precision.INT8 in plan.precisions:
-        with suppress(BadInputError):  # none is stored
+        with suppress(BadInputError):  # the store has none
             stored = find_artifacts(text, store, (Precision.INT8,), [each.name for each in plan.backends], plan.device)
     found = [
         BuiltArtifact(each.entry, None, BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info))
@@ -119,11 +119,11 @@ def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listen
 def profile_model(
     plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], model: Entry, store: Store, listener: Listener
 ) -> ModelProfileDocument:
-    """Profiles every stage in `plan`; one that fails does not stop the others.
+    """Profiles every stage in `plan`; a failed one does not stop the others.
 
     Raises:
-        MissingError: nsys is not here. BadInputError: no stage can be profiled, or a length is outside the builds' profile. The
-        stage's own error where all failed.
+        MissingError: nsys is missing. BadInputError: no stage can be profiled, or a length is outside the builds' profile.
+        OptpipeError: all stages failed; the error of the first.
     """
     card = card_from_file(model.file(CARD))
     for each in artifacts:
@@ -193,7 +193,7 @@ def _list_jobs(
         info, read_rows = entry.info, cache(partial(read_profiled_rows, entry, store))
         backend, precision, device = info.backend, info.precision, info.device
         known = BACKENDS[backend].runtime_options(device)
-        given = plan.options.get(backend, {})  # what is not among `known` was for the build
+        given = plan.options.get(backend, {})  # the other options were for the build
         options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
         facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=device == "cuda")
         graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
@@ -214,7 +214,7 @@ def _list_jobs(
 
 
 def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
-    """The layers of the program that ran, else of `job.source_graph`, with the peaks that were found; None without."""
+    """Costs of the program that ran, otherwise of `job.source_graph`; None without peaks or a graph."""
     subject, peaks = job.stages[0].subject, found.peaks
     if peaks is None or subject.batch_size is None:
         return None
@@ -230,12 +230,12 @@ def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
 def _profile_job(
     job: ProfileJob, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener
 ) -> Iterator[StageProfile]:
-    """Records and judges one job; raw recordings are gone when this ends, unless they are asked for."""
+    """Records and judges one job; deletes the raw recording unless the plan keeps it."""
     with open_scratch_folder(store.workspace) as scratch:
         trace, found = record_job(job, plan, scratch, listener)
         folder = run.path / job.name.replace(" ", "-").replace("+", "-")
         write_trace(trace, folder)
-        # What is kept is what is judged, so that it can be judged again.
+        # judge the files that are kept, so that they can be judged again
         whole = analysis_from_trace(trace_from_folder(folder))
         if plan.keep_raw:
             kept = folder / "raw"
@@ -251,7 +251,7 @@ def _profile_job(
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:
-    """Judges a recording made by anyone: an .nsys-rep, its SQLite export, or an optpipe profile's folder."""
+    """Judges any recording: an .nsys-rep, its SQLite export, or the folder of an optpipe profile."""
     with listener.step(f"read {path.name}"):
         trace = trace_from_path(path)
     with listener.step("views"):
@@ -259,11 +259,11 @@ def profile_recording(path: Path, range_name: str | None, listener: Listener) ->
 
 
 def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, GraphCosts | None]:
-    """What a profile's run knows of the stage whose folder is `path`, beside the trace; nothing of any other recording."""
+    """The facts and the graph that a profile run stored with the stage in folder `path`; none for any other recording."""
     try:
         stages = read_record(path.parent / PROFILE, ProfileRecord).stages
     except BadInputError:
-        return StageFacts(), None  # no run of optpipe's, or of another version
+        return StageFacts(), None  # not a run of optpipe, or of another version
     stage = next((each for each in stages if (each.folder, each.range) == (path.name, range_name)), None)
     if stage is None:
         return StageFacts(), None

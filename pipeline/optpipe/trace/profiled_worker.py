@@ -1,7 +1,7 @@
 """The profiled process: `python -m optpipe.trace.profiled_worker JOB.json` runs one stage with its ranges marked.
 
-It warms up outside the measured range, times the same iterations without a recording, opens the measured range, and
-writes what it found out, or its own error, to the job's result file: the parent then never has to guess from nsys.
+It warms up outside the measured range, times the same iterations without a recording, opens the measured range, and writes
+its results, or its error, to the job's result file.
 """
 
 import faulthandler
@@ -29,15 +29,15 @@ from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
 _WARM_UP_S = 0.3
-"""Clocks, caches and thread pools settle by time, not by count."""
+"""Clocks, caches, and thread pools settle by time, not by count."""
 _SETTLING = 3
-"""Iterations between the beginning of a recording and the first that counts."""
+"""Iterations between the start of a recording and the first that counts."""
 _CPU_THREADS = 2
-"""Of the CPU reference of a preprocessing."""
+"""Threads of the CPU reference of a preprocessing."""
 
 
 def main(job_file: str) -> None:
-    """Runs the job and leaves its result file; the exit status is the error's where there is one."""
+    """Runs the job, writes its result file, and exits with the status of its error."""
     job = read_record(Path(job_file), WorkerJob)
     log = job.log.open("w", encoding="utf-8")
     faulthandler.enable(log)
@@ -68,7 +68,7 @@ def run_job(job: WorkerJob) -> WorkerResult:
 
 @contextmanager
 def _record_with_torch(target: Path) -> Iterator[None]:
-    """With `--tracer torch` this process records itself; the measured range is cut out afterwards."""
+    """This process records itself with `--tracer torch`; the reader cuts out the measured range."""
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -80,19 +80,19 @@ def _record_with_torch(target: Path) -> Iterator[None]:
 
 
 class _MarkingListener(SilentListener):
-    """Hears of a build's steps and marks each as a range."""
+    """Marks each step of a build as a range."""
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
-        """A range for the step, named after its stage, with the step's own name inside."""
-        word = name.split()[0]  # making the graph of a precision is `quantize`
+        """Opens a range for the step's stage, and one for its name inside."""
+        word = name.split()[0]  # the graph of a precision belongs to stage `quantize`
         stage = f"optpipe.{Stage.QUANTIZE if word == 'graph' else word}"
         with mark_range(stage), mark_range(name), super().step(name, total) as step:
             yield step
 
 
 def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
-    """Export, precision and build from the beginning, in a store of their own that nothing is answered from."""
+    """Exports, quantizes, and builds in a new store, so that nothing is cached."""
     import onnx  # noqa: F401
     import torch  # noqa: F401
 
@@ -119,7 +119,7 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
 
 
 def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
-    """One artifact at one batch size: every iteration launches once and waits for the outputs."""
+    """Each iteration launches once and waits for the outputs."""
     import numpy as np
 
     store = Store(work.workspace)
@@ -127,7 +127,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     inputs = dict(np.load(job.inputs))
     on_gpu = work.device == "cuda"
     stream: AbstractContextManager[Any] = nullcontext()
-    if on_gpu:  # ONNX Runtime keeps the stream that is current when it loads
+    if on_gpu:  # ONNX Runtime uses the stream that is current when it loads
         import torch
 
         stream = torch.cuda.stream(torch.cuda.Stream())
@@ -157,7 +157,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
-    """A batch of a DALI pipeline that reads and decodes the images, or of the CPU reference where DALI is missing."""
+    """Runs a batch of a DALI pipeline that reads and decodes the images, or of the CPU reference without DALI."""
     import torch
 
     transform = card_from_file(Store(job.workspace).find(job.model).file(CARD)).transform
@@ -184,7 +184,7 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
 
 
 def run_anchored(iteration: Callable[[], None]) -> ClockAnchor:
-    """One iteration in its range, with the system clock read on both sides of both its ends."""
+    """Runs one iteration in its range and reads the system clock on both sides of both its ends."""
     before_ns = time.time_ns()
     with mark_range(ITERATION_RANGE):
         entered_ns = time.time_ns()
@@ -199,7 +199,7 @@ def _measure(
     by_layers: Callable[[], None] | None = None,
     anchors: list[ClockAnchor] | None = None,
 ) -> float:
-    """Warm-up, the same without a recording for comparison, then the recorded iterations, and last those `by_layers`.
+    """Warms up, times iterations without a recording, then records iterations, and last those `by_layers`.
 
     Returns the median iteration without a recording, in nanoseconds.
     """

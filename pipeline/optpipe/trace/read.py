@@ -1,7 +1,7 @@
-"""A trace from nsys' SQLite export: the one place that knows its table and column names.
+"""Reads a trace from nsys' SQLite export; only this module knows its table and column names.
 
-Schema of the export: Nsight Systems user guide, "SQLite Schema Reference". Tables in which nothing was recorded may be
-absent and columns vary from 2022.4 to 2025.x; every query is put together from the columns that are there.
+Schema of the export: Nsight Systems user guide, "SQLite Schema Reference". Empty tables may be absent, and columns vary from
+2022.4 to 2025.x, so every query uses only the columns that exist.
 """
 
 import math
@@ -19,7 +19,7 @@ from polars._typing import PolarsDataType
 from optpipe.core.errors import BadInputError, StageError, read_as_user_file
 
 NAME_DTYPE = pl.Categorical
-"""Names repeat a thousandfold: kept as codes, so that grouping a million rows by name compares integers."""
+"""Names repeat a thousandfold; codes let a million rows be grouped by comparing integers."""
 FrameSchema = Mapping[str, PolarsDataType]
 _SPAN: FrameSchema = {"start_ns": pl.Int64, "end_ns": pl.Int64}
 _OPERATION: FrameSchema = {**_SPAN, **dict.fromkeys(("device", "stream", "correlation_id", "pid"), pl.Int64)}
@@ -35,7 +35,7 @@ COPY_SCHEMA: FrameSchema = {
 """Copies and memsets (kind `Memset`)."""
 RANGE_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE}
 METRIC_SCHEMA: FrameSchema = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME_DTYPE, "value": pl.Float64}
-"""GPU metrics at a fixed rate; recorded on request."""
+"""GPU metrics at a fixed rate, recorded on request."""
 SCHEMAS: Mapping[str, FrameSchema] = {
     "kernels": KERNEL_SCHEMA,
     "api": API_SCHEMA,
@@ -52,7 +52,7 @@ def make_empty_frame(table: str) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the trace describes it; None where the export does not say."""
+    """A GPU as the trace describes it; None if the export does not say."""
 
     name: str
     compute_capability: str | None = None
@@ -63,26 +63,24 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """What is known of a recording beside its frames."""
+    """The fields of a recording other than its frames."""
 
     source: str
     tracer: str
     """The tool and its version: `nsys 2025.3.2.0`, `torch.profiler 2.14`."""
     gpus: tuple[Gpu, ...] = ()
     diagnostics: tuple[str, ...] = ()
-    """What is missing or damaged: events that the profiler says it lost, rows without times or with impossible ones."""
+    """Defects: events that the profiler lost, and rows with missing or impossible times."""
     graph_launches_untraced: int = 0
-    """CUDA graphs recorded as one opaque row each (`--cuda-graph-trace=graph`)."""
+    """CUDA graphs with one opaque row each (`--cuda-graph-trace=graph`)."""
     overhead_ns: int = 0
-    """Time that the profiler reports to have spent itself."""
+    """The profiler's own time, as it reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace(TraceHeader):
-    """Everything read from one recording; `trace_from_frames` makes it."""
-
     absent: tuple[str, ...] = ()
-    """Tables the recording does not have; what needs them is withheld."""
+    """Tables without rows."""
     kernels: pl.DataFrame = field(default_factory=lambda: make_empty_frame("kernels"))
     api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
     copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
@@ -96,14 +94,11 @@ class Trace(TraceHeader):
 
 
 _FARTHEST_NS = 1 << 60
-"""36 years from the clock's origin: a timestamp beyond is damage, and sums of such overflow."""
+"""36 years from the clock's origin. Later timestamps are damage, and their sums overflow."""
 
 
 def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -> Trace:
-    """The trace with those rows of `frames` that have their times and end no earlier than they start.
-
-    How many rows of which frame are left out is among the diagnostics: the trace is then not to be trusted as a whole.
-    """
+    """Makes a trace of the rows with possible times; diagnostics count the rows that are left out."""
     kept, lost = {}, list(header.diagnostics)
     for table, frame in frames.items():
         times = [column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns]
@@ -138,7 +133,7 @@ _EXPORT, _WAY_OUT = (
     "export it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep",
 )
 _LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}}
-"""Payloads of any content."""
+"""Payloads with any content."""
 _NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
 _GPU_COLUMNS = ("name", "id", "smCount", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
 _METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
@@ -147,21 +142,21 @@ KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host n
 
 @dataclass(frozen=True, slots=True)
 class NsysExport:
-    """An export file and what it holds: the columns of each of its tables."""
+    """An export file and the columns of each of its tables."""
 
     path: Path
     columns: Mapping[str, frozenset[str]]
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether `table` is there with all of `columns`; a table in which nothing happened may be absent."""
+        """False if the table or a column is absent, as for a table without events."""
         return table in self.columns and self.columns[table].issuperset(columns)
 
 
 def open_export(path: Path) -> NsysExport:
-    """Checks that `path` is a whole export of Nsight Systems.
+    """Checks that `path` is a complete export of Nsight Systems.
 
     Raises:
-        BadInputError: the file is missing, empty, cut short, no SQLite database, or not an export of nsys.
+        BadInputError: the file is missing, empty, truncated, not an SQLite database, or not an export of nsys.
     """
     _check_whole(path)
     with closing(_connect(path)) as connection:
@@ -175,13 +170,13 @@ def open_export(path: Path) -> NsysExport:
 
 
 def fetch_rows(export: NsysExport, sql: str) -> list[tuple[object, ...]]:
-    """The rows of a small query; for large tables use `fetch_frames`."""
+    """Runs a small query; for large tables use `fetch_frames`."""
     with closing(_connect(export.path)) as connection:
         return connection.execute(sql).fetchall()
 
 
 def fetch_frames(export: NsysExport, queries: Mapping[str, str]) -> dict[str, pl.DataFrame]:
-    """Runs `queries` side by side, each on its own connection; the frames are keyed as the queries are."""
+    """Runs `queries` in parallel, each with a separate connection."""
     with ThreadPoolExecutor(max_workers=4) as pool:
         results = pool.map(lambda sql: _fetch_frame(export.path, sql), queries.values())
         return dict(zip(queries, results, strict=True))
@@ -193,7 +188,7 @@ def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
     with dbapi.connect(_uri(path)) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
         cursor.execute(sql)
-        # SQLite keeps any bytes as text, and the driver hands them over unchecked: the casts check them.
+        # SQLite stores any bytes as text, and the driver does not check them: the casts do
         text = pl.col(pl.String).cast(pl.Binary).cast(pl.String)
         return pl.DataFrame(cursor.fetch_arrow()).with_columns(text)
 
@@ -232,10 +227,10 @@ def _check_whole(path: Path) -> None:
 
 
 def write_redacted_export(source: Path, target: Path) -> None:
-    """Copies from `source` what the frames are made of into a fresh export at `target`, which must not exist.
+    """Copies the tables and columns that a trace needs into a new export at `target`.
 
     Raises:
-        BadInputError: `source` is not a whole export, or `target` is there already. StageError: it cannot be written.
+        BadInputError: `source` is not a complete export, or `target` exists. StageError: `target` cannot be written.
     """
     with read_as_user_file(source, _EXPORT, _WAY_OUT):
         export = open_export(source)
@@ -279,8 +274,8 @@ def _copy_allowed_tables(export: NsysExport, source: Path, target: Path) -> None
         copy.execute("VACUUM")
 
 
-# CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind), with
-# the labels and numbers that nsys gives them in its ENUM_ tables.
+# CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind),
+# with the labels and numbers of nsys' ENUM_ tables.
 COPY_KINDS = {
     0: "Unknown", 1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
     6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
@@ -290,9 +285,9 @@ MEMORY_KINDS = {
     0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static", 7: "Unknown",
 }  # fmt: skip
 MEMSET = "Memset"
-_MEMSET_KIND = -1  # no number of CUPTI's: memsets are read from a table of their own
+_MEMSET_KIND = -1  # not a number of CUPTI: memsets come from a separate table
 
-_RANGE_EVENTS = "(59, 60, 70, 71)"  # NvtxPushPopRange, NvtxStartEndRange, and the same from text files (NVTXT)
+_RANGE_EVENTS = "(59, 60, 70, 71)"  # NvtxPushPopRange, NvtxStartEndRange, and both from text files (NVTXT)
 _DOMAIN_EVENT = 75
 _SEVERITY_WARNING = 2
 _UNKNOWN_VERSION = "of unknown version"
@@ -304,10 +299,10 @@ _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
 
 def trace_from_sqlite(path: Path) -> Trace:
-    """Reads the export at `path`.
+    """Reads an export of nsys.
 
     Raises:
-        BadInputError: the file is not a whole export of nsys, or nothing at all was recorded in it.
+        BadInputError: the file is not a complete export of nsys, or the recording is empty.
     """
     with read_as_user_file(path, _EXPORT, _WAY_OUT):
         export = open_export(path)
@@ -333,13 +328,13 @@ def trace_from_sqlite(path: Path) -> Trace:
 
 
 class _Names:
-    """String ids to names, by position in one shared list of categories instead of a join per table."""
+    """Maps string ids to names by position in one list of categories, without a join per table."""
 
     def __init__(self, strings: pl.DataFrame) -> None:
         self.strings = strings.select(pl.col("id").cast(pl.Int64), pl.col("value").cast(pl.String))
 
     def of(self, ids: pl.Series) -> pl.Series:
-        """The names of `ids` as categories; an unknown id reads as its number."""
+        """Returns the names as categories; the name of an unknown id is its number."""
         used = ids.unique().drop_nulls().sort().rename("id").to_frame().cast(pl.Int64)
         known = used.join(self.strings, on="id", how="left", maintain_order="left")
         names = known.select(pl.coalesce("value", pl.format("[string {}]", "id")).cast(NAME_DTYPE)).to_series()
@@ -389,7 +384,7 @@ def _make_queries(export: NsysExport) -> dict[str, str]:
 
 
 def _ranges_query(export: NsysExport) -> str:
-    """Ranges that ended; `text` is never NULL, because a column's type is taken from its first rows."""
+    """Selects ranges that ended; `text` is never NULL, because a column's type comes from its first rows."""
     registered = "textId" if export.has("NVTX_EVENTS", "textId") else "NULL"
     domain = "domainId" if export.has("NVTX_EVENTS", "domainId") else "0"
     return (
@@ -402,7 +397,7 @@ def _ranges_query(export: NsysExport) -> str:
 
 
 def _operation(export: NsysExport, table: str) -> str:
-    """The columns that kernels, copies and memsets have in common."""
+    """The columns that kernels, copies, and memsets share."""
     pid = _column(export, table, "globalPid", "0")
     return f'start AS start_ns, "end" AS end_ns, deviceId AS device, streamId AS stream, correlationId AS correlation_id, {pid} AS pid'
 
@@ -412,7 +407,7 @@ def _column(export: NsysExport, table: str, column: str, otherwise: str = "NULL"
 
 
 def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
-    """`frame` with the columns and types of `table`'s schema, ids and numbers turned into names."""
+    """Casts to the schema of `table`, and replaces ids and numbers by names."""
     named: list[pl.Series | pl.Expr] = []
     if "name" in frame.columns and frame["name"].dtype.is_integer():
         named.append(names.of(frame["name"]).alias("name"))
@@ -428,17 +423,17 @@ def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
 
 
 def _read_number(export: NsysExport, table: str, columns: tuple[str, ...], aggregate: str) -> int:
-    """`aggregate` over a table; 0 where it is absent."""
+    """0 if the table or a column is absent."""
     return _integer(fetch_rows(export, f"SELECT {aggregate} FROM {table}")[0][0]) if export.has(table, *columns) else 0
 
 
 def _integer(value: object) -> int:
-    """0 for what is not a number: any cell of an export may hold anything."""
+    """0 if `value` is not a number: any cell of an export may hold anything."""
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 def _read_version(export: NsysExport) -> str:
-    """The version of nsys that made the export; its table of metadata had another name up to 2022."""
+    """The version of nsys that made the export; up to 2022, the table of metadata has another name."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if export.has(table, "name", "value"):
             found = fetch_rows(export, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
@@ -467,7 +462,7 @@ def _read_gpus(export: NsysExport) -> tuple[Gpu, ...]:
 
 
 def _read_losses(export: NsysExport) -> tuple[str, ...]:
-    """The profiler's warnings and errors that speak of events it lost."""
+    """The profiler's warnings and errors about lost events."""
     if not export.has("DIAGNOSTIC_EVENT", "text", "severity"):
         return ()
     found = fetch_rows(

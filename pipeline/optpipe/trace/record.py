@@ -1,4 +1,4 @@
-"""Records one stage of a profile: its job for the profiled process, the run under nsys or torch.profiler, what came of it."""
+"""Records one stage of a profile in another process, under nsys or torch.profiler."""
 
 import shutil
 import sys
@@ -50,10 +50,10 @@ _ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """Export, precision and build from the beginning, in a store of their own that nothing is answered from."""
+    """Exports, quantizes, and builds in a new store, so that nothing is cached."""
 
     model: str
-    """MODEL as it was typed."""
+    """MODEL of the command line."""
     weights: WeightsRequest
     batch: tuple[int, int, int] | None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
@@ -62,14 +62,11 @@ class BuildJob:
     device: Device
     calibration: Path | None
     options: Mapping[str, Mapping[str, Any]]
-    """By backend."""
     truncate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceJob:
-    """One artifact at one batch size."""
-
     workspace: Path
     artifact: str
     backend: str
@@ -77,13 +74,11 @@ class InferenceJob:
     options: Mapping[str, Any]
     batch_size: int
     length: int | None = None
-    """Tokens of every sequence; None for the texts as they are, padded."""
+    """Tokens of every sequence; None for the texts themselves, padded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreprocessJob:
-    """Batches of images for the model whose entry is `model`."""
-
     workspace: Path
     model: str
     images: tuple[Path, ...]
@@ -94,13 +89,13 @@ class PreprocessJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """One profiled process; exactly one of the three kinds of work is given."""
+    """One profiled process; exactly one of the three kinds of work is set."""
 
     scratch: Path
     warm_up: int = 0
     iterations: int = 0
     records_itself: bool = False
-    """With torch.profiler, into `torch.json`."""
+    """True for torch.profiler, which writes `torch.json`."""
     build: BuildJob | None = None
     inference: InferenceJob | None = None
     preprocess: PreprocessJob | None = None
@@ -111,12 +106,12 @@ class WorkerJob:
 
     @property
     def result(self) -> Path:
-        """Where the process leaves its `WorkerResult`."""
+        """The file of the `WorkerResult`."""
         return self.scratch / "job-result.json"
 
     @property
     def log(self) -> Path:
-        """Where the process says why it crashed; there as soon as it runs."""
+        """The reason of a crash; the file exists as soon as the process runs."""
         return self.scratch / "job-worker.log"
 
     @property
@@ -131,17 +126,17 @@ class WorkerJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What a profiled process found out beside its recording, or its error."""
+    """Results of a profiled process in addition to its recording, or its error."""
 
     unprofiled_iteration_ns: float | None = None
     """The median iteration before the recording began."""
     peaks: Peaks | None = None
     program: ProgramCosts | None = None
-    """Of torch: what the layers cost, whose ranges are in the recording."""
+    """Costs of a torch program's layers."""
     layer_ns: Mapping[str, float] | None = None
-    """Of ONNX Runtime on the CPU: the median time of each node."""
+    """Median time of each node in ONNX Runtime on the CPU."""
     node_runs: tuple[NodeRun, ...] = ()
-    """Of ONNX Runtime on a GPU: when each node ran, and what ties its clock to the recording's."""
+    """Times of each node in ONNX Runtime on a GPU; `anchors` align its clock with the recording's."""
     anchors: tuple[ClockAnchor, ...] = ()
     error: str | None = None
     exit_status: int = 0
@@ -150,15 +145,15 @@ class WorkerResult:
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
     device: Device
-    """Of the build stages and of preprocessing."""
+    """Device of the build stages and of preprocessing."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By backend; those for the runtime apply to inference."""
+    """By backend; runtime options apply to inference."""
     stages: tuple[Stage, ...] = tuple(Stage)
     build: BuildJob | None = None
-    """How to build the model again; None where no stage of a build is profiled."""
+    """None if no stage of a build is profiled."""
     batch_sizes: tuple[int, ...] = (1,)
     lengths: tuple[int, ...] | None = None
-    """Sequence lengths; without any, that of the texts the build was verified on."""
+    """Sequence lengths; None uses the texts that verified the build."""
     iterations: int = 20
     warm_up: int = 5
     tracer: Tracer = "nsys"
@@ -169,7 +164,7 @@ class ProfilePlan:
 
 @dataclass(frozen=True, slots=True)
 class JudgedStage:
-    """A stage that is judged from a recording, by `range`, or by its measured range."""
+    """A stage, judged by `range` of its recording, or by the measured range."""
 
     subject: StageSubject
     facts: StageFacts
@@ -178,24 +173,22 @@ class JudgedStage:
 
 @dataclass(frozen=True, slots=True)
 class ProfileJob:
-    """One profiled process, and what is judged from its recording."""
-
     name: str
     on_gpu: bool
     work: BuildJob | InferenceJob | PreprocessJob
     stages: tuple[JudgedStage, ...]
     source_graph: Path | None = None
-    """The ONNX graph that the artifact was built from: its operators are ONNX's own, with known shapes."""
+    """The ONNX graph that the artifact was built from: its operators are ONNX's, with known shapes."""
     inputs: tuple[InputSpec, ...] = ()
     read_rows: Callable[[], tuple[ModelCard, Arrays]] | None = None
-    """Of an inference: `read_profiled_rows` of its artifact, read once for all sizes."""
+    """`read_profiled_rows` of an inference's artifact, read once for all sizes."""
 
 
 def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, WorkerResult]:
-    """Runs `job` and gives its trace, layers included, and what the profiled process found out.
+    """Runs `job` and returns its trace, layers included, and the results of the profiled process.
 
     Raises:
-        OptpipeError: the stage's own error; MissingError: nsys refused, or never started it.
+        OptpipeError: the stage's own error. MissingError: nsys refused, or never started it.
     """
     worker_job = write_job(make_worker_job(job, plan, scratch))
     if plan.tracer == "torch":
@@ -239,13 +232,12 @@ def _record_with_nsys(
 
 
 def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> WorkerJob:
-    """What the profiled process is told.
+    """Makes the job file's content, and writes the inputs of an inference into `scratch`.
 
-    The inputs of an inference are written into `scratch`: the rows that the model is verified on, repeated to the batch size,
-    or tokens of them where a length is wanted.
+    The inputs are the rows that the model is verified on, repeated to the batch size, or to `length` tokens.
 
     Raises:
-        BadInputError: the batch size is outside the profile that the artifact was built for.
+        BadInputError: the batch size is outside the artifact's profile.
     """
     import numpy as np
 
@@ -270,7 +262,7 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
 
 
 def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[ModelCard, Arrays]:
-    """The card of an artifact's model, and the rows that the artifact was verified on, (samples, ...) by input."""
+    """The card of an artifact's model, and the rows that verified the artifact, (samples, ...) by input."""
     model = store.find(artifact.manifest.parents[0], ModelInfo)
     card = card_from_file(model.file(CARD))
     if (kept := find_reference(artifact, model, store)) is not None:
@@ -279,7 +271,6 @@ def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[Mod
 
 
 def write_job(job: WorkerJob) -> WorkerJob:
-    """Writes `job` where `make_worker_command` has the process read it."""
     job.file.write_bytes(json_from_record(job))
     return job
 
@@ -289,10 +280,10 @@ def make_worker_command(job: WorkerJob) -> list[str]:
 
 
 def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
-    """What the profiled process found out; its own error comes before anything nsys has to say.
+    """Reads the profiled process's result; its error takes precedence over that of nsys.
 
     Raises:
-        OptpipeError: the process failed, or died; MissingError: nsys never started it.
+        OptpipeError: the process failed, or died. MissingError: nsys never started it.
     """
     if job.result.is_file():
         try:
@@ -303,13 +294,13 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
             raise _ERRORS.get(found.exit_status, StageError)(found.error)
         return found
     if not job.log.is_file():
-        export_recording(recorded, job.scratch)  # says why nsys, or the interpreter, refused
+        export_recording(recorded, job.scratch)  # raises the reason of nsys, or of the interpreter
         raise StageError(f"the profiled process never started: {recorded.log.strip()[-300:]}")
     lines = [
         line.strip() for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
     ]
-    # A traceback says in its last line what happened, faulthandler in its first.
-    if not lines:  # the program's last line; what nsys wrote around it is left out
+    # a traceback tells the error in its last line, faulthandler in its first
+    if not lines:  # the program's last line, without the lines of nsys
         own = (line.strip() for line in recorded.log.splitlines() if line.strip())
         lines = [line for line in own if not line.lower().startswith(_NSYS_LINES)][-1:]
     why = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else "it was killed or ran out of memory"
@@ -318,14 +309,14 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
 
 @contextmanager
 def open_scratch_folder(workspace: Path) -> Iterator[Path]:
-    """A folder for nobody else's eyes, removed in every case."""
+    """A private folder (mode 700) that is always removed."""
     try:
         (workspace / "tmp").mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="profile-", dir=workspace / "tmp", ignore_cleanup_errors=True) as name:
             try:
                 yield Path(name).resolve()
             except (OSError, OptpipeError) as error:
-                # Whoever ran out of space first, nsys or the program, says it in its own way, or not at all.
+                # nsys and the program report a full disk in different ways, or not at all
                 if shutil.disk_usage(name).free >= _LEAST_FREE_BYTES:
                     raise
                 raise StageError(

@@ -1,6 +1,6 @@
-"""A judged profile as records: what `profile.json` and `--json` hold and reports show.
+"""Records of a judged profile, as in `profile.json` and `--json`.
 
-Where a part is None, `trace_quality.withheld` says why; the roofline is None where the model's graph was not given.
+If a part is None, `trace_quality.withheld` gives the reason; the roofline is None without the model's graph.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """A row of the trace that a finding rests on: a kernel, copy, call, range or layer, or a gap and what follows it."""
+    """A row of the trace behind a finding: a kernel, copy, call, range, or layer, or a gap and the operation after it."""
 
     name: str
     total_ns: float
@@ -34,8 +34,6 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True)
 class ProfileFinding:
-    """Something that costs time, with the evidence and the next thing to try."""
-
     rule: str
     evidence: str
     gain_ns: int
@@ -44,20 +42,20 @@ class ProfileFinding:
     rows: tuple[FindingRow, ...] = ()
     gain_share: float = 0.0
     host_times: bool = False
-    """Whether the evidence is times of the host, which a profiler's overhead distorts."""
+    """True if the evidence is host times, which a profiler's overhead distorts."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """What is known of a stage beside its recording; the defaults are for a recording made by someone else."""
+    """Facts about a stage that are not in its recording; the defaults are for other programs' recordings."""
 
     stage: Stage | None = None
     backend: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     expects_gpu: bool = True
-    """Without it, as for a stage of the CPU, missing GPU rows are not a defect of the trace."""
+    """If false, as for a CPU stage, missing GPU rows are not a defect of the trace."""
     unprofiled_iteration_ns: float | None = None
-    """One iteration timed in the same process without a recording."""
+    """One iteration in the same process without a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +66,21 @@ class KernelRow:
     share: float
     kind: KernelKind
     tensor_core: bool | None
-    """None where the name does not tell."""
+    """None if the name does not tell."""
     in_classic_list: bool
-    """Whether it belongs to the first 90 % of the time."""
+    """True for the kernels that together take the first 90% of the time."""
     mean_ns: float
     median_ns: float
     min_ns: int
     max_ns: int
     launch_ns: int | None
-    """Time in the launching calls; None for kernels of CUDA graphs, which have one launch for all."""
+    """Time in the launching calls; None for kernels of CUDA graphs, which share one launch."""
     queue_ns: int | None
     """Time from the launching calls' ends to the kernels' starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """All kernels of one kind of work."""
-
     kind: KernelKind
     count: int
     total_ns: int
@@ -94,7 +90,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """All calls of one name, to CUDA or to the operating system."""
+    """All calls of one name, to CUDA or the operating system."""
 
     name: str
     count: int
@@ -105,7 +101,7 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """All copies, or memsets, of one kind between the same kinds of memory; None where the trace does not say."""
+    """All copies, or memsets, of one kind between the same kinds of memory; None if the trace does not say."""
 
     kind: str | None
     source_memory: str | None
@@ -118,7 +114,7 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True)
 class RangeRow:
-    """All NVTX ranges of one name: on the host, and on the GPU what they launched."""
+    """All NVTX ranges of one name, and the GPU operations that they launched."""
 
     name: str
     count: int
@@ -127,15 +123,15 @@ class RangeRow:
     kernel_ns: int | None
     kernels: int | None
     projected_ns: int | None
-    """From the start of the first operation that each range launched to the end of its last."""
+    """From the start of each range's first operation to the end of its last."""
     busy_ns: int
-    """The part of it in which kernels run."""
+    """The time in this window in which kernels run."""
     bottleneck: LimitingFactor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over a trace or a part of it; None where the trace cannot support them."""
+    """Sums over a trace or a part of it; None if the trace cannot support them."""
 
     kernels: int
     streams: int
@@ -150,12 +146,12 @@ class Totals:
     busy_ns: int | None
     idle_ns: int | None
     idle_by_cause: Mapping[IdleCause, int]
-    """Adds up to `idle_ns`; empty where that is None."""
+    """Adds up to `idle_ns`; empty if that is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceViews:
-    """The tables of a trace, or of a part of it, each with what takes longest first."""
+    """The tables of a trace or a part of it, longest first."""
 
     totals: Totals
     kernels: tuple[KernelRow, ...]
@@ -168,7 +164,7 @@ class TraceViews:
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """The measured iterations; host times are None where the profiler slowed the host too much to give them."""
+    """Host times are None if the profiler slowed the host too much."""
 
     range: str
     count: int
@@ -177,7 +173,7 @@ class Iterations:
     median_wall_ns: float | None
     median_projected_ns: float | None
     period_ns: float | None
-    """From the start of one to the start of the next."""
+    """From the start of one iteration to the start of the next."""
     unprofiled_ns: float | None
     median_gpu_ns: float
     kernels: float
@@ -185,14 +181,14 @@ class Iterations:
 
 @dataclass(frozen=True, slots=True)
 class TraceProfile:
-    """Everything said about one trace; its tables are of the measured part, `totals` of the whole trace."""
+    """`totals` cover the whole trace; the other tables cover the measured part."""
 
     source: str
     tracer: str
     gpus: tuple[Gpu, ...]
     trace_quality: Quality
     scope: str
-    """`trace`, or the range that bounds what is judged."""
+    """`trace`, or the range that bounds the judged part."""
     totals: Totals
     measured: TraceViews
     iterations: Iterations | None
@@ -201,12 +197,12 @@ class TraceProfile:
     roofline: Roofline | None
     bottleneck: Bottleneck
     findings: tuple[ProfileFinding, ...]
-    """The largest gain first."""
+    """Sorted by gain, largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSubject:
-    """What was profiled; None where it does not apply to the stage."""
+    """The profiled stage; None for fields that do not apply."""
 
     name: str
     kind: Literal["build", "preprocess", "inference"]
@@ -215,22 +211,22 @@ class StageSubject:
     device: str | None = None
     batch_size: int | None = None
     implementation: str | None = None
-    """Of preprocessing: `dali` or `cpu reference`."""
+    """`dali` or `cpu reference`, of preprocessing."""
     length: int | None = None
     """Tokens of every sequence, padding included."""
     sha256: str | None = None
-    """Of the artifact's files (`hash_engine`)."""
+    """`hash_engine` of the artifact."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageProfile:
-    """One profiled stage with all that it was judged by, so that it can be judged again."""
+    """One profiled stage with all inputs of its judgment, so that it can be judged again."""
 
     subject: StageSubject
     folder: str
-    """Where its trace lies, inside the run's folder."""
+    """Folder of the trace inside the run's folder."""
     range: str | None
-    """The range of that trace that it is judged by; None for the measured range."""
+    """The judged range; None for the measured range."""
     facts: StageFacts
     profile: TraceProfile
 
@@ -252,10 +248,10 @@ class ProfileRecord:
 
 
 def rows_from_table(table: pl.DataFrame, kind: type[Row]) -> tuple[Row, ...]:
-    """The rows of `table` as records of type `kind`, whose fields are among its columns.
+    """Turns the rows of `table` into records of type `kind`.
 
     Raises:
-        BadInputError: a value is of another type, as in a damaged trace.
+        BadInputError: a value has another type, as in a damaged trace.
     """
     names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     return record_from_plain(table.select(names).to_dicts(), tuple[kind, ...], "the trace")  # type: ignore[valid-type]

@@ -1,4 +1,4 @@
-"""A trace judged: quality first, then the views, then what limits the stage and what to do."""
+"""Judges a trace: quality, tables, limiting factor, findings; and compares two."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,10 +61,9 @@ def profile_from_trace(
     facts: StageFacts = _NO_FACTS,
     graph: GraphCosts | None = None,
 ) -> TraceProfile:
-    """Judges `trace`: the part inside `range_name`, or inside optpipe's own measured range, or all of it.
+    """Judges the part of `trace` inside `range_name`, or inside optpipe's measured range, or all of it.
 
-    With the model's `graph` its layers are compared with the roofline. Several ranges of one trace are judged from one
-    analysis of it.
+    With the model's `graph` its layers are compared with the roofline. Several ranges of one trace share one `Analysis`.
 
     Raises:
         BadInputError: the trace has no range called `range_name`.
@@ -85,14 +84,14 @@ def profile_from_trace(
         undisturbed_ns = facts.unprofiled_iteration_ns
     waiting_ns = split.idle_ns - split.copy_only_ns
     if undisturbed_ns is not None and waiting_ns:
-        # Kernels and copies take as long with the profiler as without: what iterations take less without it, the GPU waits less.
+        # Kernels and copies take as long without the profiler: iterations are shorter without it because the GPU waits less.
         left_ns = undisturbed_ns * measured.iterations.height - split.busy_ns - split.copy_only_ns
         scale = min(1.0, max(0.0, left_ns / waiting_ns))
     bottleneck = find_bottleneck(measured, roofline, scale)
     with_gaps = "idle_by_cause" not in quality.withheld
     by_range: dict[str, LimitingFactor] = {}
     if with_gaps:
-        # outermost first; layers are too short to have a limit of their own
+        # outermost first; layers are too short to be judged alone
         depth = int(measured.iterations["depth"][0]) if measured.iterations.height else 1
         shallow = measured.ranges.filter(pl.col("depth") <= depth).sort("depth", "first_start_ns")
         for name in shallow["name"].head(_RANGES_SHOWN):
@@ -119,10 +118,10 @@ def profile_from_trace(
 
 
 def _make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, LimitingFactor]) -> TraceViews:
-    """The tables of `analysis` without what `quality` withholds; `by_range` is what limits each range."""
+    """Makes the tables without those that `quality` withholds; `by_range` names the limit of each range."""
     kernels = analysis.kernels.clear() if "kernels" in quality.withheld else analysis.kernels
     in_graphs = analysis.trace.kernels.filter(pl.col("graph_node").is_not_null())["name"].cast(pl.String).unique()
-    # a kernel that starts before its launch call returns was never queued; those of CUDA graphs have one launch for all
+    # a kernel that starts before its launch call returns was not queued; all kernels of a CUDA graph have one launch
     waits = (
         analysis.launches.group_by(pl.col("name").cast(pl.String))
         .agg(
@@ -147,7 +146,7 @@ def _make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, Lim
 
 def _sum_totals(analysis: Analysis, quality: Quality) -> Totals:
     known = "totals" not in quality.withheld
-    # Without a kernel there is no telling a GPU that idles from one that was not traced.
+    # without a kernel, an idle GPU looks like one that was not traced
     is_split = analysis.trace.kernels.height > 0 and "idle_by_cause" not in quality.withheld
     is_memset, split = pl.col("kind") == "Memset", analysis.split
     return Totals(
@@ -187,7 +186,7 @@ def _describe_iterations(measured: Analysis, quality: Quality, facts: StageFacts
 
 
 class TraceChange(StrEnum):
-    """What happened to a kernel or a layer from the first profile to the second."""
+    """Change of a kernel or layer between two profiles."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -198,19 +197,19 @@ class TraceChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiffSide:
-    """One of the two profiles: the measured part, and what is known of it beside its recording."""
+    """One of the two compared profiles."""
 
     measured: Analysis
     layered: Analysis | None = None
-    """Where the layers are marked, when that is not the measured part."""
+    """Part with marked layers, if it is not the measured part."""
     layer_ns: Mapping[str, float] = field(default_factory=dict)
-    """Times of one inference's layers on a CPU, which no recording has."""
+    """Times of one inference's layers on a CPU, which recordings do not contain."""
     unprofiled_iteration_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """A kernel, layer or range in both profiles; 0 where one has none. Times are nanoseconds, as `ProfileDiff` counts them."""
+    """A kernel, layer, or range in both profiles; 0 if one profile does not have it. Times are in the unit of `ProfileDiff`."""
 
     name: str
     before_ns: float
@@ -223,15 +222,15 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True)
 class ProfileDiff:
-    """Times are (before, after) in nanoseconds per iteration where `per_iteration`, else over the whole measured part.
+    """Times are (before, after) in nanoseconds, per iteration or over the whole measured part.
 
-    Rows stand with the largest change first; those of layers are empty where layers are not known in both profiles.
+    Rows are sorted by change, largest first; `layers` is empty if one profile has none.
     """
 
     per_iteration: bool
     iterations: tuple[int, int]
     host_ns: tuple[float, float]
-    """One iteration on the host, or all of the measured part; outside the profiler where `unprofiled`."""
+    """One iteration on the host, or the measured part; without the profiler if `unprofiled`."""
     unprofiled: bool
     span_ns: tuple[float, float]
     busy_ns: tuple[float, float]
@@ -242,7 +241,7 @@ class ProfileDiff:
 
 
 def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
-    """Aligns kernels by name, layers and ranges by the range's name."""
+    """Aligns kernels, layers, and ranges by name."""
     sides = one, other
     per_iteration = all(side.measured.iterations.height for side in sides)
     unprofiled = bool(per_iteration and one.unprofiled_iteration_ns and other.unprofiled_iteration_ns)
@@ -258,7 +257,7 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
             host_ns = (side.unprofiled_iteration_ns if unprofiled else measured.iteration_ns) or 0.0
             span_ns = int((iterations["gpu_end_ns"] - iterations["gpu_start_ns"]).sum())
             busy_ns = int(iterations["busy_ns"].sum())
-            # the ranges that bound iterations are left out where it is iterations that are compared
+            # the ranges that bound iterations say nothing about an iteration
             launched, marked = _list_launched(measured), marked.filter(~pl.col("name").str.starts_with("optpipe."))
         count = max(iterations.height, 1) if per_iteration else 1
         counts.append(count)
@@ -294,7 +293,7 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
 
 
 def _list_launched(analysis: Analysis) -> pl.DataFrame:
-    """Kernels that iterations launched, by name: what runs beside them is not to be divided by their number."""
+    """Kernels that iterations launched, by name, without those that run between iterations."""
     called = array_from_column(analysis.launches, "called_ns")
     starts, ends = array_from_column(analysis.iterations, "start_ns"), array_from_column(analysis.iterations, "end_ns")
     index = starts.searchsorted(called, side="right") - 1
@@ -318,23 +317,23 @@ def _align_rows(before: pl.DataFrame, after: pl.DataFrame) -> tuple[DiffRow, ...
 
 
 MORE_ITERATIONS = 30
-"""Suggested where the iterations of a profile do not decide."""
+"""Suggested if the iterations of a profile do not decide."""
 
 
 def suggest_profile(build: JudgedBuild) -> str:
-    """The command that records inference of the build under the profiler."""
+    """The command that profiles inference of `build`."""
     return f"optpipe profile {build.argument} --backend {build.backend} --precision {build.precision} --stage inference"
 
 
 def read_profile(run: Run) -> ProfileRecord:
-    """The stages of a profile run. Raises BadInputError where they cannot be read."""
+    """Raises BadInputError if the record cannot be read."""
     return record_from_files(run.files, PROFILE, ProfileRecord)
 
 
 def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Observation | None:
-    """Share of the eligible kernel time that used Tensor Cores, from the newest profile of the build's file and its raw tables.
+    """Share of the eligible kernel time on Tensor Cores, recomputed from the newest profile of the build's file.
 
-    One process is profiled: the engine fixes which kernels run, and the interval over iterations holds how long they take.
+    One process is profiled: the engine fixes the kernels, and the interval over iterations covers their durations.
     """
     command = suggest_profile(build)
     for run in newest_runs(runs, "profile"):
@@ -371,12 +370,12 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
 
 
 def has_profiled_other_file(run: Run, build: JudgedBuild) -> bool:
-    """Whether a profile run is of another file under the build's id. Raises BadInputError as `read_profile`."""
+    """True if a profile run used another file under the build's id. Raises BadInputError as `read_profile`."""
     return any(build.has_other_file(stage.subject.artifact, stage.subject.sha256) for stage in read_profile(run).stages)
 
 
 def recompute_profile(run: Run) -> Iterator[Recomputed]:
-    """The stages of a profile whose tables are all there, without the sentences of their findings."""
+    """Recomputes stages with all their tables; the sentences of findings are not compared."""
     for stage in read_profile(run).stages:
         if (again := recompute_stage(run, stage)) is not None:
             said, found = (
@@ -387,7 +386,7 @@ def recompute_profile(run: Run) -> Iterator[Recomputed]:
 
 
 def recompute_stage(run: Run, stage: StageProfile) -> TraceProfile | None:
-    """A stage of `profile.json` from the tables of its trace; None where not all of them are there."""
+    """Recomputes a stage of `profile.json` from its trace; None if tables are missing."""
     mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
     if not mine or not all(run.files.has(path) for path in mine):
         return None

@@ -1,15 +1,15 @@
-"""The roofline: what the model and each layer must at least take on the device, and how far the measured time is from it.
+"""The least time of a model and of its layers on a device, compared with the measured time.
 
 Arithmetic intensity and the two ceilings after Williams, Waterman, Patterson, "Roofline: An Insightful Visual
-Performance Model" (CACM 2009). Three figures for the whole model, each at the peaks given, in this order:
+Performance Model" (CACM 2009). Three figures for the whole model, at the given peaks:
 
-- the bound: all arithmetic, or the model's inputs, weights and outputs moved once, whichever takes longer. No fusion gets
-  below it; what may is weights that stay in a cache, or fewer multiplications than the direct algorithm's (Winograd).
-- fused: layer after layer, elementwise operators computed on what their producer holds in registers.
-- unfused: node after node, each moving its own inputs, weights and outputs.
+- the bound: all arithmetic, or the model's inputs, weights, and outputs moved once, whichever takes longer. No fusion gets
+  below it; weights that stay in a cache may, and fewer multiplications than the direct algorithm's (Winograd).
+- fused: layer after layer, elementwise operators computed on their producer's registers.
+- unfused: node after node, each moving its own inputs, weights, and outputs.
 
-Peaks are measured by a short probe, or are those of the maker's data sheet: NVIDIA H100/H200/A100/L4/L40S/A10/T4/V100 and
-B200 product pages; dense rates, without sparsity.
+Peaks come from a short measurement, or from data sheets: NVIDIA H100/H200/A100/L4/L40S/A10/T4/V100 and B200 product pages;
+dense rates, without sparsity.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ from optpipe.workspace.environment import count_cores
 
 _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
 ALIGNMENT = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
-"""Of what number a matrix layer's channels are to be multiples, by type (NVIDIA, "Matrix Multiplication Background")."""
+"""Channels of a matrix layer must be multiples of this, by type (NVIDIA, "Matrix Multiplication Background")."""
 LIMITED_SHARE = 0.7
-"""Over 70 % of a peak, a layer is limited by it."""
+"""Over 70% of a peak, that peak limits a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a device can do at most. `flops_per_s` by type counts a MAC as two operations."""
+    """A device's peak rates. `flops_per_s` by type counts a MAC as two operations."""
 
     device: str
     source: str
@@ -40,11 +40,11 @@ class Peaks:
     bytes_per_s: float
 
     def flops(self, kind: str) -> float:
-        """The peak for element type `kind`; a type without an entry is taken to run as fp32."""
+        """A type without an entry counts as fp32."""
         return self.flops_per_s.get(kind) or self.flops_per_s["fp32"]
 
 
-# TFLOP/s dense for fp32, tf32, fp16 (and bf16), int8; then GB/s. None: the type has no matrix units there.
+# dense TFLOP/s for fp32, tf32, fp16 (and bf16), int8; then GB/s. None: the device has no matrix units for the type
 _SHEETS: tuple[tuple[str, tuple[float, float | None, float, float | None], float], ...] = (
     ("B200", (75, 1100, 2250, 4500), 8000),
     ("H200", (67, 494.7, 989.4, 1978.9), 4800),
@@ -62,7 +62,7 @@ _SHEETS: tuple[tuple[str, tuple[float, float | None, float, float | None], float
 
 
 def peaks_from_data_sheet(device: str) -> Peaks | None:
-    """The data sheet's peaks of the GPU whose name contains a known model; None for any other."""
+    """The peaks of the first known model in the GPU's name; None if there is none."""
     for model, (fp32, tf32, fp16, int8), gigabytes in _SHEETS:
         if model.lower() in device.lower():
             rates = {"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": fp16, "int8": int8}
@@ -72,9 +72,9 @@ def peaks_from_data_sheet(device: str) -> Peaks | None:
 
 
 def measure_gpu_peaks() -> Peaks:
-    """Probes the current CUDA device for about a second: square matrix products per type, and a copy of 1 GiB.
+    """Measures the current CUDA device for about a second: square matrix products per type, and a copy of 1 GiB.
 
-    A type whose product the device, or torch, cannot compute has no peak.
+    A type that the device, or torch, cannot multiply has no peak.
     """
     import torch
 
@@ -101,9 +101,9 @@ def measure_gpu_peaks() -> Peaks:
 
 
 def measure_cpu_peaks(threads: int | None = None) -> Peaks:
-    """Probes the CPU for about a second: float32 matrix products and a copy of 256 MiB, on `threads`, by default all.
+    """Measures the CPU for about a second: float32 matrix products and a copy of 256 MiB, on `threads`, by default all.
 
-    torch's own number of threads is not a default: OMP_NUM_THREADS may have set it, which the runtime judged need not follow.
+    OMP_NUM_THREADS may limit torch's own number of threads, which need not be that of the judged runtime.
     """
     import torch
 
@@ -121,7 +121,7 @@ def measure_cpu_peaks(threads: int | None = None) -> Peaks:
 
 
 def _time_best_cpu_run(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest call, the first left out."""
+    """Seconds of the fastest call after the first."""
     work()
     return min(time_call(work) for _ in range(_CPU_REPEATS)) / 1e9
 
@@ -142,11 +142,11 @@ def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost(NodeCost):
-    """What a layer computes and moves at one batch size."""
+    """Arithmetic and memory traffic of a layer at one batch size."""
 
     fused_bytes: int | None = None
-    """What is left of `bytes` where elementwise operators are fused, with those of the operators that join this layer:
-    0 for one that joins another layer. None: nothing is fused."""
+    """`bytes` with elementwise operators fused, including those that join this layer; 0 if it joins another layer, None if
+    nothing is fused."""
 
     @property
     def is_fused_away(self) -> bool:
@@ -159,7 +159,6 @@ class LayerCost(NodeCost):
         return self.bytes / peaks.bytes_per_s * 1e9
 
     def bound_ns(self, peaks: Peaks) -> float:
-        """The larger of the two, for the layer as a node on its own."""
         return max(self.math_ns(peaks), self.memory_ns(peaks))
 
     def fused(self) -> "LayerCost":
@@ -168,7 +167,7 @@ class LayerCost(NodeCost):
 
     @property
     def ineligible(self) -> str | None:
-        """Why Tensor Cores cannot take a matrix layer as it is: its type, or channels that are not aligned."""
+        """The reason why Tensor Cores cannot run a matrix layer: its type, or channels that are not aligned."""
         multiple = ALIGNMENT.get(self.type)
         if multiple is None:
             return f"there are no Tensor Cores for {self.type}; use fp16 or tf32"
@@ -178,7 +177,7 @@ class LayerCost(NodeCost):
 
 
 class Quadrant(StrEnum):
-    """Where a layer stands: what bounds it, and whether it is near that bound."""
+    """The ceiling of a layer, and whether the layer is near it."""
 
     MATH_LIMITED = "math-limited"
     MEMORY_LIMITED = "memory-limited"
@@ -188,20 +187,20 @@ class Quadrant(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
-    """The model as its graph gives it at one batch size, on a device with these peaks."""
+    """The layers of a model at one batch size, and the peaks of the device."""
 
     costs: tuple[LayerCost, ...]
     peaks: Peaks
     batch_size: int
     edge_bytes: int = 0
-    """What no fusion can save: the model's inputs, weights and outputs."""
+    """Bytes that no fusion can save: the model's inputs, weights, and outputs."""
     layer_ns: Mapping[str, float] = field(default_factory=dict)
-    """Times of the layers where the recording has none."""
+    """Times of layers that the recording does not contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRoof:
-    """One layer as a node on its own against its bound; the measured part is None where the layer's time is not known."""
+    """One layer as a separate node against its bound; shares are None if its time is not known."""
 
     cost: LayerCost
     intensity: float
@@ -213,33 +212,32 @@ class LayerRoof:
 
     @property
     def above_bound_ns(self) -> float:
-        """How much the layer could gain at most; where its time is not known, nothing is claimed beyond the bound."""
+        """The largest possible gain; the bound itself if the layer's time is not known."""
         return self.measured_ns - self.bound_ns if self.measured_ns is not None else self.bound_ns
 
 
 @dataclass(frozen=True, slots=True)
 class TotalCost:
-    """What all layers take at the peaks, one after the other, and how it is made up."""
+    """Sum of all layers at the peaks, one after the other."""
 
     bytes: int
     ns: float
     math_share: float
-    """The part of `ns` in layers whose arithmetic takes longer than their bytes."""
+    """Share of `ns` in layers whose arithmetic takes longer than their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The whole model, by three measures (see the module), and its layers, those furthest above their bound first."""
+    """The whole model by three measures (see the module), and its layers, farthest above their bound first."""
 
     peaks: Peaks
     batch_size: int
     macs: int
     edge_bytes: int
-    """What no fusion can save: the model's inputs, weights and outputs."""
     bound_ns: float
-    """All arithmetic but that of `types_without_peak`, or `edge_bytes` moved once: no fusion gets below it."""
+    """All arithmetic except that of `types_without_peak`, or `edge_bytes` moved once, whichever takes longer."""
     types_without_peak: tuple[str, ...]
-    """Types whose arithmetic the bound leaves out: they may run faster than the fp32 that they are else taken for."""
+    """Types whose arithmetic the bound leaves out: they may run faster than fp32."""
     fused: TotalCost
     unfused: TotalCost
     measured_ns: float | None
@@ -250,7 +248,7 @@ class Roofline:
 def compute_roofline(
     graph: GraphCosts, measured_ns: float | None = None, layer_ns: Mapping[str, float] | None = None
 ) -> Roofline:
-    """Compares the layers with the peaks; `measured_ns` is one inference, `layer_ns` its layers' times where known."""
+    """`measured_ns` is one inference, `layer_ns` the times of its layers, if known."""
     costs, peaks = graph.costs, graph.peaks
     known_ns = layer_ns or graph.layer_ns
     layers = []
@@ -278,7 +276,7 @@ def compute_roofline(
 
 
 def _classify(math: float, memory: float) -> Quadrant:
-    """By the shares of the two peaks: limited over 70 % of one; else bound by the ceiling over its intensity, and below it."""
+    """Limited over 70% of one peak; otherwise bound by the nearer ceiling, and below it."""
     if max(math, memory) >= LIMITED_SHARE:
         return Quadrant.MATH_LIMITED if math >= memory else Quadrant.MEMORY_LIMITED
     return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK
@@ -291,7 +289,7 @@ def _sum_costs(costs: Sequence[LayerCost], peaks: Peaks) -> TotalCost:
 
 
 def graph_costs_from_roofline(found: Roofline) -> GraphCosts:
-    """What a roofline was computed from; costs are in the order of its layers."""
+    """The inputs of `compute_roofline`; costs are in the order of its layers."""
     layer_ns = {each.cost.name: each.measured_ns for each in found.layers if each.measured_ns}
     costs = tuple(each.cost for each in found.layers)
     return GraphCosts(costs, found.peaks, found.batch_size, found.edge_bytes, layer_ns)

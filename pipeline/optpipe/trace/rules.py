@@ -1,6 +1,6 @@
-"""Findings: one small function per type. Each gives numbers, rows of the trace, and the command to try next, or nothing.
+"""One function for each kind of finding: figures, rows of the trace, and the command to try next.
 
-Gains are upper bounds over the measured part: the time that would be gone if the cause were.
+Gains are upper bounds over the measured part: the time that a trace without the cause would save.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,10 @@ from optpipe.trace.tensor_cores import LayerUse, TensorCores
 from optpipe.trace.timeline import WAITING_CALLS, IdleCause, TimeIntervals, subtract_intervals
 
 _WORTH_SHARE = 0.02
-"""Findings worth less than 2 % of the measured time are not worth a line."""
 _WORTH_GAP_SHARE = 0.005
-"""A gap may matter to one iteration of hundreds; below half a percent of all it is worth no line either."""
+"""A gap may matter to one iteration of hundreds; below 0.5% of the whole time it is left out."""
 WITHOUT_PROFILER = "; without the profiler"
-"""What follows in an evidence holds although the profiler slowed the host."""
+"""Evidence after this text holds even if the profiler slowed the host."""
 _Find = TypeVar("_Find", bound="Callable[[RuleContext], _Found | None]")
 _SMALL_COPY_BYTES = 64 * 1024
 _ROWS_SHOWN = 5
@@ -40,7 +39,7 @@ _ALLOCATIONS = (
     r"cudaStreamCreate|cudaEventCreate)"
 )
 _OPERATOR = r"\[(?:CPU|GPU|Mixed|MIXED) op\] Run (.+)$"
-"""DALI's own ranges around each of its operators."""
+"""DALI's ranges around each of its operators."""
 _KEPT_FOR = {
     Stage.EXPORT: "the model, its weights, shapes and opset",
     Stage.QUANTIZE: "the graph, precision, method and calibration images",
@@ -50,16 +49,14 @@ _KEPT_FOR = {
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """What a rule may look at."""
-
     measured: Analysis
     facts: StageFacts
     tensor_cores: TensorCores | None
     roofline: Roofline | None
     undisturbed_ns: float | None
-    """One iteration without the profiler, where it slowed the host too much for the times under it to be trusted."""
+    """One iteration without the profiler, if the times under it are not reliable."""
     idle_scale: float
-    """What is left of the GPU's waiting without the profiler."""
+    """Share of the GPU's waiting time that remains without the profiler."""
 
     @property
     def iterations(self) -> int:
@@ -67,7 +64,7 @@ class RuleContext:
 
 
 class _Found(NamedTuple):
-    """What a rule finds: its evidence, an upper bound of the gain, what to try, and the rows of the trace it rests on."""
+    """A finding before it is weighed; `gain_ns` is an upper bound."""
 
     evidence: str
     gain_ns: int
@@ -80,16 +77,16 @@ class _Rule:
     name: str
     find: Callable[[RuleContext], _Found | None]
     on_gpu: bool = True
-    """Whether it applies to a trace with kernels."""
+    """The rule applies to traces with kernels."""
     on_cpu: bool = False
-    """Whether it applies to one without, of which nothing can be said about gaps, copies or kernels."""
+    """The rule applies to traces without kernels, which have no gaps or copies."""
     gaps: bool = False
     host_times: bool = False
-    """Whether its evidence is times of the host, which a profiler's overhead distorts."""
+    """The evidence is host times, which a profiler's overhead distorts."""
     under_profiler: bool = False
-    """Whether its gain was timed on the host under the profiler, so that it is a part of the time there."""
+    """The gain is host time under the profiler, and a part of the time there."""
     advice_in_preprocessing: str | None = None
-    """What to try where no engine runs: nothing to capture into a graph, and no compiler that fuses."""
+    """Replaces the advice if no engine runs: no graph to capture, and no compiler that fuses."""
 
 
 _RULES: list[_Rule] = []
@@ -104,7 +101,7 @@ def _rule(name: str, **facts: Any) -> Callable[[_Find], _Find]:
 
 
 def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[ProfileFinding, ...]:
-    """All findings that matter, the largest estimated gain first; those from gaps only where the trace supports these."""
+    """All findings that matter, largest gain first; those from gaps only with `with_gaps`."""
     has_gpu = context.measured.trace.kernels.height > 0
     kept = []
     for rule in _RULES:
@@ -114,9 +111,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
         evidence, gain_ns, advice, rows = found
         base_ns: float = context.measured.split.span_ns
         if context.undisturbed_ns is not None:
-            if (
-                rule.gaps
-            ):  # the profiler delays launches, and hardly the kernels: no more is left than fits an iteration
+            if rule.gaps:  # the profiler delays launches more than kernels: scale to the iteration without it
                 gain_ns = int(gain_ns * context.idle_scale)
                 evidence += f"{WITHOUT_PROFILER}, {format_duration(gain_ns / context.iterations)} of an iteration"
             if not rule.under_profiler:
@@ -132,7 +127,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
 
 @_rule("launch-gaps", gaps=True, host_times=True, advice_in_preprocessing=_LARGER_BATCH)
 def find_launch_gaps(context: RuleContext) -> _Found | None:
-    """Short waits between kernels for the next launch, which a CUDA graph removes."""
+    """A CUDA graph removes short waits for the next launch."""
     timeline = context.measured.timeline
     away = find_long_gaps(timeline)
     waits = timeline.idle[IdleCause.HOST_WAIT]
@@ -167,7 +162,7 @@ def find_host_gaps(context: RuleContext) -> _Found | None:
 
 @_rule("device-gaps", gaps=True, host_times=True, advice_in_preprocessing=_LARGER_BATCH)
 def find_device_gaps(context: RuleContext) -> _Found | None:
-    """Waits between kernels that were launched already: dependent, short kernels."""
+    """Waits between launched kernels: dependent, short kernels."""
     waits = context.measured.timeline.idle[IdleCause.KERNEL_WAIT]
     if not has_notable_gaps(context.measured, waits):
         return None
@@ -195,7 +190,6 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
 
 @_rule("exposed-copies", advice_in_preprocessing=_PREFETCH)
 def find_exposed_copies(context: RuleContext) -> _Found | None:
-    """Copies during which no kernel runs."""
     gain = context.measured.split.copy_only_ns
     if not gain:
         return None
@@ -208,7 +202,6 @@ def find_exposed_copies(context: RuleContext) -> _Found | None:
 
 @_rule("pageable-copies")
 def find_pageable_copies(context: RuleContext) -> _Found | None:
-    """Copies between the device and memory that is not pinned."""
     copies = context.measured.copies
     pageable, pinned = (
         copies.filter((pl.col("source_memory") == kind) | (pl.col("target_memory") == kind))
@@ -230,7 +223,6 @@ def find_pageable_copies(context: RuleContext) -> _Found | None:
 
 @_rule("small-copies", advice_in_preprocessing=_LARGER_BATCH)
 def find_small_copies(context: RuleContext) -> _Found | None:
-    """Many copies too small to be worth their launch."""
     small = context.measured.trace.copies.filter(pl.col("bytes") < _SMALL_COPY_BYTES)
     if small.height < 10 * context.iterations:
         return None
@@ -244,7 +236,7 @@ def find_small_copies(context: RuleContext) -> _Found | None:
 
 @_rule("missed-tensor-cores")
 def find_missed_tensor_cores(context: RuleContext) -> _Found | None:
-    """Matrix work on the ordinary units."""
+    """Matrix work on the FMA units."""
     found = context.tensor_cores
     if found is None or not found.missed:
         return None
@@ -261,7 +253,6 @@ def find_missed_tensor_cores(context: RuleContext) -> _Found | None:
 
 @_rule("ineligible-for-tensor-cores")
 def find_ineligible_layers(context: RuleContext) -> _Found | None:
-    """Matrix layers that their type or their channels keep from Tensor Cores."""
     found = context.tensor_cores
     if found is None or not found.ineligible:
         return None
@@ -285,7 +276,7 @@ def find_ineligible_layers(context: RuleContext) -> _Found | None:
 
 @_rule("unfused-kernels")
 def find_unfused_kernels(context: RuleContext) -> _Found | None:
-    """Normalization, casts and elementwise work in kernels of their own: a compiler puts them into their neighbours."""
+    """A compiler fuses normalization, casts, and elementwise work into other kernels."""
     kernels = context.measured.kernels.filter(pl.col("kind").is_in(["normalization", "elementwise", "cast"]))
     count, total_ns = _sum(kernels, "count"), _sum(kernels, "total_ns")
     evidence = (
@@ -327,7 +318,7 @@ def find_underfilled_gpu(context: RuleContext) -> _Found | None:
 
 @_rule("allocations", host_times=True, under_profiler=True)
 def find_allocations(context: RuleContext) -> _Found | None:
-    """Allocating, freeing and loading code inside the measured part."""
+    """Calls inside the measured part that allocate, free, or load code."""
     calls = context.measured.api.filter(pl.col("name").str.contains(_ALLOCATIONS))
     count, total_ns = _sum(calls, "count"), _sum(calls, "total_ns")
     evidence = f"{count} calls in the measured part allocate, free, or load code: {format_duration(total_ns)}"
@@ -337,7 +328,6 @@ def find_allocations(context: RuleContext) -> _Found | None:
 
 @_rule("first-iteration", on_cpu=True, host_times=True, under_profiler=True)
 def find_slow_first_iteration(context: RuleContext) -> _Found | None:
-    """What the first iteration costs over the others."""
     walls = context.measured.iterations["wall_ns"].to_list()
     if len(walls) < 3:
         return None
@@ -356,7 +346,7 @@ def find_slow_first_iteration(context: RuleContext) -> _Found | None:
 
 @_rule("operating-system", on_gpu=False, on_cpu=True, host_times=True, under_profiler=True)
 def find_os_calls(context: RuleContext) -> _Found | None:
-    """Time in calls to the operating system, where these were traced and no GPU is waiting."""
+    """Calls to the operating system in a trace without a GPU."""
     calls = context.measured.os_runtime
     if calls.is_empty():
         return None
@@ -368,9 +358,9 @@ def find_os_calls(context: RuleContext) -> _Found | None:
 
 
 def _advise_fusion(context: RuleContext) -> str:
-    """How elementwise work gets into the kernels beside it, with the runtime that is used, or with another."""
+    """How to fuse elementwise work with the runtime in use, or with another."""
     facts = context.facts
-    if context.measured.kernels["name"].str.starts_with("triton_").any():  # so torch.compile names what it has fused
+    if context.measured.kernels["name"].str.starts_with("triton_").any():  # torch.compile's names of fused kernels
         return f"the code is compiled, and these kernels stayed apart; compare another runtime: optpipe build --backend {FUSING}"
     if facts.backend is None:
         return f"fuse elementwise work into the matrix kernels: torch.compile, TensorRT, or optpipe build --backend {FUSING}"
@@ -379,7 +369,7 @@ def _advise_fusion(context: RuleContext) -> str:
 
 @_rule("paid-once", on_gpu=False, on_cpu=True)
 def find_one_time_cost(context: RuleContext) -> _Found | None:
-    """A stage whose result is kept: all of it is saved the next time, and its longest part is named."""
+    """A cached stage: the next run saves all of it; its longest part is named."""
     kept_for = _KEPT_FOR.get(context.facts.stage) if context.facts.stage else None
     if kept_for is None:
         return None
@@ -421,14 +411,14 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
 
 @_rule("slow-layers", on_gpu=False, on_cpu=True)
 def find_slow_layers(context: RuleContext) -> _Found | None:
-    """Layers of a CPU's inference that take longer than the roofline says they must."""
+    """Layers on a CPU that take longer than the roofline's bound."""
     found = context.roofline
     if found is None or context.measured.trace.kernels.height:
         return None
     timed = [each for each in found.layers if each.measured_ns is not None and each.measured_ns > each.bound_ns]
     above_ns = sum(each.above_bound_ns for each in timed)
     if found.measured_ns is not None:
-        # No more than the whole inference is above its bound; one that is below it says that the peaks are too low.
+        # at most the excess of the whole inference; a negative excess means that the peaks are too low
         above_ns = min(above_ns, found.measured_ns - found.bound_ns)
     if above_ns <= 0:
         return None
@@ -449,7 +439,7 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
 
 
 def _compute_saving_ns(context: RuleContext, layers: tuple[LayerUse, ...]) -> int:
-    """What `layers` could save over the measured part, which may have other iterations than theirs."""
+    """Scales the saving of `layers` from their iterations to those of the measured part."""
     iterations = context.tensor_cores.iterations if context.tensor_cores else 1
     return int(sum(each.could_save_ns for each in layers) / iterations * context.iterations)
 

@@ -1,13 +1,12 @@
-"""Tensor Cores by layer: which layers could use them, which did, and what the others could save.
+"""Tensor Cores by layer: eligible layers, layers that used them, and possible savings.
 
-Layers are what NVTX names: TensorRT's own ranges, torch modules, ONNX Runtime nodes. A kernel belongs to the innermost
-range that was open when it was launched. A layer's own time is that of the kernels for which it is the innermost.
+Layers are named by NVTX ranges: TensorRT's, torch modules, ONNX Runtime nodes. A kernel belongs to the innermost range that
+was open at its launch. A layer's own time is that of the kernels for which it is the innermost.
 
-The successor of what DLProf showed, for inference: op nodes (layers), group nodes (kinds of work), model summary.
 Eligible means matrix work whose element type has Tensor Cores on the device and whose channels are aligned (to 8 for
 fp16 and bf16, to 16 for int8; NVIDIA, "Matrix Multiplication Background", Tensor Core requirements); a layer that did
-use them is eligible whatever the rule says, because a library may pad. Without a graph at hand only the kernels' names
-tell that something is matrix work, and the alignment is not known: `basis` says which.
+use them is eligible whatever the rule says, because a library may pad. Without a graph, only the kernels' names identify
+matrix work, and the alignment is not known (`basis`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,18 +24,18 @@ from optpipe.trace.roofline import ALIGNMENT, LayerCost, Peaks
 from optpipe.trace.timeline import TimeArray, array_from_column
 
 _UNKNOWN_GAIN = 2.0
-"""Speed-up assumed for a missed layer on a device whose peaks are unknown: a small one, so as not to promise."""
+"""Low speed-up assumed for a missed layer on a device with unknown peaks."""
 _NAMED_SHARE = 0.5
 """Ranges that cover less of the kernel time (a stray range of a library) do not list the layers."""
 
 
 def select_layered_part(whole: Analysis, measured: Analysis) -> Analysis:
-    """Where the layers are marked: iterations apart, which optpipe adds to its own captures, or the measured ones."""
+    """The extra iterations with marked layers in optpipe's recordings, otherwise the measured ones."""
     return select_measured_part(whole, LAYERS_RANGE) if (whole.ranges["name"] == LAYERS_RANGE).any() else measured
 
 
 def attribute_kernels(measured: Analysis) -> pl.DataFrame:
-    """Kernel time by layer and kernel name; empty when no range lies below an iteration (or below the trace)."""
+    """Kernel time by layer and kernel name; empty if no range lies below an iteration."""
     return (
         _locate_launches(measured)
         .filter(pl.col("range") >= 0)
@@ -51,10 +50,10 @@ def attribute_kernels(measured: Analysis) -> pl.DataFrame:
 
 
 def _locate_launches(measured: Analysis) -> pl.DataFrame:
-    """Every launched kernel: when it was `called_ns`, its innermost `range` (-1: none) and `layer`, and what its name says."""
+    """One row per launched kernel: `called_ns`, innermost `range` (-1: none), `layer`, and the facts from its name."""
     ranges = pl.DataFrame(schema=dict(RANGE_SCHEMA))
     if measured.iterations.height:
-        # the ranges inside an iteration; those of libraries, which have a domain (`cuBLAS:…`), are not layers
+        # the ranges inside an iteration, without those of libraries, which have a domain (`cuBLAS:…`)
         depth, family, name = measured.iterations["depth"][0], measured.iterations["family"][0], pl.col("family")
         deeper = (pl.col("depth") > depth) & (name != family) & ~name.str.contains(LIBRARY_RANGES)
         ranges = measured.projection.filter(deeper).sort("start_ns", "end_ns", descending=[False, True])
@@ -68,7 +67,6 @@ def _locate_launches(measured: Analysis) -> pl.DataFrame:
 
 
 def _tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
-    """One row per layer: its kernel time, how much of it is matrix work, and how much ran on Tensor Cores."""
     return (
         kernels_by_layer.group_by("layer")
         .agg(
@@ -84,7 +82,7 @@ def _tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
 
 
 def _find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> TimeArray:
-    """The row of the innermost range (of the same thread) open at each time; -1 for none."""
+    """The row of the innermost range of the same thread that is open at each time; -1 for none."""
     result = np.full(at.size, -1, dtype=np.int64)
     owner, starts, ends = (
         array_from_column(ranges, "thread"),
@@ -104,7 +102,7 @@ def _find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> T
 
 
 def _find_parents(starts: TimeArray, ends: TimeArray) -> TimeArray:
-    """The range that encloses each one, -1 for none; ranges in the order of their start, the longer one first."""
+    """The range that encloses each one, -1 for none. Ranges are sorted by start, the longer one first."""
     parents = np.full(starts.size, -1, dtype=np.int64)
     open_ranges: list[int] = []
     for index, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
@@ -117,40 +115,40 @@ def _find_parents(starts: TimeArray, ends: TimeArray) -> TimeArray:
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """One layer and the Tensor Cores; times are over all recorded iterations of the layers."""
+    """Times are over all recorded iterations of the layers."""
 
     name: str
     op: str | None
     type: str | None
-    """Operator and element type where the graph is known."""
+    """Operator and element type; None without a graph."""
     count: int
     time_ns: int
     share: float
     eligible: bool
     used: bool | None
-    """None where the kernel's name does not tell."""
+    """None if the kernel's name does not tell."""
     could_save_ns: int
-    """At most, for matrix work without Tensor Cores: to the roofline where the graph is known, else by the device's peaks."""
+    """Upper bound for matrix work without Tensor Cores: to the roofline with a graph, otherwise by the device's peaks."""
     reason: str | None
-    """Why a matrix layer is not eligible, or why it did not use them."""
+    """The reason why a matrix layer is not eligible, or did not use them."""
     kernel: str
 
 
 @dataclass(frozen=True, slots=True)
 class TensorCores:
-    """The model summary and the layers, longest first."""
+    """The sums, and the layers sorted by time, longest first."""
 
     basis: Literal["layers", "kernels"]
     eligible: int
     used: int
     unknown: int
-    """Eligible ones whose kernel's name does not tell."""
+    """Eligible layers whose kernel's name does not tell."""
     eligible_ns: int
     used_ns: int
     kernel_ns: int
     named_ns: int
     time_share: float
-    """The share of all kernel time that ran on Tensor Cores."""
+    """Share of all kernel time on Tensor Cores."""
     iterations: int
     layers: tuple[LayerUse, ...]
     eligible_ns_by_iteration: tuple[int, ...] = ()
@@ -158,19 +156,19 @@ class TensorCores:
 
     @property
     def missed(self) -> tuple[LayerUse, ...]:
-        """Eligible and not used, the largest saving first."""
+        """Eligible and not used, largest saving first."""
         return _sort_by_saving(each for each in self.layers if each.eligible and each.used is False)
 
     @property
     def ineligible(self) -> tuple[LayerUse, ...]:
-        """Matrix layers that cannot use them as they are, the largest saving first."""
+        """Matrix layers that cannot use them, largest saving first."""
         return _sort_by_saving(each for each in self.layers if not each.eligible and each.reason)
 
 
 def analyze_tensor_cores(
     measured: Analysis, peaks: Peaks | None = None, costs: Mapping[str, LayerCost] | None = None
 ) -> TensorCores:
-    """Counts by layer where ranges name layers, else by kernel; `costs` are those layers as the graph knows them."""
+    """Counts by layer if ranges name layers, otherwise by kernel; `costs` by layer come from the graph."""
     by_layer = attribute_kernels(measured)
     named_ns = int(by_layer["kernel_ns"].sum())
     basis: Literal["layers", "kernels"] = "layers"
@@ -215,7 +213,7 @@ def analyze_tensor_cores(
 
 
 def _split_by_iteration(measured: Analysis, by: str, eligible: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Time of the eligible layers or kernels, and of kernels on Tensor Cores, of each iteration that launched any."""
+    """By iteration that launched any: time of the eligible layers or kernels, and of kernels on Tensor Cores."""
     launches, starts = _locate_launches(measured), measured.iterations["start_ns"].to_numpy()
     iteration = np.searchsorted(starts, launches["called_ns"].to_numpy(), side="right") - 1
     found = (

@@ -1,15 +1,14 @@
-"""One timeline of the GPU: when a kernel runs, and for the rest of the time, why none does.
+"""One timeline of the GPU, with the cause of all time in which no kernel runs.
 
 Busy is the time in which at least one kernel runs. All other time is idle and has exactly one cause:
 
 - `copy`: only copies or memsets run.
-- `synchronization`: nothing runs, and the thread that launches the next operation sits in a call that waits for the GPU.
-- `host_wait`: nothing runs, because the host has not yet launched what comes next.
+- `synchronization`: nothing runs, and the thread that launches the next operation is in a call that waits for the GPU.
+- `host_wait`: nothing runs, because the host has not launched the next operation yet.
 - `kernel_wait`: the next operation is launched, and the GPU has not started it (launch latency, dependencies).
 
-busy + copy + synchronization + host_wait + kernel_wait = span, to the nanosecond, for the trace and for every part of it.
-
-All of it is made of sets of disjoint half-open intervals in whole nanoseconds, so that shares add up exactly.
+busy + copy + synchronization + host_wait + kernel_wait = span, to the nanosecond, for the trace and for every part of it:
+all are sets of disjoint half-open intervals in whole nanoseconds.
 """
 
 from collections.abc import Mapping
@@ -29,12 +28,12 @@ WAITING_CALLS = (
     r"^(cuda(Device|Stream|Event|Thread)Synchronize|cu(Stream|Event|Ctx)Synchronize|cudaMemcpy(2D|3D|ToSymbol|FromSymbol)?|"
     r"cuMemcpy([DH]to[DH]|2D|3D)?)(_v\d+)?(_ptsz|_ptds)?$"
 )
-"""API calls that return only when the GPU has done something. (cudaStreamWaitEvent only makes a stream wait.)"""
+"""API calls that return only when the GPU has finished something. (cudaStreamWaitEvent only makes a stream wait.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeIntervals:
-    """Disjoint intervals [start, end) in ascending order; `before` is what the intervals ahead of each one cover."""
+    """Disjoint intervals [start, end) in ascending order; `before` is the time that earlier intervals cover."""
 
     starts: TimeArray
     ends: TimeArray
@@ -46,7 +45,7 @@ class TimeIntervals:
 
 
 def intervals_from_disjoint(starts: TimeArray, ends: TimeArray) -> TimeIntervals:
-    """Intervals that are already disjoint and ascending; empty ones are dropped."""
+    """Makes intervals of disjoint, ascending ones; drops empty ones."""
     kept = ends > starts
     if not kept.all():
         starts, ends = starts[kept], ends[kept]
@@ -67,7 +66,7 @@ def unite_intervals(starts: TimeArray, ends: TimeArray) -> TimeIntervals:
 
 
 def sum_before(intervals: TimeIntervals, times: TimeArray) -> TimeArray:
-    """How much of the intervals lies before each of `times`."""
+    """The time of the intervals before each of `times`."""
     if intervals.starts.size == 0:
         return np.zeros_like(times)
     index = np.searchsorted(intervals.starts, times, side="right") - 1
@@ -77,35 +76,32 @@ def sum_before(intervals: TimeIntervals, times: TimeArray) -> TimeArray:
 
 
 def sum_within(intervals: TimeIntervals, starts: TimeArray, ends: TimeArray) -> TimeArray:
-    """How much of the intervals lies inside each [start, end)."""
+    """The time of the intervals inside each [start, end)."""
     return sum_before(intervals, ends) - sum_before(intervals, starts)
 
 
 def complement_intervals(intervals: TimeIntervals, start: int, end: int) -> TimeIntervals:
-    """What the intervals leave free of [start, end)."""
+    """The parts of [start, end) outside the intervals."""
     starts = np.concatenate([[start], np.clip(intervals.ends, start, end)]).astype(np.int64)
     ends = np.concatenate([np.clip(intervals.starts, start, end), [end]]).astype(np.int64)
     return intervals_from_disjoint(starts, ends)
 
 
 def intersect_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
-    """What lies in both."""
     return _cut_segments(one, other, wanted_in_other=True)
 
 
 def subtract_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeIntervals:
-    """What lies in `one` and not in `other`."""
     return _cut_segments(one, other, wanted_in_other=False)
 
 
 def _cut_segments(one: TimeIntervals, other: TimeIntervals, *, wanted_in_other: bool) -> TimeIntervals:
-    """Cuts `one` at the edges of `other` and keeps the pieces inside, or outside, `other`."""
     if one.starts.size == 0 or (other.starts.size == 0 and wanted_in_other):
         nothing = np.zeros(0, dtype=np.int64)
         return intervals_from_disjoint(nothing, nothing)
     if other.starts.size == 0:
         return one
-    # A stable sort merges what is in order already; numpy's `unique` takes ten times as long.
+    # a stable sort merges sorted parts; numpy's `unique` takes ten times as long
     edges = np.sort(np.concatenate([one.starts, one.ends, other.starts, other.ends]), kind="stable")
     starts, ends = edges[:-1], edges[1:]
     kept = (starts < ends) & _holds(one, starts) & (_holds(other, starts) == wanted_in_other)
@@ -118,8 +114,6 @@ def _holds(intervals: TimeIntervals, times: TimeArray) -> npt.NDArray[np.bool_]:
 
 
 class IdleCause(StrEnum):
-    """Why no kernel runs."""
-
     HOST_WAIT = "host_wait"
     KERNEL_WAIT = "kernel_wait"
     COPY = "copy"
@@ -128,19 +122,19 @@ class IdleCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Kernels, copies and memsets in the order of their start, with the API call (row of `trace.api`, or -1) of each."""
+    """Kernels, copies, and memsets by start, with the row of each one's API call in `trace.api` (or -1)."""
 
     starts: TimeArray
     ends: TimeArray
     is_kernel: npt.NDArray[np.bool_]
     api_row: TimeArray
     row: TimeArray
-    """The row in `trace.kernels` where `is_kernel`, else in `trace.copies`."""
+    """The row in `trace.kernels` if `is_kernel`, otherwise in `trace.copies`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The GPU's time from `start_ns` to `end_ns`, split without remainder into `busy` and the causes of `idle`."""
+    """The GPU's time from `start_ns` to `end_ns`: `busy` and the causes of `idle` add up to it."""
 
     start_ns: int
     end_ns: int
@@ -152,7 +146,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a window of the timeline divides: busy + the sum of `idle_by_cause` = span."""
+    """A window of the timeline: busy + the sum of `idle_by_cause` = span."""
 
     span_ns: int
     busy_ns: int
@@ -168,7 +162,7 @@ class Split:
 
 
 def timeline_from_trace(trace: Trace) -> Timeline:
-    """The timeline over everything recorded: from the first GPU operation, API call or range to the last."""
+    """The timeline from the first GPU operation, API call, or range to the last."""
     operations = _list_operations(trace)
     frames = (trace.kernels, trace.copies, trace.api, trace.ranges, trace.os_runtime)
     spanning = [frame for frame in frames if frame.height]
@@ -184,7 +178,7 @@ def timeline_from_trace(trace: Trace) -> Timeline:
 
 
 def split_timeline(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Split:
-    """How [start_ns, end_ns) divides; by default all of the timeline."""
+    """Splits [start_ns, end_ns), by default the whole timeline."""
     start = np.array([timeline.start_ns if start_ns is None else start_ns], dtype=np.int64)
     end = np.array([timeline.end_ns if end_ns is None else end_ns], dtype=np.int64)
     idle = {cause: int(sum_within(timeline.idle[cause], start, end)[0]) for cause in IdleCause}
@@ -192,12 +186,12 @@ def split_timeline(timeline: Timeline, start_ns: int | None = None, end_ns: int 
 
 
 def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
-    """A column of whole numbers as an array; what is missing is -1, which is neither a time nor an id."""
+    """A column of integers as an array; -1, which is neither a time nor an id, stands for null."""
     return frame[column].fill_null(-1).to_numpy().astype(np.int64, copy=False)
 
 
 def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
-    """Which rows have a name that matches `pattern`: looked up once per distinct name, not per row."""
+    """Tests `pattern` once per distinct name, not per row."""
     distinct = frame["name"].unique()
     matching = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
     if matching.is_empty():
@@ -207,9 +201,9 @@ def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
 
 
 def _list_operations(trace: Trace) -> Operations:
-    """Lists kernels and copies by their start; of those that start at once, the one launched first comes first.
+    """Sorts kernels and copies by start; of those that start together, the one launched first comes first.
 
-    Which operation ends a gap decides what the gap was waiting for: it must not depend on the order of rows.
+    The operation that ends a gap decides the gap's cause, so it must not depend on the order of rows.
     """
     columns = ("start_ns", "end_ns", "correlation_id", "pid")
     found = pl.concat(
@@ -241,7 +235,7 @@ def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> Time
 
 
 def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> dict[IdleCause, TimeIntervals]:
-    """Splits the time in which nothing at all runs, by what the next operation was waiting for."""
+    """Splits the time in which nothing runs by the state of the next operation."""
     following = np.searchsorted(operations.starts, gaps.ends)
     is_last = following >= operations.starts.size
     launch = (
@@ -253,7 +247,7 @@ def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> di
     launched = gaps.ends.copy()
     if trace.api.height:
         launched[known] = array_from_column(trace.api, "end_ns")[launch[known]]
-    # An operation may start before its launch call returns; what no call explains counts as not yet launched.
+    # an operation may start before its launch call returns; without a known call it counts as not yet launched
     launched = np.clip(launched, gaps.starts, gaps.ends)
     before_launch = intervals_from_disjoint(gaps.starts, launched)
     waiting = _find_waiting(trace, gaps, launch)
@@ -266,7 +260,7 @@ def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> di
 
 
 def _find_waiting(trace: Trace, gaps: TimeIntervals, launch: TimeArray) -> TimeIntervals:
-    """When the thread that launches what follows each gap is inside a waiting call; any thread after the last one."""
+    """The times in which the thread that launches after each gap is in a waiting call; any thread after the last gap."""
     calls = trace.api.filter(pl.Series(match_names(trace.api, WAITING_CALLS)))
     if calls.height == 0:
         return intervals_from_disjoint(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -285,6 +279,5 @@ def _find_waiting(trace: Trace, gaps: TimeIntervals, launch: TimeArray) -> TimeI
 
 
 def _clip_calls(gaps: TimeIntervals, chosen: npt.NDArray[np.bool_], calls: TimeIntervals) -> TimeIntervals:
-    """The part of `calls` inside the chosen gaps."""
     mine = intervals_from_disjoint(gaps.starts[chosen], gaps.ends[chosen])
     return intersect_intervals(mine, calls)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 Verb = str | dict[str, str]
-"""`module:function` in this room; by name for a verb with verbs of its own, the one that needs no name first."""
+"""`module:function` in this room, or several by name for a verb with subcommands, the default first."""
 
 SECTIONS: dict[str, dict[str, Verb]] = {
     "Build": {"build": "build:build", "calibrate": "build:calibrate", "preprocess": "build:preprocess"},
@@ -48,13 +48,13 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "doctor": "store:doctor",
     },
 }
-"""The commands in the order of the help."""
+"""In the order of the help."""
 
 SHARED_OPTIONS = "--workspace DIR and --json go with every command; optpipe --help explains them."
 
 
 class Commands(SectionedGroup):
-    """The commands; where `--json` was asked for, wrong use too is a JSON document on stdout."""
+    """With `--json`, wrong use too is a JSON document on stdout."""
 
     sections = SECTIONS
 
@@ -77,7 +77,7 @@ class Commands(SectionedGroup):
                 _print_failure(_explain_wrong_use(error), status, as_json="--json" in words)
         except OSError as error:  # a text of help or version
             status = _handle_undelivered(error, ExitStatus.DONE)
-        except SystemExit as ended:  # so it ends itself where the reader of a text has gone
+        except SystemExit as ended:  # Typer exits if the reader of a help text has gone
             if not isinstance(ended.__context__, BrokenPipeError):
                 raise
             status = _handle_undelivered(ended.__context__, ExitStatus.DONE)
@@ -95,7 +95,7 @@ app = typer.Typer(
 
 
 PIPED_WIDTH = 160
-"""Columns of a table that goes into a file or a pipe, which has no width of its own."""
+"""Columns of a table in a file or a pipe, which have no width."""
 
 
 def _print_json(document: object) -> None:
@@ -111,7 +111,7 @@ def _explain_wrong_use(error: TyperException) -> str:
 
 
 def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
-    """Wraps `command` so that its outcome is printed and its expected failures become one or two lines and a status."""
+    """Prints the outcome of `command`; expected failures become one or two lines and an exit status."""
 
     @wraps(command)
     def run(*args: Any, **options: Any) -> None:
@@ -131,7 +131,7 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
         except OSError as error:
             if outcome is not None and error.errno in GONE:
                 raise typer.Exit(_handle_undelivered(error, outcome.status)) from None
-            if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for this one, and end without a word
+            if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for stdout's and exit silently
                 raise RuntimeError("broken pipe to another process") from error
             if error.errno not in REFUSED and not isinstance(error, shutil.Error):
                 raise
@@ -146,13 +146,13 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
 
 
 GONE = (errno.EPIPE, errno.EBADF)
-"""What writing to stdout says where nobody reads it any more, or it was closed from the start."""
+"""Errors of writing to stdout if its reader has gone or it was closed from the start."""
 
 
 def _handle_undelivered(error: OSError, status: ExitStatus) -> ExitStatus:
-    """Says that not all was written to stdout. Returns `status`, but a failure where all went well and nobody ever read.
+    """Reports that stdout is incomplete. Returns `status`, or a failure if stdout was closed from the start.
 
-    Raises `error` where it is about anything else.
+    Raises `error` if it is a different one.
     """
     if error.errno not in GONE:
         raise error
@@ -174,7 +174,7 @@ REFUSED = (
     errno.ENAMETOOLONG,
     errno.ELOOP,
 )
-"""What a file system refuses that a user can mend; any other error of the system that comes this far is a bug."""
+"""Refusals of a file system that a user can fix; any other OSError here is a bug."""
 
 
 def _explain_os_error(error: OSError) -> str:
@@ -206,9 +206,9 @@ def _print_failure(message: str, status: int, *, as_json: bool) -> None:
 
 def _say(message: str) -> None:
     try:
-        shown = "\n".join(map(escape, message.splitlines()))  # whatever came from a file
+        shown = "\n".join(map(escape, message.splitlines()))  # text from files
         print(f"optpipe: {shown}", file=sys.stderr, flush=True)
-    except OSError:  # nobody reads that either; the exit status says it
+    except OSError:  # nobody reads stderr either; the exit status reports the failure
         discard_output(2)
 
 
@@ -221,7 +221,7 @@ def _print_text(text: "Document | str") -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
-    with console.capture() as written:  # a console that writes ends the process where its reader has gone
+    with console.capture() as written:  # a console that writes exits if its reader has gone
         if isinstance(text, str):
             console.print(clean_text(text))
         else:
@@ -245,7 +245,6 @@ def _optpipe(
 
 
 def _make(name: str, where: Verb) -> "Command":
-    """The command, or the group of commands, of that name."""
     if isinstance(where, str):
         module, _, function = where.partition(":")
         command = getattr(import_module(f"optpipe.cli.{module}"), function)
@@ -256,7 +255,7 @@ def _make(name: str, where: Verb) -> "Command":
     if name == "store":
         return TyperGroup(
             name=name,
-            commands=below,  # type: ignore[arg-type] # a dict to all who use it
+            commands=below,  # type: ignore[arg-type] # a dict for all its users
             help="List, show, remove and merge what is stored.",
             rich_markup_mode=None,
         )

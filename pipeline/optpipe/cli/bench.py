@@ -181,7 +181,7 @@ def _require_alone(
     how: BenchOptions,
     beside: set[str],
 ) -> None:
-    """Raises BadInputError for options that say nothing with `flag`; those of `how` named in `beside` go with it."""
+    """Raises BadInputError for options that `flag` does not allow; those of `how` named in `beside` are allowed."""
     given = [*words, *params.list_words(how, *beside), *(params.list_words(targets) if targets else ())]
     given += [each.flag for each in params.list_fields(LoadSpec) if each.name in load]
     if given:
@@ -189,7 +189,7 @@ def _require_alone(
 
 
 def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchOptions) -> "BenchPlan":
-    """The plan of the options. Raises BadInputError for what cannot be meant."""
+    """Raises BadInputError for options that contradict each other."""
     from optpipe.backends.registry import parse_options
     from optpipe.core.errors import require_existing
     from optpipe.measure.figures import ENERGY_SECONDS
@@ -238,9 +238,9 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
 def find_bench_targets(
     models: Sequence[str], given: TargetOptions, store: "Store", listener: "Listener"
 ) -> "tuple[tuple[StoredArtifact, ...], ...]":
-    """For each MODEL the artifacts that it names and that can run here; warns about those that cannot.
+    """The runnable artifacts of each MODEL; warns about the others.
 
-    With the precision `auto`, what `build --precision auto` chose.
+    The precision `auto` selects the choice of `build --precision auto`.
     """
     from optpipe.backends.registry import BACKENDS
     from optpipe.cli.options import require_device
@@ -271,7 +271,7 @@ def find_bench_targets(
 
 
 def _select_chosen(artifacts: "Sequence[StoredArtifact]", model: str, store: "Store") -> "tuple[StoredArtifact, ...]":
-    """The winners of the newest decision. Raises BadInputError where there is none."""
+    """The winners of the newest decision. Raises BadInputError if there is none."""
     from optpipe.models.artifacts.decisions import find_decision
 
     decided = find_decision(store.workspace, {each.entry.id for each in artifacts})
@@ -317,9 +317,9 @@ def _bench_pair(
 def find_pair(
     model: str, against: str, targets: TargetOptions, store: "Store", listener: "Listener"
 ) -> "tuple[StoredArtifact, StoredArtifact]":
-    """The baseline that `--against` names, and the artifact of MODEL. Both get the same inputs if they are of one model.
+    """The baseline of `--against` and the artifact of MODEL. Both get the same inputs if they are of one model.
 
-    Raises BadInputError where one of them is not one artifact.
+    Raises BadInputError if either matches several artifacts.
     """
     from optpipe.backends.registry import BACKENDS
 

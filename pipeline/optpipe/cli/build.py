@@ -106,8 +106,6 @@ def _complete_method(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """On what is calibrated, by which methods, and what is found out beside it."""
-
     data: Annotated[
         Path | None,
         Param(
@@ -174,8 +172,6 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class PreprocessOptions:
-    """What the pipeline is proven on, and what of it is not tuned."""
-
     images: Annotated[
         Path | None, Param("Folder of images; subfolders named after labels enable accuracy.", metavar="DIR")
     ] = None
@@ -225,8 +221,6 @@ def preprocess(
 
 @dataclass(frozen=True, slots=True)
 class EvaluateOptions:
-    """On what builds are evaluated, and what they may lose."""
-
     data: Annotated[
         Path | None,
         Param(

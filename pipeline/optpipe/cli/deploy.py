@@ -86,7 +86,7 @@ def deploy(
         if program is not None:
             proof = prove_deployment(checked, program, how.seconds, store, terminal)
     except (OptpipeError, KeyboardInterrupt):
-        if dossier is not None:  # what was to be proven and is not, is not deployed
+        if dossier is not None:  # an unproven deployment must not stay
             shutil.rmtree(folder)
         raise
     result = DeployResult(str(folder), checked.record, checked.differences, proof)

@@ -1,4 +1,4 @@
-"""How commands are put together: options in groups, commands in groups, and the sections of `optpipe --help`."""
+"""Builds commands from option records, command groups, and the sections of `optpipe --help`."""
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished command. `show` is only called when people read it, so that `--json` pays for no rendering."""
+    """`show` is not called with `--json`, which saves the rendering."""
 
     document: Any
-    """A record or a mapping: what `--json` prints. The terminal's warnings are added to the record's own."""
+    """A record or a mapping for `--json`. The terminal's warnings are added to the record's own."""
     show: "Callable[[Any], Document | str]"
-    """Makes what people read of the document."""
+    """Makes the text for people from the document."""
     status: ExitStatus = ExitStatus.DONE
 
 
 SHARED = ("workspace", "json", "store", "terminal")
-"""Parameters of commands that are no options of theirs: options of the whole tool, the store of the workspace, the terminal."""
+"""Parameters of commands that are not their options: global options, the workspace's store, the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Marks a mapping: the fields of a record that were given, by name."""
+    """Marks a mapping of the given fields of a record, by name."""
 
     kind: type
 
@@ -47,7 +47,7 @@ class Given:
 class _Signature:
     own: tuple[Parameter, ...]
     records: Mapping[str, tuple[type, bool]]
-    """By parameter: the record, and whether the command gets only what was given."""
+    """By parameter: the record, and whether the command gets only the given fields."""
     fields: Mapping[str, tuple[Field, ...]]
     """By parameter: the fields that are options or settings."""
 
@@ -80,10 +80,10 @@ def _read_signature(command: Callable[..., Outcome]) -> _Signature:
 
 
 def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """`command` for Typer: each field of the records that it takes becomes an option, or a setting of `--set`.
+    """`command` for Typer: each field of its records becomes an option, or a setting of `--set`.
 
-    A command gets the record, or, where its parameter is `Annotated[Mapping, Given(kind)]`, only the fields that were given. Of
-    several with one flag, an option of the command itself goes first, then a field of a whole record.
+    A command gets the record, or only the given fields if its parameter is `Annotated[Mapping, Given(kind)]`. Of several
+    options with one flag, that of the command precedes that of a whole record, and both precede that of a mapping.
     """
     found = _read_signature(command)
     flat = {each.name: each for each in found.own}
@@ -115,7 +115,7 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
 
 @contextmanager
 def _open_shared(command: Callable[..., Outcome], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Those of SHARED that `command` takes; the terminal shows progress while the block runs."""
+    """The members of SHARED that `command` takes; the terminal shows progress while the block runs."""
     taken = signature(command).parameters
     shared = {name: root[name] for name in SHARED if name in taken and name in root}
     with ExitStack() as stack:
@@ -138,7 +138,7 @@ def _add_warnings(outcome: Outcome, warnings: Sequence[str]) -> Outcome:
 
 
 def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of `command` from what Typer read of its options. Raises BadInputError for a value that cannot be read."""
+    """The arguments of `command` from Typer's values. Raises BadInputError for a value that cannot be read."""
     found = _read_signature(command)
     arguments = {each.name: given[each.name] for each in found.own}
     settings = settings_from_texts(given.get("set") or (), found.settings)
@@ -163,7 +163,6 @@ def _read(field: Field, value: Any) -> Any:
 
 
 def _make_parameter(field: Field, *, partial: bool) -> Parameter:
-    """The parameter from which Typer makes the option."""
     param, kind = field.param, field.kind
     required = field.default is MISSING and not partial
     default = field.default if param.parse is None or field.default in (None, MISSING) else field.show(field.default)
@@ -191,7 +190,7 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name, each made when it is first asked for: what one command needs is not imported for another."""
+    """Makes each command when it is first used, so that one command does not import the libraries of another."""
 
     def __init__(self, makers: "Mapping[str, Callable[[], Command]]") -> None:
         super().__init__(makers)
@@ -204,12 +203,12 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class SectionedGroup(TyperGroup):
-    """Commands that the help lists in sections, with options that may be given behind any command."""
+    """Lists commands in sections; global options may follow any command."""
 
     sections: Mapping[str, Iterable[str]] = {}
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Moves `--workspace` and `--json` in front, wherever they were written."""
+        """Moves `--workspace` and `--json` to the front."""
         return super().parse_args(ctx, move_shared_options(args))
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
@@ -225,7 +224,7 @@ class SectionedGroup(TyperGroup):
 
 
 def move_shared_options(words: Sequence[str]) -> list[str]:
-    """`words` with the options of the whole tool in front."""
+    """`words` with the global options in front."""
     front: list[str] = []
     rest = list(words)
     at = 0
@@ -236,17 +235,16 @@ def move_shared_options(words: Sequence[str]) -> list[str]:
         elif name == "--workspace" and (inline or at + 1 < len(rest)):
             front += [rest.pop(at), *([] if inline else [rest.pop(at)])]
         elif name == "--workspace":
-            return rest[at:]  # without its value: refused as that
+            return rest[at:]  # without its value: Typer rejects it
         else:
             at += 1
     return [*front, *rest]
 
 
 class DefaultGroup(TyperGroup):
-    """A command that is also a group: the first word is one of its commands, or it belongs to the first of them."""
+    """A group whose first command is the default: it runs unless the first word names another."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Puts the name of the default command in front where no command is named."""
         named = args[:1] == ["--help"] or (args and args[0] in self.commands)
         return super().parse_args(ctx, args if named else [next(iter(self.commands)), *args])
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become a model, a plan of builds, a choice of artifacts."""
+"""Options that several commands share, and the models and build plans made from them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +60,6 @@ WorkspaceOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """With which weights and shapes a model is exported."""
-
     weights: Annotated[str, params.WEIGHTS] = "default"
     batch: Annotated[
         str | None,
@@ -78,8 +76,6 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """Which artifacts of MODEL, and how they run."""
-
     precision: Annotated[str | None, PRECISION] = None
     backend: Annotated[str | None, BACKEND] = None
     device: Annotated[Device | None, Param("Default: the best available.")] = None
@@ -106,7 +102,7 @@ class CalibrationOptions:
 
 
 def require_device(device: Device | None) -> Device | None:
-    """`device`; raises MissingError for `cuda` if no NVIDIA GPU is found."""
+    """Raises MissingError for `cuda` if no NVIDIA GPU is found."""
     from optpipe.core.errors import MissingError
     from optpipe.workspace.environment import list_gpus
 
@@ -116,7 +112,7 @@ def require_device(device: Device | None) -> Device | None:
 
 
 def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Model":
-    """The model with the weights and shapes asked for; nothing is loaded yet. It may be named as a stored one is."""
+    """The model, not loaded yet, with the given weights and shapes. `model` may be the name of a stored one."""
     from optpipe.core.card import batch_ranges_from_text, join_batch_ranges, shapes_from_text
     from optpipe.core.entries import weights_from_text
     from optpipe.models.artifacts.lookup import find_stored_source
@@ -140,9 +136,9 @@ def build_plan_from_options(
     images: Path | None = None,
     budget: str | None = None,
 ) -> "BuildPlan":
-    """What to build, of every command that builds: without `--precision` FP16, without `--backend` what suits; `auto`: all candidates.
+    """The plan of every command that builds: FP16 without `--precision`; without `--backend` one that suits; `auto`: all candidates.
 
-    Several ranges in `batch` become the optimization profiles of the backends that have them.
+    Several ranges in `batch` become optimization profiles if the backend supports them.
     """
     from optpipe.backends.registry import backends_from_text, parse_options
     from optpipe.build.build import BuildPlan

@@ -118,7 +118,6 @@ def profile(
 def _profile_model(
     text: str, shapes: ModelOptions, builds: "BuildPlan", capture: CaptureOptions, store: "Store", terminal: "Terminal"
 ) -> Outcome:
-    """Builds what is to be profiled, or takes it from the store, then profiles it."""
     from optpipe.core.card import card_from_file
     from optpipe.core.errors import ExitStatus
     from optpipe.models.artifacts.lookup import require_card_lengths
@@ -137,12 +136,12 @@ def _profile_model(
     model = model_from_options(text, shapes, store)
     stages, batch_sizes, lengths = capture.stage or tuple(Stage), capture.batch_size, capture.length
     require_profilable(capture.tracer)
-    if lengths is not None:  # refused before the build too
+    if lengths is not None:  # reject it before the build too
         model, stored = prepare_model(model, store, terminal)
         card = read_card(model, stored)
         require_card_lengths(card, lengths, card.name, f"widen it with {card.format_wider_shapes(lengths)}")
     if builds.images is not None:
-        find_images(builds.images)  # a folder without images is refused before the build, which may take minutes
+        find_images(builds.images)  # a build may take minutes: reject a folder without images first
     built = build_or_find(text, model, builds, store, terminal)
     runnable: list[Device] = [each.entry.info.device for each in built.artifacts if each.why_not is None]
     device = builds.device or (runnable[0] if runnable else "cpu")

@@ -1,4 +1,4 @@
-"""The JSON documents of the commands: their version, and a JSON Schema of each, made from the records that are printed."""
+"""The JSON documents of the commands, with their version and JSON Schemas."""
 
 import json
 from importlib import import_module
@@ -12,7 +12,7 @@ from optpipe.core.verdict import StepRecord, Verdict
 
 Json = dict[str, Any]
 SCHEMA_VERSION = 3
-"""Of all documents together: raised whenever the shape of one of them changes."""
+"""Of all documents together; it rises when the shape of one changes."""
 SCHEMA_FILE = Path(__file__).with_name("documents.schema.json")
 
 
@@ -46,8 +46,6 @@ class SignedPlace(TypedDict):
 
 
 class PipelineRun(SignedPlace):
-    """What `run` adds."""
-
     steps: list[StepRecord]
 
 
@@ -87,16 +85,14 @@ DOCUMENTS = {
 }
 """The records that a command prints, `module:class`."""
 ADDED: Json = {"signoff": SignedPlace, "run": PipelineRun}
-"""What a command adds to its record."""
 
 
 def make_document(record: object) -> Json:
-    """What `--json` prints of a record or a mapping."""
     return {"schema_version": SCHEMA_VERSION, **plain_from_record(record)}
 
 
 def make_schemas() -> Json:
-    """The JSON Schemas of all documents, by command; what differs between two versions is the shape, so they hold no prose."""
+    """JSON Schemas by command, without prose: two versions differ in shape only."""
     kinds = {
         name: [
             getattr(import_module(f"optpipe.{module}"), kind) for module, kind in (each.split(":") for each in where)

@@ -46,7 +46,7 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def require_step_summary() -> None:
-    """Raises BadInputError where the step summary could not be written."""
+    """Raises BadInputError if the step summary cannot be written."""
     from optpipe.workspace.places import require_writable_file
 
     if path := os.environ.get(STEP_SUMMARY):
@@ -54,7 +54,7 @@ def require_step_summary() -> None:
 
 
 def write_ci_files(signed: "SignedDossier", junit: Path | None) -> None:
-    """The verdict as JUnit XML where that is asked for, and the report as step summary."""
+    """Writes the JUnit file, if given, and the step summary."""
     from optpipe.signoff.reports import JUNIT, MARKDOWN
 
     if junit is not None:
@@ -67,8 +67,6 @@ def write_ci_files(signed: "SignedDossier", junit: Path | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DossierOptions:
-    """What is written of a verdict, and which criteria are waived."""
-
     waive: Annotated[tuple[str, ...], Param("Waive a criterion; requires --because.", metavar="CRITERION")] = ()
     because: Annotated[
         tuple[str, ...], Param("Reason for the waiver: once for all, or once per --waive.", metavar="TEXT")
@@ -79,7 +77,7 @@ class DossierOptions:
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
 
     def read_waivers(self) -> dict[str, str]:
-        """The reason by criterion: one for all, or one each. Raises BadInputError for anything else."""
+        """The reason by criterion: one for all, or one each. Raises BadInputError."""
         names, reasons = self.waive, self.because
         if reasons and not names:
             raise BadInputError("--because requires --waive CRITERION")
@@ -150,7 +148,7 @@ def signoff(
 
 
 def _write_policy_template(policy: Path, output: Path | None, model: str | None, store: "Store") -> Outcome:
-    """The template limits the accuracy; of a `model` whose newest build has no labels to judge it by, the outputs."""
+    """The template limits the accuracy, or the outputs if the newest build of `model` has no labels."""
     import json as json_module
     from shlex import quote
 

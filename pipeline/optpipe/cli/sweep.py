@@ -78,7 +78,7 @@ def sweep(
     if how.calibrate_host:
         effect = calibrate_host(cells[0], slots, how.rounds, how.lock_s, store, terminal)
         return Outcome(effect, document_from_neighbor_effect)
-    # Ray prints the end of the log of a node that dies; what came of its jobs is in the table
+    # Ray prints the log of a failed node; the table already has the result of its jobs
     with redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, how, store, terminal, executor)
     if baseline:
@@ -91,11 +91,11 @@ def sweep(
 def _judge(
     record: "SweepRecord", name: str, before: "dict[str, list[JobRecord]]", tolerance: float, workspace: Path
 ) -> "SweepRecord":
-    """The record with a verdict for each cell; an interrupted sweep stays one."""
+    """The record with a verdict for each cell; an interrupted sweep keeps its exit status."""
     from optpipe.sweep.ledger import read_jobs
     from optpipe.sweep.plan import judge_against
 
-    # of `--again` the new records, not the ones that are kept beside them
+    # with `--again` use the new records, not the older ones of the same key
     shown = {(row.key, row.run) for row in record.rows}
     stored = read_jobs(workspace)
     now = {key: one for key, tries in stored.items() for one in reversed(tries) if (key, one.run) in shown}
@@ -105,7 +105,7 @@ def _judge(
 
 
 def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
-    """The slots and what runs on them: this host's, or a cluster's."""
+    """The slots and the executor of this host or of a cluster."""
     from optpipe.core.errors import BadInputError
     from optpipe.sweep.cluster import selector_from_text
     from optpipe.sweep.local import LocalExecutor

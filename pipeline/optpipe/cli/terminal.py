@@ -1,4 +1,4 @@
-"""The terminal as a listener: progress bars and warnings, all on stderr, so that stdout holds the result alone."""
+"""Shows progress and warnings on stderr, so that stdout holds the result alone."""
 
 import os
 import sys
@@ -21,15 +21,15 @@ HEARTBEAT_S = 15.0
 
 class _Stderr(Console):
     def on_broken_pipe(self) -> None:
-        """Goes on in silence where nobody reads any more: what is shown here must not end what it is about."""
+        """Continues silently: a closed stderr must not end the command."""
         discard_output(self.file.fileno())
 
 
 class Terminal:
-    """Shows steps as they run. On a terminal a live bar; elsewhere one line per finished step, and one now and then while it runs."""
+    """Shows steps while they run: a live bar on a terminal, otherwise one line per finished step and a heartbeat."""
 
     def __init__(self) -> None:
-        # a descriptor of its own, so that progress goes on while a library's output is sent elsewhere (core.quiet)
+        # a separate descriptor, so that progress stays visible while a library's output is redirected (core.process)
         self._stderr = os.fdopen(
             os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
         )
@@ -55,7 +55,7 @@ class Terminal:
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
-        """Shows `name` with a bar until the block ends; a step that raises is left without its tick."""
+        """Shows `name` with a bar until the block ends; a step that raises gets no tick."""
         name = escape(name)
         task = self._progress.add_task(name, total=total)
         step = _Shown(self._progress, task)
@@ -69,7 +69,7 @@ class Terminal:
 
     @contextmanager
     def _heartbeat(self, name: str, started: float) -> Iterator[None]:
-        """In a log, says every `HEARTBEAT_S` that the step is still running."""
+        """In a log, reports every `HEARTBEAT_S` that the step is still running."""
         over = threading.Event()
 
         def beat() -> None:
@@ -88,7 +88,7 @@ class Terminal:
         message = "\n".join(map(escape, message.splitlines()))
         if message not in self.warnings:
             self.warnings.append(message)
-            # in a log a warning stays one line, whatever names it holds
+            # in a log a warning stays on one line
             self.console.print(
                 Text.assemble(("warning:", "yellow"), f" {message}"), soft_wrap=not self.console.is_terminal
             )

@@ -1,4 +1,4 @@
-"""The derived pipeline as an artifact: a model of Triton's DALI backend, ready for its model repository."""
+"""The derived pipeline as a stored model of Triton's DALI backend."""
 
 import json
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ class PreprocessingInfo:
 def build_preprocessing_artifact(
     card: ModelCard, transform: Transform, plan: DaliPlan, model: str, store: Store, listener: Listener
 ) -> tuple[Entry[PreprocessingInfo], bool]:
-    """The store entry `preprocessing` of the exported `model`: the serialized pipeline, Triton's configuration and the transform.
+    """The serialized pipeline, Triton's configuration and the transform of the exported `model`.
 
-    The written file is loaded again and must give the same tensor as the pipeline it was written from.
+    The written file is loaded and must give the same tensor as the original pipeline.
     """
     require_dali()
     recipe = {
@@ -60,9 +60,9 @@ def build_preprocessing_artifact(
 
 
 def make_triton_config(transform: Transform, plan: DaliPlan) -> str:
-    """`config.pbtxt` for Triton: encoded files in, as bytes of any length; the model's tensor out."""
+    """`config.pbtxt`: the inputs are encoded files of any length, the output is the model's tensor."""
     kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
-    # no name: Triton takes the folder's, and refuses a model whose folder has another one
+    # no name: Triton uses the folder's name and rejects a model whose folder has another
     return f"""backend: "dali"
 max_batch_size: {plan.batch_size}
 input [

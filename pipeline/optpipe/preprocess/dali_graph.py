@@ -1,19 +1,17 @@
-"""One step of a transform as DALI operators that reproduce the arithmetic of the model's own library.
+"""Each step of a transform as DALI operators that reproduce the arithmetic of the model's library.
 
-What had to be found out, each by measurement against Pillow and torchvision:
+Measured against Pillow and torchvision:
 
 - Pillow and torch resize horizontally, round to 8 bits, then vertically. One DALI resize keeps floats in between and
-  differs in 13 % of the levels, two resizes in 1 %. Pillow 13 begins vertically where an image loses far more rows
-  than columns (one taller than 2:1, made smaller); the other order differs in 27 % of the levels, by up to 13.
-- At the border Pillow and torch (antialiased) leave out what lies outside the image and renormalize; DALI repeats the
-  edge, which differs by up to 14 levels. A zero-padded image divided by an equally resized row of ones is the
-  renormalized filter exactly.
-  Where a crop cuts that border off anyway, the two resizes suffice.
-- Sides and margins are integers computed in the graph, as the library computes them: DALI's own rounding of
-  `resize_shorter` and of relative crop positions is another one.
-- torch's `nearest` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale).
-  torch computes that in float32, which puts an exact tie one pixel lower in 2 % of all pairs of sides up to 400; DALI's
-  column or row is the exact one there.
+  differs in 13% of the levels, two resizes in 1%. Pillow 13 begins vertically if an image loses far more rows than
+  columns (one taller than 2:1, made smaller); the other order differs in 27% of the levels, by up to 13.
+- At the border Pillow and torch (antialiased) ignore the pixels outside the image and renormalize; DALI repeats the
+  edge, which differs by up to 14 levels. A zero-padded image divided by an equally resized row of ones is exactly the
+  renormalized filter. If a crop cuts that border off, the two resizes suffice.
+- Sides and margins are integers computed in the graph, as the library computes them: DALI rounds `resize_shorter` and
+  relative crop positions differently.
+- torch's `nearest` takes the pixel at floor(x·scale), DALI the one at floor((x + ½)·scale). torch computes that in
+  float32, which puts an exact tie one pixel lower in 2% of all pairs of sides up to 400; DALI's column or row is exact.
 - On a GPU the many small operators on sides, not the kernels, are the limit: each costs 60 to 200 µs per batch on the CPU.
   So both sides go through arithmetic as one vector, and nothing is computed that the transform already fixes.
 """
@@ -29,39 +27,39 @@ from optpipe.core.transform import compute_resized_sides as resized_sides
 # A DALI DataNode: an output of an operator in the graph. DALI ships no types.
 Node = Any
 Sides = Any
-"""Height and width in pixels: a tuple where the transform fixes them, else a node with a vector of two int32."""
+"""Height and width in pixels: a tuple if the transform fixes them, otherwise a node with a vector of two int32."""
 
 Arguments = Mapping[str, Any]
 """Keyword arguments of a DALI operator."""
 Arithmetic = Literal["exact", "two-pass", "fused"]
-"""How resizing is computed: as the module's text says; without renormalizing the border; by one DALI operator."""
+"""How to resize: with the renormalized border of the module's docstring; without it; by one DALI operator."""
 
 SUPPORT: dict[Interpolation, int] = {"nearest": 1, "bilinear": 1, "bicubic": 2, "lanczos": 3}
-"""Half the width of each filter in pixels of the smaller scale; filters that are not here DALI does not have."""
+"""Half the width of each filter in pixels of the smaller scale; DALI has no other filters."""
 _TIE = 5e-5
 """Levels added before rounding half up: fixed-point coefficients put exact halves above, float32 may put them below."""
 PILLOW_CHOOSES = 13
-"""Pillow's first version that chooses which side it resizes first."""
+"""The first version of Pillow that chooses which side it resizes first."""
 RESIZE_MINIBATCH = 128
-"""Images per kernel of a resize, instead of DALI's 32: beside a model every launch waits for a place on the GPU."""
+"""Images per kernel of a resize, instead of DALI's 32: next to a model every launch waits for the GPU."""
 _NEAREST_TIE = 1e-3
-"""The same for positions that fall on a pixel's edge, in pixels."""
+"""The same as `_TIE`, in pixels, for positions on a pixel's edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphImage:
-    """Pixels in the graph with their sides, which stay on the CPU so that they can be arguments of operators."""
+    """Pixels in the graph. Their sides stay on the CPU, since operators take them as arguments."""
 
     pixels: Node
     sides: Sides
     at_least: int = 1
-    """What neither side falls below, as far as the transform tells."""
+    """Lower bound of both sides, as far as the transform tells."""
     floats: bool = False
     """Whether levels are floats, not rounded to 8 bits."""
 
 
 def require_translatable(transform: Transform) -> None:
-    """Raises BadInputError that names every step DALI cannot reproduce, with the reason."""
+    """Raises BadInputError with every step that DALI cannot reproduce."""
     reasons = []
     for index, step in enumerate(transform.steps):
         if isinstance(step, Resize) and step.interpolation not in SUPPORT:
@@ -75,7 +73,7 @@ def require_translatable(transform: Transform) -> None:
 
 
 def resize_image(image: GraphImage, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False) -> GraphImage:
-    """Resizes as `step.kernel` does; see the module's text for what that takes."""
+    """Resizes as `step.kernel` does; see the module's docstring."""
     from nvidia.dali import fn
 
     new = _compute_new_sides(step, image.sides)
@@ -134,7 +132,7 @@ def pack_image(image: GraphImage, transform: Transform, crop: CenterCrop | None 
 
 
 def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
-    """`crop` as the arguments that an operator takes: the start as a share of the margin, which it rounds back."""
+    """`crop` as an operator's arguments: the start as a share of the margin, which the operator rounds back."""
     from nvidia.dali import math
 
     start, size = _compute_crop_start(image, crop), [float(crop.height), float(crop.width)]
@@ -149,7 +147,6 @@ def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
 
 
 def apply_each_step(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Iterator[GraphImage]:
-    """The image after every resize and crop, in order."""
     geometry = transform.geometry
     for index, step in enumerate(geometry):
         after = geometry[index + 1] if index + 1 < len(geometry) else None
@@ -167,7 +164,6 @@ def apply_dali_step(
 
 
 def process_image(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Node:
-    """Everything after decoding."""
     last = image
     steps = apply_each_step(image, transform, arithmetic)
     for _ in transform.geometry[:-1]:
@@ -177,7 +173,7 @@ def process_image(image: GraphImage, transform: Transform, arithmetic: Arithmeti
 
 
 def find_crop_to_pack(transform: Transform, before: GraphImage) -> CenterCrop | None:
-    """The last step, where it is a crop that the normalizing operator can do too, which saves a pass over the pixels.
+    """The last step if it is a crop that the normalizing operator can do too, which saves a pass over the pixels.
 
     That operator makes floats, and does not pad as `crop_image` does.
     """
@@ -188,11 +184,11 @@ def find_crop_to_pack(transform: Transform, before: GraphImage) -> CenterCrop | 
 
 
 def is_border_hidden(step: Resize, after: Resize | CenterCrop | None) -> bool:
-    """Whether the crop that follows cuts off the pixels in which the border's treatment can be seen.
+    """Whether the next crop cuts off the pixels that the border's treatment affects.
 
-    Scaling down, the filter reaches over the border in the outermost 1 pixel (bilinear) or 2 (bicubic). Scaling up,
-    repeating the edge is what renormalizing gives for bilinear; bicubic shows it in 2 pixels times the scale, so with a
-    margin of 4 an image that is scaled up more than three times keeps up to 8 levels at its edge.
+    Scaling down, the filter crosses the border in the outermost 1 pixel (bilinear) or 2 (bicubic). Scaling up, repeating
+    the edge equals renormalizing for bilinear; bicubic differs in 2 pixels times the scale, so with a margin of 4 an image
+    that is scaled up more than three times keeps up to 8 levels at its edge.
     """
     margin = {"bilinear": 1, "bicubic": 4}.get(step.interpolation)
     if not isinstance(after, CenterCrop) or margin is None or step.fit == "long" or step.max_size:
@@ -237,7 +233,7 @@ def _compute_crop_start(image: GraphImage, step: CenterCrop) -> Any:
 
 
 def _vector(first: float, second: float) -> Any:
-    """Two numbers as a constant operand, of the type that sides or floats have."""
+    """Two numbers as a constant operand, int32 if both are integers, otherwise float32."""
     import numpy as np
 
     whole = isinstance(first, int) and isinstance(second, int)
@@ -247,8 +243,8 @@ def _vector(first: float, second: float) -> Any:
 def _choose_pass_order(sides: Sides, new: Sides, step: Resize) -> tuple[Any, Any]:
     """The axes of the first and the second pass, (1, 0) for the vertical and (0, 1) for the horizontal one.
 
-    Pillow resizes horizontally first, and since 13 vertically where that takes more than twice as many rows off as
-    columns (python-pillow/Pillow#9549); torch always horizontally.
+    Pillow resizes horizontally first; since version 13 vertically if that removes more than twice as many rows as columns
+    (python-pillow/Pillow#9549). torch always resizes horizontally first.
     """
     from nvidia.dali import fn, math, types
     from PIL import __version__
@@ -266,7 +262,7 @@ def _choose_pass_order(sides: Sides, new: Sides, step: Resize) -> tuple[Any, Any
 
 
 def _as_floats(sides: Sides) -> Any:
-    """Sides as operators take sizes and positions."""
+    """Sides in the type that operators take for sizes and positions."""
     from nvidia.dali import fn, types
 
     return [float(side) for side in sides] if isinstance(sides, tuple) else fn.cast(sides, dtype=types.FLOAT)
@@ -289,7 +285,7 @@ def _get_filtering(step: Resize, *, floats: bool) -> Arguments:
 def _resize_renormalized(
     pixels: Node, along: Any, across: Any, sides: Sides, new: Sides, step: Resize, *, rounded: bool
 ) -> tuple[Node, Sides]:
-    """Resizes along one axis with the filter renormalized at the border; also the sides after it."""
+    """Resizes along one axis with the filter renormalized at the border; also returns the new sides."""
     from nvidia.dali import fn, math, types
 
     now, then = _node(sides), _node(new)
@@ -310,7 +306,7 @@ def _resize_renormalized(
 
 
 def _resize_padded(pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]) -> Node:
-    """Resizes as if zeros lay beyond the image."""
+    """Resizes as if zeros lay outside the image."""
     from nvidia.dali import fn
 
     padded = fn.slice(pixels, start=0 - reach, shape=sides + 2 * reach, axes=[0, 1], out_of_bounds_policy="pad")
@@ -319,14 +315,13 @@ def _resize_padded(pixels: Node, sides: Node, new: Node, reach: Node, filtering:
 
 
 def _node(sides: Sides) -> Node:
-    """Sides as a node, also where they are fixed."""
     from nvidia.dali import types
 
     return types.Constant(_vector(*sides)) if isinstance(sides, tuple) else sides
 
 
 def _resize_nearest(image: GraphImage, step: Resize, new: Sides) -> Node:
-    """Pillow takes the pixel at floor((x + ½)·scale), as DALI does; torch that at floor(x·scale)."""
+    """Pillow takes the pixel at floor((x + ½)·scale), as DALI does; torch the one at floor(x·scale)."""
     from nvidia.dali import fn, types
 
     filtering = {"interp_type": types.INTERP_NN, "subpixel_scale": False, "mode": "stretch"}

@@ -1,12 +1,12 @@
 """DALI pipelines derived from a transform: fed with encoded files, or reading them.
 
-Decoding gives the pixels of Pillow, whatever the file is. Only whole JPEG files go to the GPU's decoders; what is not one by
-its first or last bytes goes to the CPU's, which are the libraries that Pillow uses. What had to be found out on a GPU:
+Decoding gives Pillow's pixels for every file. Only whole JPEG files, by their first and last bytes, go to the GPU's
+decoders; others go to the CPU's, which are the libraries that Pillow uses. Measured on a GPU:
 
-- A transparent palette PNG keeps other colors there, and a truncated JPEG is filled up where Pillow refuses it. A whole
-  JPEG ends with its end-of-image marker; one with bytes behind it is decoded by the CPU, which costs time and no pixels.
-- Pillow clips 16-bit grayscale at 255 where DALI scales it to 8 bits.
-- The hardware JPEG decoder is the limit of a pipeline that is otherwise tuned, while the CPU idles: it can take a share.
+- nvJPEG keeps other colors in a transparent palette PNG, and fills up a truncated JPEG that Pillow rejects. A whole JPEG
+  ends with its end-of-image marker; the CPU decodes one with bytes after it, which costs time and no pixels.
+- Pillow clips 16-bit grayscale at 255; DALI scales it to 8 bits.
+- The hardware JPEG decoder limits a tuned pipeline while the CPU idles: the CPU can take a share.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -32,35 +32,35 @@ from optpipe.preprocess.dali_graph import (
 )
 
 INPUT = "DALI_INPUT_0"
-"""The name that Triton's DALI backend gives the first input unless a configuration says otherwise."""
+"""Triton's DALI backend gives the first input this name unless a configuration names it."""
 DecodeDevice = Literal["cpu", "mixed"]
 SHARE_PARTS = 16
-"""The parts in which the CPU's share is counted: of this many files in a row it takes the same number each time.
+"""The CPU's share is counted in parts: it takes the same number of each SHARE_PARTS consecutive files.
 
-Taken by the files' sizes, so that every batch had another number for the GPU, a share halved the rate on an H200; whether
-that was the cause has not been measured.
+A share by the files' sizes, with a varying number per batch for the GPU, halved the rate on an H200; the cause has not
+been measured.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DaliPlan:
-    """How a derived pipeline runs; nothing here may change a pixel but `decode` and `fancy_upsampling`."""
+    """Settings of a derived pipeline; only `decode` and `fancy_upsampling` may change a pixel."""
 
     decode: DecodeDevice = "cpu"
-    """`cpu`: by libjpeg-turbo and its like; `mixed`: by nvJPEG, which ends on the GPU."""
+    """`cpu`: libjpeg-turbo and similar libraries; `mixed`: nvJPEG, with the pixels on the GPU."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """Where everything after decoding runs and the result lies; `mixed` needs `gpu`."""
+    """The device of everything after decoding and of the result; `mixed` needs `gpu`."""
     threads: int = 2
     batch_size: int = 32
     hw_decoder_load: float = 1.0
     """Share of the images that the GPU's JPEG decoder takes; the SMs decode the others.
 
-    On an H200 the former's pixels are libjpeg-turbo's but for single levels, the latter's differ by 0.026 on average.
+    On an H200 the decoder's pixels differ from libjpeg-turbo's by single levels, those of the SMs by 0.026 on average.
     """
     fancy_upsampling: bool = True
-    """Interpolates chroma as libjpeg-turbo does, which Pillow uses; nvJPEG's default repeats it."""
+    """Interpolates chroma as libjpeg-turbo (Pillow) does; nvJPEG's default repeats it."""
     cpu_share: float = 0.0
-    """Share of the images that the CPU decodes beside the GPU's decoders, with `mixed`."""
+    """Share of the images that the CPU decodes with `mixed`."""
     edge_cases: bool = True
     """Sends anything but a whole JPEG to the CPU's decoders and clips 16-bit grayscale, as Pillow reads them."""
     resize: Arithmetic = "exact"
@@ -68,7 +68,7 @@ class DaliPlan:
 
 
 def require_dali() -> None:
-    """Raises MissingError with the install command where DALI is not installed."""
+    """Raises MissingError with the install command."""
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
@@ -78,9 +78,9 @@ def require_dali() -> None:
 
 
 def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int | None = None) -> Any:
-    """A pipeline that takes encoded files at the input `DALI_INPUT_0` and gives the model's tensor.
+    """A pipeline from encoded files at the input `DALI_INPUT_0` to the model's tensor.
 
-    Raises BadInputError that names a step DALI cannot reproduce, MissingError without DALI.
+    Raises BadInputError for a step that DALI cannot reproduce, MissingError without DALI.
     """
     require_dali()
     require_translatable(transform)
@@ -90,7 +90,7 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
         return process_image(_decode_fed_files(transform, plan), transform, plan.resize)
 
     dtype = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[transform.pack.dtype]
-    # declared, so that whoever loads the serialized pipeline can hold its configuration against it
+    # declared, so that a reader of the serialized pipeline can compare it with its configuration
     return _build_pipeline(graph, plan, prefetch, output_dtype=dtype, output_ndim=3)
 
 
@@ -112,7 +112,7 @@ def make_steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
 def make_single_step_pipeline(
     transform: Transform, step: Resize | CenterCrop | None, plan: DaliPlan, *, floats: bool = False
 ) -> Any:
-    """One step alone on given pixels: what it adds to the difference by itself; None is all after the geometry."""
+    """One step on given pixels, to measure its share of the difference; None stands for everything after the geometry."""
     require_dali()
     geometry = (*transform.geometry, None)
     hidden = isinstance(step, Resize) and is_border_hidden(step, geometry[geometry.index(step) + 1])
@@ -134,10 +134,10 @@ def make_single_step_pipeline(
 def make_reading_pipeline(
     paths: Sequence[Path], transform: Transform, plan: DaliPlan, *, decode_only: bool = False
 ) -> Any:
-    """A pipeline that reads `paths` again and again: (tensor, index of the file). `decode_only` ends after decoding.
+    """A pipeline that reads `paths` repeatedly: (tensor, index of the file). `decode_only` ends after decoding.
 
-    The files are known, so each is looked at once, here: where none is an edge case the graph needs no branch for them,
-    which costs a tenth of the rate on a GPU.
+    Each file is checked once, here: if none is an edge case the graph needs no branch for them, which would cost a tenth
+    of the rate on a GPU.
     """
     require_dali()
     require_translatable(transform)
@@ -156,7 +156,7 @@ def make_reading_pipeline(
 
 
 def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
-    """Only reads the files: the rate that storage and page cache allow."""
+    """Measures the rate that storage and page cache allow."""
     require_dali()
 
     def graph() -> Any:
@@ -170,16 +170,15 @@ def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
 
 
 def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
-    """Encoded files at the pipeline's input, decoded."""
     from nvidia.dali import fn, types
 
     return decode_files(fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan)
 
 
 def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any = None) -> GraphImage:
-    """Decodes where the plan says and brings the pixels to where it goes on.
+    """Decodes as the plan says and moves the pixels to its device.
 
-    The CPU takes its share of files by their `index`; where they have none, by their size.
+    The CPU takes its share of files by their `index`, or by their size if there is none.
     """
     if plan.decode == "mixed":
         from nvidia.dali import fn, types
@@ -226,7 +225,7 @@ def decode_on_cpu(encoded: Node, step: Decode, *, edge_cases: bool) -> GraphImag
 def decode_mixed(
     encoded: Node, step: Decode, options: Arguments, *, edge_cases: bool, cpu_share: tuple[Node, float] | None
 ) -> GraphImage:
-    """Decodes to 8 bits on the GPU, and by the CPU what is not a whole JPEG (`edge_cases`) and a share of the rest, by their index.
+    """Decodes to 8 bits on the GPU; the CPU takes files that are no whole JPEG (`edge_cases`) and a share of the others.
 
     `options` are nvJPEG's. Needs `enable_conditionals` unless both are off.
     """
@@ -245,7 +244,7 @@ def decode_mixed(
 
 
 def is_edge_case(path: Path, decode: str) -> bool:
-    """Whether a file needs the branch for edge cases when decoding on the `cpu` or `mixed`, by its first and last bytes."""
+    """Whether decoding on `cpu` or `mixed` needs the branch for edge cases, by the file's first and last bytes."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(28)
@@ -300,7 +299,7 @@ def _read_sides(encoded: Node, step: Decode) -> Node:
 
 
 def _read_number(encoded: Node, start: Any, count: int) -> Node:
-    """`count` bytes of a file (2 or 4) as a little-endian number; 0 beyond its end."""
+    """`count` bytes of a file (2 or 4) as a little-endian number; 0 after its end."""
     from nvidia.dali import fn, types
 
     some = fn.slice(encoded, start=start, shape=[count], axes=[0], out_of_bounds_policy="pad")
@@ -310,9 +309,10 @@ def _read_number(encoded: Node, start: Any, count: int) -> Node:
 Result = TypeVar("Result")
 
 HARDWARE_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""CUDA maps streams onto 8 hardware queues unless told otherwise, and what shares a queue waits in line. DALI's decoder has
-26 streams: some stood behind a whole enqueued inference, and nothing overlapped (on an H200 0.67 of inference alone
-with 8 queues, 0.90 with 32)."""
+"""CUDA maps streams onto 8 hardware queues by default, and streams that share a queue wait for each other. DALI's decoder has
+26 streams: some waited for a whole enqueued inference, and nothing overlapped (on an H200 0.67 of inference alone
+with 8 queues, 0.90 with 32).
+"""
 
 _IMAGE_CODEC = {
     "nvImageCodec failure: '#3'": "the decoder reports a damaged file (nvImageCodec status 3)",
@@ -322,13 +322,13 @@ _IMAGE_CODEC = {
 
 
 def run_dali_jobs(module: str, jobs: Sequence[object], kind: type[Result], limit_s: float) -> Generator[Result | str]:
-    """`run_jobs`, with the reason of a failure in one line in place of the result."""
+    """`run_jobs`, with a one-line reason in place of the result of a failed job."""
     for result in run_jobs(module, jobs, kind, limit_s, HARDWARE_QUEUES):
         yield explain_failure(result, limit_s) if isinstance(result, JobFailure) else result
 
 
 def explain_operator_error(text: str) -> str | None:
-    """What one of DALI's operators said itself, which DALI puts between a traceback and the pipeline's end."""
+    """The message of a DALI operator, between a traceback and the pipeline's end."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "encountered:" not in lines[:-1]:
         return None
@@ -337,7 +337,7 @@ def explain_operator_error(text: str) -> str | None:
 
 
 def explain_failure(failure: JobFailure, limit_s: float) -> str:
-    """The line of a failed process that says most, in one line."""
+    """The most informative line of a failed process."""
     stderr, status = failure.stderr, failure.exit_status
     if status is None:
         return f"timed out after {limit_s:.0f} s"

@@ -1,4 +1,4 @@
-"""A preprocessing proof, and the way from files to predictions, as documents."""
+"""The documents of a preprocessing proof and of end-to-end measurements."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +23,6 @@ from optpipe.report.document import (
 
 
 def document_from_preprocess(record: PreprocessRecord) -> Document:
-    """The verdict first, then step by step, the edge cases, and the speed."""
     parity, proof = record.parity, record.parity.proof
     worst = [
         f"{each.file} {each.image} (mean {each.mean_levels:.2f}, max {each.max_levels:.0f})" for each in parity.worst
@@ -81,7 +80,7 @@ def _describe_outputs(proof: Proof) -> str:
 
 
 def _describe_edge_cases(files: Sequence[EdgeCaseFile]) -> Sentence:
-    """Those that differ, by name; the verdict is about the images."""
+    """Lists the edge cases that differ; the verdict is about the images."""
     rest = [each for each in files if not each.matches]
     by_outcome: dict[str, list[str]] = {}
     for each in rest:
@@ -126,7 +125,6 @@ def _list_throughput_cells(each: ThroughputRecord, tone: Tone) -> list[Cell]:
 
 
 def document_from_end_to_end(record: EndToEndRecord) -> Document:
-    """One row for each artifact, then what limits it, and where its time went."""
     names = (
         "batch", "images/s", "95 % interval", "p50", "p99", "preprocess alone", "inference alone", "vs. slower part",
     )  # fmt: skip

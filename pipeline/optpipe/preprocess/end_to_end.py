@@ -1,4 +1,4 @@
-"""`optpipe bench --from-images`, as plain calls: every artifact fed from a folder of images, overlapped, with its bottleneck named."""
+"""`optpipe bench --from-images`: measures each artifact from a folder of images to predictions, and names its bottleneck."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,16 +34,13 @@ from optpipe.workspace.store import Store
 
 @dataclass(frozen=True, slots=True)
 class EndToEndJob:
-    """One artifact to feed from files."""
-
     workspace: Path
     artifact: str
-    """Its ID."""
     paths: tuple[Path, ...]
     transform: Transform
     plan: DaliPlan
     options: Mapping[str, Any]
-    """Of the runtime, all of them."""
+    """All runtime options."""
     seconds: float
 
 
@@ -53,7 +50,7 @@ class OverlappedBatches:
 
     batch_ns: tuple[int, ...]
     latency_ns: tuple[int, ...]
-    """From scheduling a batch until its predictions were there; every image waits for its batch."""
+    """From scheduling a batch until its predictions are there; every image waits for its batch."""
     wait_ns: tuple[int, ...]
     """Waiting for preprocessing."""
     launch_ns: tuple[int, ...]
@@ -70,18 +67,17 @@ class PartRates:
 
     @property
     def slower(self) -> float:
-        """Of the two that overlap."""
         return min(self.preprocess, self.inference)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionCheck:
-    """Predictions of the timed run beside those of the reference preprocessing through the same artifact."""
+    """The timed run's predictions against those of the reference preprocessing with the same artifact."""
 
     predictions: int
     equal: int
     classes: int
-    """Different classes among those of the reference."""
+    """Different classes in the reference's predictions."""
 
     @property
     def verdict(self) -> Verdict:
@@ -93,53 +89,47 @@ class PredictionCheck:
 
 @dataclass(frozen=True, slots=True)
 class EndToEndMeasurement:
-    """What the process answers."""
-
     batches: OverlappedBatches
     parts: PartRates
     launch_share: float
-    """Of inference alone, the share of the time that launching takes."""
+    """Share of launching in the time of inference alone."""
     cpu_share: float
-    """Of all cores, while both parts ran."""
+    """Share of all cores, while both parts ran."""
     other_cpu_cores: float
-    """Cores that other processes kept busy meanwhile."""
+    """Cores that other processes used meanwhile."""
     handover: str
-    """What is copied between DALI and the runtime."""
+    """Copies between DALI and the runtime."""
     environment: Mapping[str, str | None]
     check: PredictionCheck
 
 
 @dataclass(frozen=True, slots=True)
 class EndToEndFigures:
-    """What a measurement says."""
-
     images_per_s: float
     ci: tuple[float, float] | None
-    """95 % interval of the rate; None where too few batches were timed for one."""
+    """95% interval of the rate; None for too few batches."""
     latency_p50_ns: float | None
-    """None where the batches are too few for the percentile."""
+    """None if there are too few batches for the percentile."""
     latency_p99_ns: float | None
     parts_images_per_s: PartRates
     of_slower_part: float
-    """The overlapped rate over that of the slower part alone: at most 1, but for noise."""
+    """The overlapped rate over the rate of the slower part alone: at most 1, apart from noise."""
     timeline: Mapping[str, float]
-    """Shares of the measured time as the thread that joins the parts spent it."""
+    """Shares of the measured time in the thread that joins the parts."""
     cpu_share: float
     other_cpu_cores: float
     handover: str
     environment: Mapping[str, str | None]
-    """What was set for the process on a GPU, to be set in one's own too."""
+    """Variables of the process on a GPU, for the user's process."""
     bottleneck: str
-    """What the whole path waits for: `I/O`, `CPU`, `copy`, `GPU` or `launch`."""
+    """The limit of the whole path: `I/O`, `CPU`, `copy`, `GPU` or `launch`."""
     reason: str
-    """The numbers that say so."""
+    """The numbers behind the bottleneck."""
     check: PredictionCheck
 
 
 @dataclass(frozen=True, slots=True)
 class EndToEndResult:
-    """One artifact fed from files: its figures, or the error in their place."""
-
     artifact: str
     label: str
     plan: DaliPlan
@@ -151,7 +141,7 @@ class EndToEndResult:
 
 @dataclass(frozen=True, slots=True)
 class EndToEndRecord:
-    """`end-to-end.json`, and what `optpipe bench --from-images --json` prints."""
+    """`end-to-end.json`."""
 
     folder: str
     images: int
@@ -163,13 +153,13 @@ class EndToEndRecord:
 
 
 NEAR = 1.15
-"""A part whose own rate is within this factor of the whole's is what the whole waits for."""
+"""A part is the bottleneck if its rate alone is within this factor of the whole's."""
 BUSY = 0.9
-"""Share of all cores in use from which the CPU counts as the limit."""
+"""Share of all cores in use from which the CPU is the bottleneck."""
 ENQUEUE_BOUND = 0.8
-"""Launching takes this share of inference from which the launches are the limit (trtexec's rule)."""
+"""Share of launching in inference from which the launches are the bottleneck (trtexec's rule)."""
 REQUIRED_AGREEMENT = 0.9
-"""The timed run's predictions must equal the reference's for this share of those checked; precision may flip a few."""
+"""Share of the checked predictions that must equal the reference's; precision may flip a few."""
 
 
 def compute_figures(measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndFigures:
@@ -201,7 +191,7 @@ def compute_figures(measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndFi
 
 
 def find_bottleneck(images_per_s: float, measured: EndToEndMeasurement, plan: DaliPlan) -> tuple[str, str]:
-    """What limits the whole, by the rates of its parts alone and the CPU's load, and why."""
+    """The bottleneck and the reason, by the rates of the parts alone and the CPU's load."""
     parts, on_gpu = measured.parts, plan.device == "gpu"
     load, is_busy = f"{measured.cpu_share:.0%} of CPU capacity in use", measured.cpu_share >= BUSY
     if parts.read <= NEAR * images_per_s:
@@ -233,23 +223,23 @@ def _compute_percentile(batches: OverlappedBatches, percent: float) -> float | N
 
 END_TO_END_WORKER = "optpipe.preprocess.end_to_end_worker"
 MAX_FILES = 4096
-"""More files than this are not needed to measure a steady state; they are spread over the whole folder."""
+"""Files for a steady state, spread over the whole folder."""
 NOISE = 0.05
-"""By so much the whole may seem faster than its slower part."""
+"""Tolerance of the whole's rate over that of its slower part."""
 SLOW_CPU = 5
-"""On a CPU it may take this many times longer: a batch takes seconds."""
+"""Factor of the time limit on a CPU, whose batches take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndToEndRequest:
-    """What to measure; raises BadInputError for what cannot be meant."""
+    """Raises BadInputError."""
 
     images: Path
     batch_size: int | None = None
-    """None: that of the tuned plan, as far as the artifact's profile allows."""
+    """None: the tuned plan's, within the artifact's profile."""
     seconds: float = 3.0
     options: Mapping[str, Mapping[str, Any]] | None = None
-    """Runtime options by backend, as they were typed."""
+    """Runtime options by backend, as typed."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MAX_SECONDS:
@@ -296,16 +286,15 @@ def bench_end_to_end(
 
 
 def choose_exit_status(record: EndToEndRecord) -> ExitStatus:
-    """A failed measurement before a wrong prediction before one that proves nothing."""
+    """A failed measurement precedes a wrong prediction, which precedes an inconclusive one."""
     failed = any(each.error is not None for each in record.results)
     return ExitStatus.STAGE_FAILED if failed else record.verdict.exit_status
 
 
 def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
-    """The artifact's runtime options with those given; threads that wait do not spin unless asked to.
+    """The artifact's runtime options with those given. Waiting threads do not spin by default.
 
-    On a CPU DALI and the runtime both have all cores: threads that spin while they wait for each other hold cores that
-    DALI could use. Raises BadInputError for an option that the backend does not have.
+    On a CPU, DALI and the runtime share all cores, and spinning threads hold cores that DALI could use. Raises BadInputError.
     """
     options = artifact.resolve_effective_options(given)
     if "spinning" in options and "spinning" not in artifact.given(given):
@@ -314,7 +303,7 @@ def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, An
 
 
 def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
-    """The newest tuned plan for this model on this device, cut to the artifact's profile; else DALI's usual settings."""
+    """The newest tuned plan for this model and device with a batch size of the artifact's profile, or default settings."""
     on_gpu = artifact.entry.info.device == "cuda"
     plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
@@ -336,7 +325,7 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
 
 
 def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
-    """What the newest `optpipe preprocess` of `model` that did not FAIL found fastest on this kind of device, or None."""
+    """The fastest plan of the newest `optpipe preprocess` of `model` on this kind of device that did not FAIL, or None."""
     for run in reversed(list_runs(store.workspace, "preprocess")):
         if run.info.model != model:
             continue
@@ -348,7 +337,7 @@ def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
 
 
 def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener) -> EndToEndResult:
-    """One artifact in a process of its own; the raw times of its batches go into the run, a failure into the result."""
+    """Measures in a new process; the raw times of batches go into the run, a failure into the result."""
     import polars as pl
 
     limit_s = LIMIT_S * (SLOW_CPU if job.plan.device == "cpu" else 1) + PATIENCE * job.seconds

@@ -1,8 +1,8 @@
 """Files to predictions in one process: `python -m optpipe.preprocess.end_to_end_worker FOLDER`.
 
-DALI prepares the next batches while the artifact computes this one. On a GPU the pipeline's tensor is given to the
-runtime where it lies (DLPack), ordered by the stream on which both work; the top classes come back through pinned memory.
-Each part is measured alone, in the same process, so that overlap can be judged.
+DALI prepares the next batches while the artifact computes this one. On a GPU the runtime reads the pipeline's tensor
+in place (DLPack), ordered by the stream of both; the top classes come back through pinned memory. Each part is also
+measured alone, in the same process, to judge the overlap.
 """
 
 import os
@@ -38,21 +38,19 @@ from optpipe.workspace.store import Store
 IN_FLIGHT = 2
 """Batches whose predictions may be outstanding on a GPU while the next is launched."""
 TOP_K = 5
-"""The best classes that come back from the GPU, as a server would send them."""
+"""Best classes that come back from the GPU, as from a server."""
 
 
 class Consumer(Protocol):
-    """An artifact that takes DALI's tensors."""
-
     handover: str
-    """What is copied between the two."""
+    """Copies between DALI and the runtime."""
     in_flight: int
 
     def launch(self, tensor: Any) -> Any:
-        """Begins the inference of a batch, whose memory must stay until it is finished."""
+        """Starts the inference of a batch, whose memory must stay until `finish`."""
 
     def finish(self, launched: Any) -> np.ndarray:
-        """Waits for what `launch` began; the best class of each image, `(images,)`."""
+        """Waits for `launch`. Returns the best class of each image, `(images,)`."""
 
 
 class HostConsumer:
@@ -75,8 +73,6 @@ class HostConsumer:
 
 
 class DeviceConsumer:
-    """Computes on a GPU: enqueued on the stream, fetched when the event has passed."""
-
     in_flight = IN_FLIGHT
 
     def __init__(self, session: Session, shape: tuple[int, ...], stream: Any) -> None:
@@ -123,7 +119,7 @@ class DeviceConsumer:
 
 @contextmanager
 def open_stream(device: str) -> Iterator[Any]:
-    """On a GPU a stream of our own, which runtimes take as theirs when they load; None on the CPU."""
+    """On a GPU a new stream, which runtimes use if they are loaded in the block; None on the CPU."""
     if device == "cpu":
         yield None
         return
@@ -139,7 +135,7 @@ def measure_pipeline(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
 
 
 def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
-    """Images/s of an artifact alone, on one batch that lies where DALI would leave it; and the share of launching in its time."""
+    """Images/s of an artifact alone on one batch in DALI's place, and the share of launching in its time."""
     values = np.random.default_rng(0).standard_normal((plan.batch_size, *transform.shape))
     tensor: Any = values.astype(transform.pack.dtype)
     if isinstance(consumer, DeviceConsumer):
@@ -168,7 +164,7 @@ def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, 
 def run_overlapped(
     pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float
 ) -> tuple[BatchTimes, OverlappedBatches, dict[int, int]]:
-    """The whole path: while the consumer computes, DALI makes the next batches. Last the best class by the index of its file."""
+    """The whole path: DALI makes the next batches while the consumer computes. The last result is the best class by file index."""
     scheduled: deque[int] = deque()
     pending: deque[Any] = deque()
     rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "output_ns")}
@@ -182,7 +178,7 @@ def run_overlapped(
         begun, index, launched, outputs = pending.popleft()
         best = consumer.finish(launched)
         taken.append((perf_counter_ns() - begun, dict(zip(index, best.tolist(), strict=True))))
-        del outputs  # its memory goes back to DALI only now, when the predictions are there
+        del outputs  # DALI may reuse its memory only now, after the predictions
 
     def batch() -> int:
         started = perf_counter_ns()
@@ -218,7 +214,7 @@ def run_overlapped(
 CHECKED_PREDICTIONS = 32
 """Predictions of the timed run that are compared with the reference's."""
 PART_S = 1.5
-"""Measuring time of each part alone, before and after the whole."""
+"""Seconds of each part alone, before and after the whole."""
 
 
 def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
@@ -241,7 +237,7 @@ def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
         times, batches, predictions = run_overlapped(pipeline, consumer, plan, stream, job.seconds)
         after = measure_alone()
         check = _check_predictions(predictions, session, paths, transform, plan.batch_size)
-    # the better of two: a part that was disturbed once must not make the overlap look good
+    # the better of two: a disturbed part must not make the overlap look good
     preprocess, inference = max(before[0], after[0]), max(before[1][0], after[1][0])
     return EndToEndMeasurement(
         batches,
@@ -258,7 +254,7 @@ def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
 def _check_predictions(
     latest: Mapping[int, int], session: Session, paths: Sequence[Path], transform: Transform, size: int
 ) -> PredictionCheck:
-    """Compares predictions of the timed run with those of the reference preprocessing, through the same session."""
+    """Compares predictions of the timed run with those of the reference preprocessing in the same session."""
     chosen = sorted(latest)[:: max(1, len(latest) // CHECKED_PREDICTIONS)][:CHECKED_PREDICTIONS]
     name, spec = session.outputs[0].name, session.inputs[0]
     rows = [paths[index] for index in chosen]

@@ -1,4 +1,4 @@
-"""The proof: the same images through both pipelines and through the model."""
+"""Compares both pipelines on the same images, in pixels and in the model's outputs."""
 
 import io
 import os
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 STEP_IMAGES = 64
-"""Images that are enough to say what each step adds by itself."""
+"""Images for the share of each step."""
 GAP = 8
 VISIBLE = 128
 """Levels that the largest difference is stretched to."""
@@ -62,14 +62,14 @@ class ComparedImage:
 
 @dataclass
 class PixelDifferences:
-    """All that the pixels say, filled while images are compared."""
+    """Accumulates the differences of pixels while images are compared."""
 
     transform: Transform
     plan: DaliPlan
     cumulative: list[Difference] = field(default_factory=list)
-    """After decoding, each geometric step, and normalization, everything before it included."""
+    """After decoding, each geometric step, and normalization, including all earlier steps."""
     alone: list[Difference] = field(default_factory=list)
-    """By each of them itself, on the reference's own pixels."""
+    """Of each step alone, on the reference's pixels."""
     refused: list[RefusedImage] = field(default_factory=list)
     """Images that Pillow reads and DALI does not."""
 
@@ -78,7 +78,6 @@ class PixelDifferences:
         self.alone = [Difference()] * len(self.cumulative)
 
     def list_steps(self) -> tuple[StepDifference, ...]:
-        """Both, by the name of the step."""
         names = ["decode", *(get_step_name(step) for step in self.transform.geometry), "normalize"]
         return tuple(map(StepDifference, names, self.cumulative, self.alone))
 
@@ -99,7 +98,7 @@ def add_image(total: Difference, levels: "np.ndarray") -> Difference:
 
 
 def compute_levels_per_unit(transform: Transform) -> float:
-    """How many 8-bit levels one unit of the packed tensor is, over the channels' mean."""
+    """8-bit levels per unit of the packed tensor, averaged over the channels."""
     divisor = transform.rescale.divisor if transform.rescale else 1.0
     std = transform.normalize.std if transform.normalize else (1.0,)
     return divisor * sum(std) / len(std)
@@ -108,9 +107,9 @@ def compute_levels_per_unit(transform: Transform) -> float:
 def compare_images(
     files: Sequence[tuple[str, bytes | Path]], pixels: PixelDifferences, threads: int = 2
 ) -> Iterator[list[ComparedImage]]:
-    """Sends encoded files through both pipelines, batch by batch, and adds to `pixels`; refused files are left out.
+    """Sends encoded files through both pipelines, batch by batch, and adds to `pixels`; skips files that DALI cannot decode.
 
-    Files given by their paths are read when their batch comes, so that memory does not grow with their number.
+    Reads files given by paths when their batch comes, so that memory does not grow with their number.
     """
     transform, plan = pixels.transform, pixels.plan
     pipeline = None
@@ -121,12 +120,12 @@ def compare_images(
             try:
                 outputs = _run(pipeline, [data for _, data in batch])
             except RuntimeError as error:
-                if is_out_of_memory(error):  # which is no fault of an image
+                if is_out_of_memory(error):  # not the fault of an image
                     raise StageError(
                         f"DALI ran out of memory with {plan.batch_size} images per batch; "
                         f"try --batch-size {max(1, plan.batch_size // 2)}"
                     ) from error
-                pipeline = None  # a pipeline that raised is of no further use
+                pipeline = None  # a pipeline that raised cannot continue
                 outputs, batch = _run_one_by_one(batch, pixels)
             expected = list(pool.map(lambda data: _run_reference(data, transform), [data for _, data in batch]))
             yield [
@@ -140,7 +139,7 @@ def _read_content(source: bytes | Path) -> bytes:
 
 
 def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: PixelDifferences) -> None:
-    """Runs every step by itself on what the reference hands to it."""
+    """Runs every step alone on the reference's input of the step."""
     transform = pixels.transform
     plan = replace(pixels.plan, batch_size=1)
     chosen = [_read_content(source) for _, source in files[:: max(1, len(files) // STEP_IMAGES)][:STEP_IMAGES]]
@@ -160,7 +159,7 @@ def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixel
 
 
 def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
-    """One batch through `pipeline`: per image, its array at every output."""
+    """Runs one batch; returns each image's array at every output."""
     import numpy as np
 
     fed = [np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.ascontiguousarray(each) for each in arrays]
@@ -172,7 +171,7 @@ def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
 def _run_one_by_one(
     batch: Sequence[tuple[str, bytes]], pixels: PixelDifferences
 ) -> tuple[list[list["np.ndarray"]], list[tuple[str, bytes]]]:
-    """Finds the files that DALI refuses, which end a whole batch."""
+    """Finds the files that DALI rejects, each of which fails a whole batch."""
     outputs, kept = [], []
     pipeline = None
     for name, data in batch:
@@ -220,13 +219,13 @@ def _compare(
 def _compute_difference(got: "np.ndarray", expected: "np.ndarray") -> "np.ndarray":
     import numpy as np
 
-    if got.shape != expected.shape:  # a wrong side is as wrong as can be
+    if got.shape != expected.shape:  # an incorrect side counts as the largest difference
         return np.full(1, 255.0)
     return np.abs(got.astype(np.float32) - expected.astype(np.float32))
 
 
 def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform) -> WorstImage:
-    """Writes reference | DALI | difference as PNG. Raises StageError where it cannot be written."""
+    """Writes reference | DALI | difference as PNG. Raises StageError."""
     import numpy as np
     from PIL import Image
 
@@ -243,7 +242,7 @@ def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform)
 
 
 def _levels_from_tensor(tensor: "np.ndarray", transform: Transform) -> "np.ndarray":
-    """A packed tensor back in 8-bit levels, (height, width, 3)."""
+    """A packed tensor in 8-bit levels, (height, width, 3)."""
     import numpy as np
 
     pixels = np.moveaxis(tensor, 0, -1) if transform.pack.order == "CHW" else tensor
@@ -256,9 +255,9 @@ def _levels_from_tensor(tensor: "np.ndarray", transform: Transform) -> "np.ndarr
 
 
 WORST = 3
-"""Images that are kept to be looked at."""
+"""Images that are stored for inspection."""
 NEAR_MEAN_LEVELS, NEAR_MAX_LEVELS = 0.5, 8.0
-"""A file whose result stays within these came through; above them it is another image."""
+"""A file whose result stays within these is the same image; above them it is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +281,10 @@ def prove_parity(
     threads: int = 2,
     decoder: PredictionDecoder | None = None,
 ) -> Parity:
-    """Compares on `paths`; `infer` maps a batch of the model's input to its outputs, the first of which is compared.
+    """Compares on `paths`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
 
-    `labels` go with `paths`; predictions of a detector or segmenter are compared where their `decoder` is given.
-
-    Raises BadInputError where DALI decodes none of the images.
+    `labels` belong to `paths`; `decoder` compares the predictions of a detector or segmenter. Raises BadInputError if DALI
+    decodes none of the images.
     """
     import numpy as np
     import polars as pl
@@ -344,7 +342,7 @@ def prove_parity(
 
 
 def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile, ...]:
-    """What becomes of files that break pipelines. A truncated one must be refused by both."""
+    """Decodes files that break pipelines. Both pipelines must reject a truncated one."""
     import numpy as np
 
     every, readable = dict(make_edge_case_files()), {}

@@ -1,4 +1,4 @@
-"""`optpipe preprocess`, as plain calls: derive, prove, measure, keep the evidence."""
+"""`optpipe preprocess`: derives the pipeline, proves it, measures it, and stores the evidence."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 Decoder = Literal["auto", "cpu", "mixed"]
 MAX_SECONDS = 600.0
 MAX_THREADS, MAX_BATCH_SIZE = 1024, 65536
-"""Beyond these DALI ends the process instead of raising."""
+"""Above these DALI ends the process instead of raising."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreprocessRequest:
-    """What was asked for; raises BadInputError for what cannot be meant."""
+    """Raises BadInputError."""
 
     images: Path | None = None
     limit: int | None = 1000
     max_unreadable: int | None = None
     plan: DaliPlan = field(default_factory=DaliPlan)
     fixed: frozenset[str] = frozenset()
-    """Fields of the plan that were asked for; the others are tuned."""
+    """Given fields of the plan; the others are tuned."""
     throughput: bool = True
     seconds: float = 2.0
 
@@ -78,12 +78,12 @@ def derive_preprocessing(
 ) -> PreprocessRecord:
     """Derives the DALI pipeline, proves it on images, and measures it against torch's DataLoader.
 
-    Raises BadInputError for a model without image preprocessing, steps DALI cannot reproduce, and unusable images;
+    Raises BadInputError for a model without image preprocessing, steps that DALI cannot reproduce, and unusable images;
     MissingError without DALI.
     """
     require_dali()
     store.require_writable()
-    # unusable images are refused before the export, which may take minutes
+    # the export may take minutes: reject unusable images first
     which = request.limit, request.max_unreadable
     given = find_usable_images(request.images, *which, listener) if request.images is not None else None
     model, stored = prepare_model(model, store, listener)
@@ -106,7 +106,7 @@ def derive_preprocessing(
         )
         for each in (speed.dataloader, speed.dali):
             warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
-        plan = speed.dali.plan or plan  # what is proven and stored is what was found fastest
+        plan = speed.dali.plan or plan  # the fastest plan is proven and stored
     with listener.step("pipeline") as step:
         artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
         if cached:
@@ -116,7 +116,7 @@ def derive_preprocessing(
         open_model_function(exported.file(ONNX), card, every=decodes, boxes=boxes) as infer,
         TemporaryDirectory(prefix="optpipe-") as scratch,
         redirect_output(Path(scratch, "dali.log")),
-    ):  # what its decoders print of edge cases; which came out different is in the proof
+    ):  # DALI's decoders print messages about edge cases; the proof lists the differences
         proof = prove_parity(
             images.paths,
             transform,
@@ -153,7 +153,7 @@ def derive_preprocessing(
         )
         write_bytes(run.path / PREPROCESSING, json_from_record(record))
         finish_run(run, parents=(artifact.id, exported.id), model=card.name, trained=trained)
-    # What is stored names no folder of this machine; what is shown does.
+    # The stored record names no folder of this machine; the shown one does.
     return replace(
         record,
         run_dir=str(run.path),
@@ -165,7 +165,7 @@ def derive_preprocessing(
 def choose_dali_plan(
     decoder: Decoder, threads: int | None = None, batch_size: int | None = None, resize: Arithmetic = "exact"
 ) -> DaliPlan:
-    """The plan to start from; `auto` decodes with nvJPEG where there is a GPU. Raises BadInputError, MissingError."""
+    """The plan to start from; `auto` decodes with nvJPEG if there is a GPU. Raises BadInputError, MissingError."""
     gpus = list_gpus()
     if decoder == "mixed" and not gpus:
         raise MissingError("--decode mixed: no NVIDIA GPU or driver found; use --decode cpu")
@@ -183,7 +183,7 @@ def choose_dali_plan(
 
 
 def require_image_transform(card: ModelCard) -> Transform:
-    """The card's transform, where it makes tensors of one size that DALI can make too; raises BadInputError."""
+    """The card's transform if it makes tensors of one size that DALI can make too. Raises BadInputError."""
     if card.transform is None or len(card.inputs) != 1:
         raise BadInputError(
             f"the model card of {card.name} has no image preprocessing ([[preprocessing.steps]], see models/README.md)"
@@ -204,8 +204,8 @@ def open_model_function(
 ) -> Iterator[Callable[["np.ndarray"], "Mapping[str, np.ndarray]"]]:
     """The exported model on ONNX Runtime's CPU provider in FP32.
 
-    A function from a batch to `every` output, (images, ...) each, or to the first alone. Of `boxes` of one image, which have no axis
-    for it, all images get as many rows, with zeros behind.
+    Yields a function from a batch to `every` output, (images, ...) each, or to the first alone. `boxes` of one image have no
+    image axis: those of all images are padded with zeros to the same number of rows.
     """
     import numpy as np
 
@@ -237,7 +237,7 @@ def open_model_function(
 
 
 def _warn_about_differences(proof: Parity, listener: Listener) -> None:
-    """Names what a verdict over all images hides: single images that come through as others."""
+    """Names single images that differ, which a verdict over all images hides."""
     record = proof.record
     if record.far:
         most = proof.worst[0]
@@ -252,7 +252,7 @@ def _warn_about_differences(proof: Parity, listener: Listener) -> None:
 
 
 def find_usable_images(folder: Path, limit: int | None, max_unreadable: int | None, listener: Listener) -> ImageFolder:
-    """The readable images of a folder; says what is left out. Raises BadInputError where that is too much."""
+    """The readable images of a folder; warns about the others. Raises BadInputError if there are too many."""
     found = find_readable_images(folder, limit, max_unreadable, threads=count_cores())
     if found.unreadable:
         listener.warn(
@@ -267,9 +267,9 @@ def find_usable_images(folder: Path, limit: int | None, max_unreadable: int | No
 def choose_images(
     card: ModelCard, given: ImageFolder | None, limit: int | None, max_unreadable: int | None, listener: Listener
 ) -> tuple[ImageFolder, Sequence[int] | None]:
-    """The images and their labels: those given, else the card's validation images, else the photographs that ship.
+    """The given images, or the card's validation images, or the photographs of the package; with their labels.
 
-    A classifier's labels are the names of a folder's sub-folders where all of them are labels of the card.
+    A classifier's labels are the names of a folder's sub-folders if all of them are labels of the card.
     """
     truth: Mapping[Path, str] = {}
     if given is not None:

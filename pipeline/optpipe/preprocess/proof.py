@@ -1,8 +1,8 @@
-"""The figures of a parity proof from its rows, one per image: when it is made, and again whenever it is verified.
+"""The figures of a parity proof from its rows, one per image, when it is made and when it is verified.
 
 `images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.agreement.compute_row_errors` (outputs), and
-for a classifier `reference_class`, `dali_class` and, where labels are known, `class`. For a detector or segmenter, decoded and
-scored as `optpipe evaluate` does: `reference_prediction`, `dali_prediction` and, with annotations, `truth`.
+for a classifier `reference_class`, `dali_class` and, for known labels, `class`. A detector's or segmenter's rows, decoded and
+scored as in `optpipe evaluate`, have `reference_prediction`, `dali_prediction` and, with annotations, `truth`.
 """
 
 import shlex
@@ -44,27 +44,25 @@ if TYPE_CHECKING:
 REQUIRED_AGREEMENT = 0.995
 """Share of equal top-1 predictions that a replacement of preprocessing must keep."""
 MAXIMUM_SCORE_CHANGE = 0.005
-"""How far a task's score may move, in either direction: as far as accuracy can at REQUIRED_AGREEMENT."""
+"""Limit of a score's change in either direction: the same as of accuracy at REQUIRED_AGREEMENT."""
 FEWEST_IMAGES = 100
-"""Fewer have seen too little."""
+"""Fewer images prove no agreement."""
 SNR_FLOOR_DB = 50.0
-"""Error of the outputs where predictions prove nothing: 0.3 % of their norm.
+"""Error of the outputs if predictions prove nothing: 0.3% of their norm.
 
-ResNet-50 with random weights: 90 dB with exact arithmetic, 67 dB with DALI's own resize, 30 dB without antialiasing.
+ResNet-50 with random weights: 90 dB with exact arithmetic, 67 dB with DALI's resize, 30 dB without antialiasing.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """The verdict with its reason, and what to do about it."""
-
     verdict: Verdict
     reason: str
     remedy: str | None = None
 
 
 def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
-    """Top-1 agreement of two `(images,)` arrays of classes; None where the reference has one class for every image."""
+    """Top-1 agreement of two `(images,)` arrays of classes; None if the reference has one class for every image."""
     import numpy as np
 
     if np.unique(reference).size < 2:
@@ -73,7 +71,6 @@ def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement |
 
 
 def agreement_from_counts(equal: int, images: int) -> Agreement:
-    """`equal` out of `images`, with the interval of the share."""
     interval = compute_share_interval(equal, images)
     return Agreement(equal, images, equal / images, (interval.low, interval.high))
 
@@ -90,10 +87,10 @@ def judge_parity(
     score: TaskScore | None = None,
     predicted: PredictionAgreement | None = None,
 ) -> Judgment:
-    """The verdict on a derived pipeline; `snr_db` is None where the outputs are equal to the bit.
+    """The verdict on a derived pipeline; `snr_db` is None for bit-identical outputs.
 
     `classifies` is true of every model whose predictions are compared; `score` and `predicted` are a detector's or segmenter's.
-    `blind` is a model whose outputs are equal to the bit for different images, as one whose last layer is zero does.
+    A `blind` model has bit-identical outputs for different images, for example with a last layer of zeros.
     """
     if refused:
         return Judgment(
@@ -148,9 +145,9 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
 
 
 def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) -> Judgment:
-    """FAIL where the whole interval of the agreement or of the score's drop is outside its limit; PASS where it is inside.
+    """FAIL if the whole interval of the agreement or of the score's drop is outside its limit; PASS if it is inside.
 
-    With annotations the score's interval decides on PASS, without them that of the agreement.
+    The score's interval decides on PASS with annotations, that of the agreement without.
     """
     (low, high), required = predicted.ci, f"{REQUIRED_AGREEMENT:.1%}"
     agreed = f"{predicted.share:.2%} agreement of predictions, 95 % interval {low:.2%} to {high:.2%}"
@@ -185,7 +182,7 @@ _CLASSES = ("reference_class", "dali_class", "class")
 
 @dataclass(frozen=True)
 class PredictionDecoder:
-    """How outputs become predictions of a task, and what is true of the images."""
+    """Decodes outputs into predictions of a task, and holds the truths of the images."""
 
     task: TaskContract
     card: ModelCard
@@ -235,21 +232,21 @@ def open_prediction_decoder(card: ModelCard, images: ImageFolder, listener: List
 
 
 def _name_files(paths: Sequence[Path], root: Path) -> tuple[SetFile, ...]:
-    """The images as files of a set in `root`; their hashes are not asked for."""
+    """The images as files of a set in `root`, without hashes."""
     return tuple(SetFile(path.relative_to(root).as_posix(), "") for path in paths)
 
 
 def find_stored_task(name: str | None) -> TaskContract | None:
-    """The task that predictions are compared by; None for all but detection and segmentation."""
+    """The task of detection or segmentation; None for others."""
     return TASKS[Task(name)] if name in _TASKS else None
 
 
 def compare_predictions(
     rows: "pl.DataFrame", task: TaskContract | None
 ) -> tuple[TaskScore | None, PredictionAgreement | None]:
-    """Score and agreement of the predictions in `rows`; None where there are none, or the reference's prove nothing.
+    """Score and agreement of the predictions in `rows`; None without predictions, or if the reference's prove nothing.
 
-    They prove nothing where they are the same for every image, or score 0.
+    They prove nothing if they are the same for every image, or score 0.
     """
     import numpy as np
 
@@ -275,7 +272,7 @@ def compare_predictions(
 def observe_prediction_agreement(
     rows: "pl.DataFrame", task: TaskContract, confidence: float, about: str
 ) -> Observation:
-    """The agreement of the predictions in `rows` with its interval at `confidence`; blocked where the images are too few for one."""
+    """The agreement of the predictions in `rows` with its interval at `confidence`; blocked if there are too few images."""
     reference, got = (rows[name].to_list() for name in _COLUMNS)
     found = task.observe(None, reference, got, confidence, about)["agreement"]
     if rows.height >= FEWEST_IMAGES:
@@ -285,7 +282,7 @@ def observe_prediction_agreement(
 
 
 def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
-    """The rows' columns about the outputs of one batch, `(images, …)` each; classes are null for what is no classifier."""
+    """Columns for the outputs of one batch, `(images, …)` each; the classes are null if the model is no classifier."""
     import numpy as np
     import polars as pl
 
@@ -299,7 +296,7 @@ def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies:
 def proof_from_rows(
     rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int, task: TaskContract | None = None
 ) -> Proof:
-    """The proof that `rows` amount to; `task` is that of a detector or segmenter."""
+    """`task` is that of a detector or segmenter."""
     sums = _list_sums(rows)
     error = pool_errors("output", row_errors_from_table(rows))
     top1 = accuracy = None
@@ -325,7 +322,7 @@ def proof_from_rows(
 
 
 def row_errors_from_table(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
-    """The sums of each image, as `stats.agreement` takes them."""
+    """The sums of each image for `stats.agreement`."""
     return {name: values for name, values in _list_sums(rows).items() if name not in _CLASSES}
 
 
@@ -334,7 +331,7 @@ def _list_sums(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
 
 
 def read_rows(files: Files) -> "pl.DataFrame":
-    """The rows of a proof. Raises BadInputError where they are not there."""
+    """Raises BadInputError if the run has no rows."""
     import polars as pl
 
     with read_as_user_file(files.folder / ROWS, "parity results"):
@@ -354,7 +351,7 @@ def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: f
 
 
 def is_proof_for(record: PreprocessRecord, build: JudgedBuild) -> bool:
-    """Whether it was proven on the build's own model; a record of an earlier version has only a name to tell by."""
+    """Whether the proof is of the build's model; records of earlier versions only have its name."""
     return record.model == build.model and record.model_sha256 in (None, build.model_sha256)
 
 
@@ -388,7 +385,7 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
 
 
 def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:
-    """The proof of a preprocess run, where the rows of its images are there."""
+    """The proof of a preprocess run that has the rows of its images."""
     if run.files.has(ROWS):
         stored = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
         rows = read_rows(run.files)

@@ -1,4 +1,4 @@
-"""A parity proof as records: what of it is stored and shown."""
+"""The stored records of a parity proof."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from optpipe.preprocess.throughput import ThroughputTuning
 Outcome = Literal[
     "equal", "near", "different", "refused by both", "refused by DALI", "refused by Pillow, decoded by DALI"
 ]
-"""Of an edge-case file; `equal` is to a level."""
+"""Of an edge-case file; `equal` allows one level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,49 +21,43 @@ class Difference:
     """Absolute differences in 8-bit levels, over images."""
 
     mean_levels: float = 0.0
-    """Of the images' means: every image counts the same, whatever its size."""
+    """The mean of the images' means: every image has the same weight, whatever its size."""
     max_levels: float = 0.0
     off_share: float = 0.0
-    """Share of levels that are off by more than half a level."""
+    """Share of levels that differ by more than half a level."""
     images: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepDifference:
-    """What a step of the transform does to the pixels."""
-
     step: str
     cumulative: Difference
-    """After the step, everything before it included."""
+    """After the step, including all earlier steps."""
     alone: Difference
-    """By the step itself, on the reference's own pixels."""
+    """Of the step alone, on the reference's pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedImage:
-    """An image that cannot be decoded, and why."""
-
     image: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorstImage:
-    """One of the images that differ most, stored beside the reference and the difference."""
+    """One of the images that differ most."""
 
     image: str
     mean_levels: float
     max_levels: float
     file: str
-    """The image of both side by side, in the run's folder."""
+    """The image of reference, result and difference side by side, in the run's folder."""
     difference_times: float
-    """The factor by which that shows the difference."""
+    """The factor by which the file amplifies the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeCaseFile:
-    """What became of one of the edge-case files."""
-
     name: str
     outcome: Outcome
     mean_levels: float | None = None
@@ -71,13 +65,13 @@ class EdgeCaseFile:
 
     @property
     def matches(self) -> bool:
-        """Whether both pipelines give the same image, or none."""
+        """Whether both pipelines give the same image, or neither gives one."""
         return self.outcome in ("equal", "refused by both")
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Equal top-1 predictions of both pipelines, with the exact 95 % interval of their share."""
+    """Equal top-1 predictions of both pipelines, with the exact 95% interval of their share."""
 
     equal: int
     images: int
@@ -87,7 +81,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Top-1 accuracy, where labels are known."""
+    """Top-1 accuracy on images with labels."""
 
     reference: float
     dali: float
@@ -95,19 +89,19 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """The first score of a detector or segmenter (AP, mIoU) with both pipelines; fractions, with annotations only."""
+    """The first score of a detector or segmenter (AP, mIoU) with both pipelines, as fractions."""
 
     name: str
     reference: float
     dali: float
     drop: float
     drop_ci: tuple[float, float]
-    """95 %, over images."""
+    """95%, over images."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionAgreement:
-    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95 % interval."""
+    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95% interval."""
 
     share: float
     ci: tuple[float, float]
@@ -116,8 +110,6 @@ class PredictionAgreement:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The verdict, and what the model's outputs say."""
-
     verdict: Verdict
     reason: str
     remedy: str | None
@@ -159,23 +151,19 @@ class PipelineRecord:
 
 @dataclass(frozen=True, slots=True)
 class ImagesRecord:
-    """The images that were used, and which were not."""
-
     folder: str
     count: int
     unreadable: tuple[RefusedImage, ...] = ()
     left_out: int = 0
-    """Beyond the limit."""
+    """Images over the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreprocessRecord:
-    """A derived pipeline, its proof, and its speed."""
-
     model: str
     classifies: bool
     trained: bool
-    """Whether the model's weights are trained: agreement of random ones proves little."""
+    """Agreement of random weights proves little."""
     pipeline: PipelineRecord
     images: ImagesRecord
     parity: ParityRecord
@@ -187,4 +175,4 @@ class PreprocessRecord:
     task: str | None = None
     """Of the model; None in records of earlier versions."""
     model_sha256: str | None = None
-    """`hash_model` of the exported model that it was proven on; None in records of earlier versions."""
+    """`hash_model` of the exported model of the proof; None in records of earlier versions."""

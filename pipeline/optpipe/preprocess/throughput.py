@@ -1,4 +1,4 @@
-"""Images per second in steady state, of DALI and of torch's DataLoader, each in a process of its own: jobs, answers, records."""
+"""Steady-state images per second of DALI and of torch's DataLoader, each in a new process."""
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 WINDOWS = 12
-"""The most windows of consecutive batches that a measurement is cut into; their times give the interval."""
+"""The most windows of consecutive batches in a measurement; their times give the interval."""
 FEWEST_WINDOWS = 6
-"""With fewer, Student's factor alone makes the interval several times as wide as the spread: it would say nothing."""
+"""With fewer windows, Student's factor alone makes the interval several times as wide as the spread."""
 WIDEST = 0.5
-"""Half the interval of the time per image, relative to it, from which nothing is said: the rate's end would double it."""
+"""Limit of half the interval of the time per image, relative to it: the rate's upper end would be the double."""
 
 
 def compute_images_per_s(batch_ns: Sequence[int], batch_size: int) -> float:
@@ -31,10 +31,10 @@ def compute_images_per_s(batch_ns: Sequence[int], batch_size: int) -> float:
 
 
 def compute_rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) -> tuple[float, float] | None:
-    """95 % interval of `compute_images_per_s` of the same batches, which it holds; None where it cannot be told.
+    """95% interval of `compute_images_per_s` of the same batches, which it contains; None if it is unknown.
 
-    `group` batches belong together (a round of the DataLoader's workers): a window holds whole groups. All of them are
-    in a window, so that the interval and the rate speak of the same time; windows differ by a group at most.
+    `group` batches belong together (a round of the DataLoader's workers): a window has whole groups. The windows cover all
+    groups, so that interval and rate refer to the same time; their sizes differ by at most one group.
     """
     import numpy as np
 
@@ -48,15 +48,15 @@ def compute_rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) 
     images = np.diff(starts, append=len(batch_ns)) * float(batch_size)
     interval = compute_ratio_of_sums_interval(np.add.reduceat(np.asarray(batch_ns, float), starts), images)
     if interval is None or interval[1] - interval[0] >= WIDEST * (interval[1] + interval[0]):
-        return None  # windows so unequal that nothing can be said
-    rate = compute_images_per_s(batch_ns, batch_size)  # between the two but for rounding
+        return None  # windows are too unequal for an interval
+    rate = compute_images_per_s(batch_ns, batch_size)  # between the two apart from rounding
     return min(1e9 / interval[1], rate), max(1e9 / interval[0], rate)
 
 
 PREFETCH_FACTOR = 2
-"""Batches each DataLoader worker keeps ready, torch's own default. More only delays the steady state: workers limit it."""
+"""Batches that each DataLoader worker keeps ready, torch's default. More only delays the steady state: workers limit it."""
 PATIENCE = 2.0
-"""A slow or an unsteady configuration ends after this many times the wanted seconds."""
+"""A slow or unsteady configuration ends after this many times the given seconds."""
 
 Implementation = Literal["dali", "dali-decode", "dataloader"]
 """`dali-decode` is decoding alone."""
@@ -64,7 +64,7 @@ Implementation = Literal["dali", "dali-decode", "dataloader"]
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
-    """How torch's DataLoader runs; for a GPU with pinned memory and the copy there."""
+    """A configuration of torch's DataLoader; for a GPU with pinned memory and the copy to the GPU."""
 
     workers: int
     batch_size: int
@@ -74,7 +74,7 @@ class LoaderPlan:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputJob:
-    """One configuration to measure: DALI by its `plan`, or a DataLoader by its `loader`."""
+    """DALI by its `plan`, or a DataLoader by its `loader`."""
 
     implementation: Implementation
     paths: tuple[Path, ...]
@@ -83,7 +83,7 @@ class ThroughputJob:
     plan: DaliPlan | None = None
     loader: LoaderPlan | None = None
     patience: float = PATIENCE
-    """How many times the seconds a slow or an unsteady one may take."""
+    """The factor of `seconds` that a slow or unsteady configuration may take."""
 
     @property
     def batch_size(self) -> int:
@@ -95,21 +95,21 @@ class BatchTimes:
     """The batches of one measurement in its steady state."""
 
     reader_ns: tuple[int, ...]
-    """Per batch, the time until its data were there."""
+    """Per batch, the time until its data arrive."""
     batch_ns: tuple[int, ...]
     """Per batch, from the end of the one before to its own end."""
     group: int = 1
-    """This many batches belong together: a round of the DataLoader's workers, which hand out theirs at once."""
+    """Batches that belong together: a round of the DataLoader's workers, which deliver at once."""
     warm_up_batches: int = 0
     other_cpu_cores: float = 0.0
-    """Cores that other processes kept busy meanwhile."""
+    """Cores that other processes used meanwhile."""
     cpu_cores: float = 0.0
-    """Cores that this process kept busy, user and system."""
+    """Cores that this process used, user and system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A configuration as measured: the times of each repetition, or why there are none."""
+    """The times of each repetition of a configuration, or its error."""
 
     job: ThroughputJob
     repeats: tuple[BatchTimes, ...] = ()
@@ -121,7 +121,7 @@ class Throughput:
 
     @property
     def images_per_s(self) -> float:
-        """All images over all time; 0 where it failed."""
+        """All images over all time; 0 after an error."""
         return compute_images_per_s(self.batch_ns, self.job.batch_size) if self.repeats else 0.0
 
     @property
@@ -130,11 +130,11 @@ class Throughput:
 
     @property
     def other_cpu_cores(self) -> float | None:
-        """Cores that other processes kept busy, in the repetition in which these were most."""
+        """Cores that other processes used, in the repetition with the most."""
         return max((each.other_cpu_cores for each in self.repeats), default=None)
 
     def compute_interval(self) -> tuple[float, float] | None:
-        """95 % interval of the rate by consecutive windows, widened to what repetitions in other processes gave."""
+        """95% interval of the rate by consecutive windows, widened to the rates of repetitions in other processes."""
         if not self.repeats:
             return None
         found = compute_rate_interval(self.batch_ns, self.repeats[0].group, self.job.batch_size)
@@ -142,7 +142,6 @@ class Throughput:
         return (min(found[0], *rates), max(found[1], *rates)) if found else None
 
     def summarize(self) -> "ThroughputRecord":
-        """What is stored and shown of it."""
         reader_ns = [value for each in self.repeats for value in each.reader_ns]
         count = len(reader_ns)
         return ThroughputRecord(
@@ -162,16 +161,16 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRecord:
-    """One configuration's steady-state rate, or the error in its place."""
+    """One configuration's steady-state rate, or its error."""
 
     implementation: Implementation
     plan: DaliPlan | None
     loader: LoaderPlan | None
     images_per_s: float | None
     ci: tuple[float, float] | None
-    """95 % interval of the rate; None where too few batches were timed for one."""
+    """95% interval of the rate; None for too few batches."""
     reader_cost_ns: float | None
-    """Means per batch, named as training profilers do: until the data were there, and the whole batch."""
+    """Means per batch with the names of training profilers: until the data arrive, and the whole batch."""
     batch_cost_ns: float | None
     batches: int
     repeats_images_per_s: tuple[float, ...]
@@ -181,7 +180,7 @@ class ThroughputRecord:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputTuning:
-    """The configurations that were tried, and the fastest of each kind measured again, in rounds."""
+    """All configurations that were tried, and the fastest of each kind measured again, in rounds."""
 
     tried: tuple[ThroughputRecord, ...]
     dataloader: ThroughputRecord
@@ -200,11 +199,11 @@ class ThroughputTuning:
 
 THROUGHPUT_WORKER = "optpipe.preprocess.throughput_worker"
 LIMIT_S = 120.0
-"""A configuration that takes longer than this beyond its measuring time has hung."""
+"""Seconds beyond its measuring time after which a configuration has hung."""
 
 
 def warm_page_cache(paths: Sequence[Path]) -> int:
-    """Reads every file once, so that the disk is not what is measured; returns the bytes read."""
+    """Reads every file once, so that the disk is not measured; returns the bytes read."""
     return sum(len(path.read_bytes()) for path in paths)
 
 
@@ -222,7 +221,7 @@ def make_job(
 
 
 def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Generator[Throughput]:
-    """Measures the jobs one after the other, in one process as long as none fails."""
+    """Measures the jobs one after the other, in one process until one fails."""
     limit_s = LIMIT_S + PATIENCE * max((job.seconds for job in jobs), default=0.0)
     for job, result in zip(jobs, run_dali_jobs(THROUGHPUT_WORKER, jobs, BatchTimes, limit_s), strict=True):
         yield Throughput(job, error=result) if isinstance(result, str) else Throughput(job, (result,))
@@ -242,7 +241,7 @@ def frame_from_throughputs(measured: Sequence[Throughput]) -> "pl.DataFrame":
 
 
 def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener) -> None:
-    """Says where other work took more of the processors than a VALID measurement of `optpipe bench` allows."""
+    """Warns if other processes used more of the CPU than a VALID measurement of `optpipe bench` allows."""
     if cpu_cores is not None and cpu_cores > LIMITS["max_other_cpu_share"] * count_cores():
         listener.warn(
             f"{what}: other processes used {cpu_cores:.2f} of {count_cores()} cores during the measurement, so rates are too low and "
@@ -253,42 +252,40 @@ def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener
 LOADER_BATCH = 64
 """Larger batches make the DataLoader no faster and its rounds longer: each worker makes whole batches."""
 LOSING = 0.8
-"""Fewer workers are not tried once a count gives less than this share of the best so far."""
+"""The search for fewer workers stops at a rate below this share of the best."""
 LOADS = (1.0, 0.9)
-"""Shares of the hardware JPEG decoder worth trying; less makes the SMs the limit (0.65: 10 % slower, 0: a third)."""
+"""Shares of the hardware JPEG decoder to try; with less the SMs are the limit (0.65: 10% slower, 0: a third)."""
 CPU_SHARES = (0.125, 0.25)
-"""Shares that the CPU's cores may take off a hardware decoder that is the limit."""
+"""Shares that the CPU's cores may take from a hardware decoder that is the limit."""
 ROUNDS = 2
 QUICK = 0.5
-"""Measuring time while searching, of what the winners get."""
+"""Measuring time of the search as a share of that of the winners."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningSearch:
-    """What is tuned, and for how long each configuration is measured."""
-
     paths: Sequence[Path]
     transform: Transform
     plan: DaliPlan
-    """Where the search starts."""
+    """The start of the search."""
     cores: int
     seconds: float
-    """Measuring time of the winners; while searching QUICK of it."""
+    """Measuring time of the winners; QUICK of it while searching."""
     listener: Listener
     fixed: frozenset[str] = frozenset()
-    """Fields that are as `plan` has them in every pipeline that is tried."""
+    """Fields of `plan` that the search does not change."""
 
     def make_quick_jobs(self, settings: Sequence[DaliPlan | LoaderPlan]) -> list[ThroughputJob]:
-        """To tell configurations apart, none is waited for to become steady."""
+        """The search does not wait for a configuration to become steady."""
         jobs = (make_job(self.paths, self.transform, each, self.seconds * QUICK) for each in settings)
         return [replace(each, patience=1.0) for each in jobs]
 
 
 def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
-    """Sweeps workers from all cores down, then where to decode, who takes which share of it, and threads.
+    """Sweeps workers from all cores down, then the decoder, its shares, and threads.
 
-    Also the raw times of all that was tried, in that order, then of the DataLoader, DALI and decoding alone, measured again.
-    What fails (out of memory, say) is a row with its reason; raises StageError where nothing of a kind worked.
+    Also returns the raw times of all configurations in that order, then those of the DataLoader, DALI and decoding alone, measured
+    again. A failure (such as out of memory) is a row with its reason. Raises StageError if nothing of a kind worked.
     """
     loaders, left_out = _try_loaders(search)
     found = _try_pipelines(search)
@@ -299,7 +296,7 @@ def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Th
         make_job(search.paths, search.transform, plan, search.seconds, decode_only=only) for only in (False, True)
     )
     seed = randbits(32)
-    # in rounds, so that drift of the machine hits all alike
+    # in rounds, so that drift of the machine affects all equally
     with search.listener.step("both, interleaved", total=3 * ROUNDS) as step:
 
         def measure(*jobs: ThroughputJob) -> list[Throughput]:
@@ -318,9 +315,9 @@ def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Th
 
 
 def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
-    """The DataLoader with ever fewer workers, as long as that does not lose clearly; beside it what was not tried.
+    """The DataLoader with fewer and fewer workers until it is clearly slower; also what was not tried.
 
-    From all cores down: three quarters, then powers of two; with few cores also 0, the process itself.
+    From all cores down: three quarters, then powers of two; with few cores also 0, this process.
     """
     cores, batch_size = search.cores, min(search.plan.batch_size, LOADER_BATCH)
     powers = [1 << power for power in range(1, cores.bit_length()) if 1 << power <= cores]
@@ -343,7 +340,7 @@ def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
 
 
 def _try_pipelines(search: TuningSearch) -> dict[DaliPlan, Throughput]:
-    """DALI: first where to decode, on a GPU with the shares of its decoder and of the CPU; then the threads of the best."""
+    """DALI: first the decoder, on a GPU with its share and the CPU's; then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
     kept = {field: getattr(search.plan, field) for field in search.fixed}
     plan, cores = search.plan, search.cores
@@ -367,7 +364,7 @@ def _try_pipelines(search: TuningSearch) -> dict[DaliPlan, Throughput]:
     shared = [replace(mixed, threads=cores, prefetch=plan.prefetch + 1, cpu_share=share) for share in CPU_SHARES]
     best = measure([*loads, *shared, on_cpu], "DALI by decoder")
     counts = sorted({max(1, best.threads // 2), min(cores, best.threads * 2)})
-    queued = replace(best, prefetch=best.prefetch + 2)  # a longer queue, against a host that stutters
+    queued = replace(best, prefetch=best.prefetch + 2)  # a longer queue, for a host that stutters
     measure([*(replace(best, threads=count) for count in counts), queued], "DALI by threads")
     return tried
 
@@ -397,7 +394,7 @@ def record_from_throughputs(
 
 
 def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:
-    """All repetitions as one measurement, those that failed left out. Raises StageError where all did."""
+    """All successful repetitions as one measurement. Raises StageError if all failed."""
     times = tuple(each for one in repeats for each in one.repeats)
     if not times:
         raise StageError(

@@ -1,9 +1,8 @@
-"""Throughput measurements, run as a process of their own: `python -m optpipe.preprocess.throughput_worker FOLDER`.
+"""Throughput measurements in a separate process: `python -m optpipe.preprocess.throughput_worker FOLDER`.
 
-What is not DALI's or the DataLoader's steady state must not be counted. Nothing pauses between warm-up and measurement,
-so no queue fills up unobserved. The DataLoader hands batches out in the order of its workers, which work in step: a
-round of them arrives at once and then nothing for as long as one worker takes for a batch. Only whole rounds are
-counted, therefore; half a round more made a rate 1.5 times too high.
+Only the steady state of DALI or the DataLoader counts. Nothing pauses between warm-up and measurement, so no queue fills
+up unobserved. The DataLoader's workers run in step: a round of batches arrives at once, and then none until a worker has
+made its next. So only whole rounds count; half a round more made a rate 1.5 times too high.
 """
 
 import os
@@ -24,14 +23,14 @@ from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
 from optpipe.preprocess.throughput import PATIENCE, WINDOWS, BatchTimes, ThroughputJob, compute_rate_interval
 
 WARM_UP_S = 0.5
-"""Beside the batches that were prefetched before the clock ran, twice over."""
+"""Minimum besides twice the batches that were prefetched before the clock ran."""
 MIN_ROUNDS = 6
 MIN_BATCHES = 24
 MIN_BATCHES_AT_TIMEOUT = 4
 STEADY = 0.02
-"""Half the interval's width, relative to the rate, from which more measuring is not needed."""
+"""Half the interval's width, relative to the rate, that ends a measurement."""
 LOOK_EVERY = 4
-"""Rounds between two looks at the interval."""
+"""Rounds between two checks of the interval."""
 
 
 def measure_job(job: ThroughputJob) -> BatchTimes:
@@ -82,7 +81,7 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
 
 
 class _Files:
-    """A map-style dataset: the reference preprocessing of one file."""
+    """A map-style dataset with the reference preprocessing of each file."""
 
     def __init__(self, paths: Sequence[Path], transform: Transform) -> None:
         self.paths, self.transform = paths, transform
@@ -104,11 +103,11 @@ def time_batches(
     group: int = 1,
     patience: float = PATIENCE,
 ) -> BatchTimes:
-    """Runs `batch`, which returns when its data were there, until the rate is known; counts whole groups of batches.
+    """Runs `batch`, which returns the time of its data's arrival, until the rate is known; counts whole groups of batches.
 
-    A slow or an unsteady one ends after `patience` times the seconds.
+    A slow or unsteady one ends after `patience` times the seconds.
     """
-    compute_rate_interval([1] * WINDOWS, 1, 1)  # imports what it needs, which must not fall into the measurement
+    compute_rate_interval([1] * WINDOWS, 1, 1)  # imports its libraries, which the measurement must not include
     calls, done, started = time_calls(batch), 0, perf_counter_ns()
     for done, (_, _, ended) in enumerate(calls, 1):
         if done >= 2 * prefetched and not done % group and ended - started >= WARM_UP_S * 1e9:
@@ -130,7 +129,7 @@ def time_batches(
 
 
 def _read_others_ticks() -> int:
-    """Processor time, of those that may be used here, of all that is neither this process nor a worker of the DataLoader."""
+    """Processor time, on the CPUs of this process, of everything but this process and the DataLoader's workers."""
     own = (os.getpid(), *(each.pid for each in active_children() if each.pid))
     return read_busy_ticks(os.sched_getaffinity(0)) - sum(map(read_process_ticks, own))
 
@@ -138,7 +137,7 @@ def _read_others_ticks() -> int:
 def has_enough_batches(
     batch_ns: list[int], group: int, elapsed_s: float, seconds: float, patience: float = PATIENCE
 ) -> bool:
-    """Whether whole groups of batches say the rate: long enough, often enough, and steadily."""
+    """Whether whole groups of batches determine the rate: long enough, often enough, and steadily."""
     if elapsed_s >= patience * seconds:
         return len(batch_ns) >= max(group, MIN_BATCHES_AT_TIMEOUT)
     rounds = len(batch_ns) // group

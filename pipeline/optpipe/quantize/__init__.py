@@ -1,1 +1,1 @@
-"""INT8: ranges from calibration data, placement of Q/DQ nodes, layers kept in float; other precisions' graphs. Builds no engine."""
+"""Calibration ranges, placement of Q/DQ nodes, layers kept in floating point, and the graphs of all precisions. Builds no engine."""

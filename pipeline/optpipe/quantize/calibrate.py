@@ -1,4 +1,4 @@
-"""Calibrates a model: an image set with provenance, one pass over it, and one table per method."""
+"""Calibrates a model: a sample set with provenance, one pass over it, and one table per method."""
 
 import json
 from collections.abc import Collection
@@ -47,11 +47,9 @@ def load_calibration_data(
     listener: Listener,
     held_out: Collection[str] = (),
 ) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
-    """The set named by `source`, or by the model's card, without the samples whose hash is in `held_out`; and what was unreadable.
+    """The samples of `source`, or of the model's card, without those whose hash is in `held_out`; and the unreadable ones.
 
-    Never random data, never validation data.
-
-    Raises BadInputError where there is none, where it was drawn for another model, or where it holds validation samples.
+    Raises BadInputError if there is no set, it was drawn for another model, or it has validation samples.
     """
     card = card_from_file(model.file(CARD))
     own = card.data.get("calibration")
@@ -66,7 +64,7 @@ def load_calibration_data(
 
 
 def _require_own(found: SampleSet, card: ModelCard) -> None:
-    """Raises BadInputError for a set that was drawn for another model, or holds samples of the card's validation set."""
+    """Raises BadInputError for a set that was drawn for another model, or has samples of the card's validation set."""
     refuse_other_model(found, card.name, card.preprocessing_sha256)
     if "validation" in card.data and Path(card.data["validation"]).exists():
         refuse_overlap(found, image_set_from_path(Path(card.data["validation"]))[0])
@@ -75,10 +73,9 @@ def _require_own(found: SampleSet, card: ModelCard) -> None:
 def resolve_data(
     source: Path, card: ModelCard, tokenizer: str | None, store: Store, option: str, *, truncate: bool = False
 ) -> Path:
-    """`source` of `option`, or the folder of the batches that CALIBRATION of a Python file gives, or the manifest of texts that are cut.
+    """`source` of `option`, the folder of a Python file's CALIBRATION batches, or the manifest of truncated texts.
 
-    `tokenizer` is the content of a text model's. Raises BadInputError, before anything is computed, for what the model does not
-    take.
+    `tokenizer` is the content of a text model's. Raises BadInputError, before any computation, for inputs that the model rejects.
     """
     if source.suffix.lower() == ".py":
         batches = read_calibration(source, tuple(each.name for each in card.inputs))
@@ -103,7 +100,7 @@ def resolve_data(
 
 
 def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) -> None:
-    """Raises BadInputError where a model's card names nothing to calibrate on."""
+    """Raises BadInputError if a model's card names no calibration data."""
     if "calibration" in card.data:
         return
     what = "a JSON Lines file" if card.tokenization else "a folder of images" if card.transform else FORMS
@@ -122,7 +119,7 @@ def calibrate_model(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[CalibrationInfo], bool]:
-    """The store entry `calibration`: `set.json` and a table for each of `methods`; whole or absent."""
+    """The store entry `calibration`: `set.json` and a table for each of `methods`; complete or absent."""
     card = card_from_file(model.file(CARD))
     about = SampleSetSummary(samples.name, samples.sha256, len(samples.files), samples.seed)
     recipe = {
@@ -157,12 +154,11 @@ def calibrate_model(
 
 
 def name_table_file(method: str) -> str:
-    """The name of a method's table in a calibration entry."""
     return f"table-{method}.json"
 
 
 def tables_from_entry(entry: Entry[CalibrationInfo]) -> dict[str, CalibrationTable]:
-    """The tables of a calibration entry by method."""
+    """By method."""
     return {method: read_table(entry.file(name_table_file(method))) for method in entry.info.methods}
 
 
@@ -215,9 +211,9 @@ def _compute_ranges(
 
 
 def quantize_graph(model: Any, table: CalibrationTable, target: "Target") -> tuple[Any, "Placement"]:
-    """`model` (FP32) with the table's Q/DQ pairs, its layers in `keep` left alone; the rest still FP32.
+    """`model` (FP32) with the table's Q/DQ pairs; everything else, and the layers in `keep`, stay FP32.
 
-    Raises BadInputError where the table keeps a layer or lacks a range that the graph has not or needs.
+    Raises BadInputError if the table keeps an unknown layer or lacks a range.
     """
     from optpipe.backends.onnx_graph import name_nodes
     from optpipe.quantize.placement import place_qdq

@@ -40,11 +40,11 @@ from optpipe.workspace.store import Store
 REVISION = 4
 TABLE = "calibration-table.json"
 METHOD_CHOICE_IMAGES = 32
-"""Images on which a build chooses the method: the one whose graph keeps the outputs nearest to FP32's."""
+"""Images on which a build chooses the method whose graph keeps the outputs nearest to FP32's."""
 
 
 def choose_calibration_device() -> str:
-    """Where the passes over calibration data run: on a GPU if there is one."""
+    """The device of the passes over calibration data."""
     return "cuda" if list_gpus() else "cpu"
 
 
@@ -58,11 +58,11 @@ def make_calibrated_graph(
     budget: Budget | None = None,
     held_out: Collection[str] = (),
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` with INT8 or FP8 in it, for `device`; around INT8 the rest is FP16 on a GPU and FP32 on the CPU.
+    """The store entry `graph` in INT8 or FP8 for `device`; in an INT8 graph the rest is FP16 on a GPU and FP32 on the CPU.
 
-    `calibration` is a folder of images, an image-set manifest, or a calibration table; by default the card's own set,
-    without the samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point; raises
-    BadInputError for one with a table, and where FP8 has too few linear layers.
+    `calibration` is a folder of images, an image-set manifest, or a calibration table; default: the card's set, without the
+    samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point. Raises
+    BadInputError for a budget with a table, and for FP8 with too few linear layers.
     """
     target: Target = "fp8" if precision is Precision.FP8 else "tensorrt" if device == "cuda" else "cpu"
     if target == "fp8":
@@ -93,7 +93,7 @@ def make_calibrated_graph(
 
 
 def _require_linear_layers(model: Entry[ModelInfo]) -> None:
-    """Before anything is calibrated: with fewer the precision could not be proven."""
+    """Checked before calibration: with fewer linear layers the precision could not be proven."""
     import onnx
 
     graph = onnx.load(model.file(ONNX))
@@ -117,9 +117,9 @@ def graph_from_table(
     listener: Listener,
     chosen: tuple[Entry[SelectionInfo], Sequence[LayerCost]] | None = None,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` that `table` makes of `model`; `chosen` is what a budget made it keep, and the ranking.
+    """The store entry `graph` of `model` by `table`; `chosen` is a budget's selection and its ranking.
 
-    Raises BadInputError where the table is another model's, or was made with other preprocessing.
+    Raises BadInputError if the table is of another model or other preprocessing.
     """
     if table.model != model.info.name:
         raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
@@ -149,7 +149,7 @@ def graph_from_table(
 
         graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
         findings: tuple[LintFinding, ...] = ()
-        if target == "tensorrt":  # FP16 around the Q/DQ pairs; ModelOpt knows which operators must not follow
+        if target == "tensorrt":  # FP16 around the Q/DQ pairs; ModelOpt keeps the operators that need FP32
             findings = lint_graph(graph)
             with redirect_output(directory / MODELOPT_LOG):
                 from modelopt.onnx.autocast import convert_to_f16
@@ -176,9 +176,9 @@ def graph_from_table(
 
 
 def find_tables(precision: Precision, model: Entry[ModelInfo], store: Store) -> list[Path]:
-    """The calibration tables that graphs in `precision` of `model` in the store were made from, the newest last.
+    """The calibration tables of the store's graphs of `model` in `precision`, the newest last.
 
-    Of a graph within a budget it is its calibration's, where no layer is kept yet.
+    For a graph within a budget it is the calibration's table, which keeps no layer.
     """
     calibrations = {each.id: each for each in store.list_entries(CalibrationInfo)}
     found: list[Path] = []

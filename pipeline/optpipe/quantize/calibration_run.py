@@ -1,4 +1,4 @@
-"""A calibration from the command to the tables beside it."""
+"""`optpipe calibrate`, from the plan to the tables."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -42,29 +42,25 @@ from optpipe.workspace.store import Store
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """What to calibrate on, by which methods, and what to find out beside it."""
-
     source: Path | None
-    """A folder of images, a file of JSON lines, or a set's manifest; None for the card's own."""
+    """A folder of images, a file of JSON lines, or a set's manifest; None for the card's set."""
     count: int | None
     seed: int
     methods: tuple[str, ...]
     target: Target = "tensorrt"
-    """Whose Q/DQ placement the methods and layers are judged in; the tables serve all targets."""
+    """The Q/DQ placement in which methods and layers are compared; the tables serve all targets."""
     sensitivity: bool = False
     budget: Budget | None = None
     output: Path | None = None
     truncate: bool = False
-    """Whether texts that are longer than the model's input are cut."""
+    """Whether texts longer than the model's input are cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSet:
-    """The samples that ranges were computed from."""
-
     name: str
     kind: str
-    """What its samples are called, in the plural."""
+    """The plural name of its samples."""
     count: int
     seed: int
     sha256: str
@@ -74,7 +70,7 @@ class CalibrationSet:
 
 @dataclass(frozen=True, slots=True)
 class MethodResult:
-    """One method's table, and what the graph quantized with it does to the outputs."""
+    """One method's table, and the cost of the graph quantized with it."""
 
     method: str
     path: str
@@ -84,8 +80,6 @@ class MethodResult:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """What `optpipe calibrate` found."""
-
     model: str
     model_id: str
     weights: WeightsRecord
@@ -106,7 +100,7 @@ class CalibrationResult:
 
 
 def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> CalibrationResult:
-    """Draws the set, makes the tables, compares them, and where asked ranks layers and keeps some in floating point."""
+    """Draws the set, makes and compares the tables; optionally ranks layers and keeps some in floating point."""
     import onnx
 
     if plan.output is not None:
@@ -176,7 +170,7 @@ def _warn_of_drop(compared: MethodsInfo, listener: Listener) -> None:
 
 
 def _find_source(model: Model, stored: Entry[ModelInfo] | None, plan: CalibrationPlan, store: Store) -> Path | None:
-    """The data to calibrate on: those given, else those of the model's file; None for those that the card names."""
+    """The given data or those of the model's file; None for the card's data."""
     card = read_card(model, stored)
     if plan.source is not None:
         tokenizer = read_tokenizer(model, stored)

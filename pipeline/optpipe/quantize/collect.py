@@ -1,7 +1,7 @@
-"""One pass of calibration data through a model: what every tensor to be quantized has held, added up as it goes.
+"""One pass of calibration data through a model that accumulates the statistics of every tensor to be quantized.
 
-The model runs once per batch in ONNX Runtime with the wanted tensors as extra outputs; memory is that of one batch,
-whatever the number of images. On a GPU the outputs stay in its memory, where the extremes and histograms are computed.
+The model runs once per batch in ONNX Runtime with the tensors as extra outputs; memory is that of one batch, whatever the
+number of images. On a GPU the outputs stay in its memory, where the extremes and histograms are computed.
 """
 
 import os
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BATCH_BYTES = 160 << 20
-"""The extra outputs of one batch may take this much; the batch size follows from it."""
+"""Limit of the extra outputs of one batch, which determines the batch size."""
 COUNTING_THREADS = min(4, os.cpu_count() or 1)
-"""That look for extremes and count, one tensor each."""
+"""Each finds the extremes and counts of one tensor."""
 MAX_BATCH = {"cpu": 16, "cuda": 64}
 
 Batch = Mapping[str, "NDArray[Any]"]
@@ -33,7 +33,7 @@ Batch = Mapping[str, "NDArray[Any]"]
 
 @dataclass
 class Collector:
-    """A session that exposes `tensors`, and what they have held so far."""
+    """A session that exposes `tensors`, with their statistics so far."""
 
     graph: Path
     tensors: tuple[str, ...]
@@ -50,10 +50,7 @@ class Collector:
         self._outputs = tuple(name for name in self.tensors if name not in self._fed)
 
     def add(self, batch: Batch) -> None:
-        """Runs one batch.
-
-        Raises StageError that names the first tensor which is not finite, BadInputError for inputs that the graph rejects.
-        """
+        """Raises StageError for the first tensor that is not finite, BadInputError for inputs that the graph rejects."""
         with translate_runtime_errors():
             if self.device == "cuda":
                 self._add_on_device(batch)
@@ -75,12 +72,12 @@ class Collector:
         counts += count_magnitudes(value).counts
 
     def _outputs_on_host(self, batch: Batch) -> Batch:
-        """Into the same memory for as long as the shapes stay: fresh pages for every batch cost a sixth of a forward pass."""
+        """Reuses the memory while the shapes stay: new pages for every batch cost a sixth of a forward pass."""
         if not self._outputs:
             return {}
         bound = self._bound
         if bound is None or any(value.shape != batch[name].shape for name, value in bound.inputs.items()):
-            bound = self._bound = None  # gone before the others are there
+            bound = self._bound = None  # free the old memory first
             values = self._session.run(list(self._outputs), dict(batch))
             self._bound = HostBinding(self._session, batch, dict(zip(self._outputs, values, strict=True)))
             return self._bound.outputs
@@ -114,7 +111,6 @@ class Collector:
         self._high[name] = max(high, self._high.get(name, high))
 
     def statistics(self) -> dict[str, TensorStatistics]:
-        """What was seen until now, by tensor."""
         return {
             name: TensorStatistics(self._low[name], self._high[name], self._magnitudes(name)) for name in self.tensors
         }
@@ -127,12 +123,12 @@ class Collector:
             return Magnitudes(counts)
         found = counts.cpu().numpy()
         whole = found[:-1].reshape(2, BINS)
-        whole[0, 0] += found[-1] - whole.sum()  # the zeros, which the device leaves out
+        whole[0, 0] += found[-1] - whole.sum()  # the zeros, which the device does not count
         return Magnitudes(whole)
 
 
 def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
-    """An ONNX Runtime session of `graph` whose outputs are its own and `tensors`; on CUDA without TF32."""
+    """An ONNX Runtime session of `graph` with `tensors` as additional outputs; on CUDA without TF32."""
     import onnx
 
     model = onnx.load(graph)
@@ -150,14 +146,14 @@ def open_model_session(model: Any, device: Device = "cpu") -> Any:
     if any(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in model.graph.initializer):
         options.add_session_config_entry(
             "session.disable_quant_qdq", "1"
-        )  # else it moves FP8 to operators that have none
-        # beyond this it drops a Relu ahead of a QuantizeLinear with zero point 0, as if FP8 had no negative numbers
+        )  # otherwise it moves FP8 to operators without FP8 kernels
+        # at higher levels it drops a Relu before a QuantizeLinear with zero point 0, as if FP8 had no negative numbers
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return create_inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
 
 
 def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
-    """Runs on CUDA tensors; the outputs are tensors in the GPU's memory too, which ONNX Runtime allocated."""
+    """Runs on CUDA tensors; the outputs are CUDA tensors too, which ONNX Runtime allocated."""
     import torch
 
     binding = session.io_binding()
@@ -172,19 +168,19 @@ def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str
     found = {}
     for name, value in zip(outputs, binding.get_outputs(), strict=True):
         source = _DeviceArray(int(value.data_ptr()), tuple(value.shape()))
-        found[name] = torch.as_tensor(source, device="cuda").clone()  # the memory itself goes back with the binding
+        found[name] = torch.as_tensor(source, device="cuda").clone()  # the binding frees its memory
     return found
 
 
 class _DeviceArray:
-    """Memory on the GPU as torch takes it without a copy: the CUDA array interface, version 3."""
+    """GPU memory that torch reads without a copy: the CUDA array interface, version 3."""
 
     def __init__(self, address: int, shape: tuple[int, ...]) -> None:
         self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
 
 
 def choose_batch_size(graph: Path, tensors: Sequence[str], sample: Batch, device: Device) -> int:
-    """How many samples at a time keep `tensors` inside BATCH_BYTES, measured by running one sample on the CPU."""
+    """The number of samples that keeps `tensors` inside BATCH_BYTES, measured by running one sample on the CPU."""
     outputs = [name for name in tensors if name not in sample]
     values = open_exposed_session(graph, tensors, "cpu").run(outputs, dict(sample)) if outputs else ()
     room = BATCH_BYTES * (16 if device == "cuda" else 1)

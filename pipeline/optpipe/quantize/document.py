@@ -1,5 +1,3 @@
-"""A calibration as a document."""
-
 from shlex import quote
 
 from optpipe.core.precision import PrecisionCost
@@ -26,7 +24,6 @@ MAX_LAYERS_LISTED = 12
 
 
 def document_from_calibration(result: CalibrationResult) -> Document:
-    """The methods against FP32, then the costliest layers, then what stays in floating point for the budget."""
     found = result.set
     chosen = result.table or next(each.path for each in result.tables if each.method == result.best)
     build = f"optpipe build {quote(result.model)} --precision int8 --calibration {quote(str(chosen))}"

@@ -1,4 +1,4 @@
-"""FP16 and BF16 graphs by ModelOpt's AutoCast, and FP16 within a budget: the layers that break it stay in FP32."""
+"""FP16 and BF16 graphs by ModelOpt's AutoCast, and FP16 within a budget: the layers that exceed it stay in FP32."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -37,13 +37,13 @@ BF16_OPSET = 22
 """The first opset whose Conv takes BF16."""
 SOURCE = "source.onnx"
 FP16_RANKING_IMAGES = 16
-"""A graph has several times more nodes than layers that INT8 could take."""
+"""Few, since a graph has several times more nodes than layers for INT8."""
 
 
 def convert_to_half(
     precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo], store: Store, listener: Listener
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` in FP16 or BF16, but for what leaves FP16's range on the reference inputs."""
+    """The store entry `graph` in FP16 or BF16; nodes whose values leave FP16's range on the reference inputs stay in FP32."""
     recipe = _describe_recipe(precision, model, reference)
 
     def make(directory: Path) -> GraphInfo:
@@ -61,10 +61,10 @@ def convert_within_budget(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` in FP16 but for the fewest layers that keep its cost within `budget`.
+    """The store entry `graph` in FP16 with the fewest layers in FP32 that keep its cost within `budget`.
 
-    The cost is measured on `data`, the card's calibration set, or the reference inputs. Raises GateError where the converted graph exceeds
-    the budget although the search found layers that keep it.
+    The cost is measured on `data`, the card's calibration set, or the reference inputs. Raises GateError if ModelOpt converts a
+    layer that the search kept.
     """
     from optpipe.quantize.sensitivity import describe_mixed, rank_layers, require_lowered, select_kept_layers
 
@@ -189,7 +189,7 @@ def _convert(
 
 @contextmanager
 def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[None]:
-    """In `directory`, where ModelOpt leaves files of its own. What it raises becomes a StageError with its last words."""
+    """Runs in `directory`, where ModelOpt leaves files. ModelOpt's errors become a StageError with its last message."""
     try:
         with chdir(directory):
             yield
@@ -207,14 +207,14 @@ def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[No
             left.unlink()
 
 
-# FP16 in chosen nodes of an FP32 graph, as any runtime can compute it: their data and results are rounded to FP16.
+# FP16 in chosen nodes of an FP32 graph, for any runtime: their data and results are rounded to FP16.
 #
-# Products add up in FP32, as Tensor Cores do. ONNX Runtime's CPU provider cannot be asked instead: it has few FP16 kernels,
+# Products add up in FP32, as on Tensor Cores. ONNX Runtime's CPU provider cannot do this: it has few FP16 kernels,
 # computes in FP32 without them, and drops the casts between such nodes, so that nothing would ever overflow.
 
 
 def round_nodes(model: Any, names: Collection[str], known: GraphTypes) -> Any:
-    """A copy of `model` (FP32) in which the nodes called `names` read and write values rounded to FP16.
+    """A copy of `model` (FP32) whose nodes in `names` read and write values rounded to FP16.
 
     `known` holds the types of its tensors.
     """
@@ -262,7 +262,7 @@ def _make_casts(source: str, target: str) -> list[Any]:
 
 
 def find_half_nodes(converted: Any, inputs: Sequence[InputSpec]) -> frozenset[str]:
-    """The nodes of a converted graph that read or write FP16, but for the casts."""
+    """The nodes of a converted graph, except casts, that read or write FP16."""
     known = infer_graph_types(converted, inputs)
     return frozenset(
         node.name

@@ -1,9 +1,9 @@
-"""Which layers become INT8 or FP8, and on which tensors the Q/DQ pairs for them belong.
+"""Chooses the layers for INT8 or FP8, and the tensors of their Q/DQ pairs.
 
-Two targets want different INT8 graphs. TensorRT fuses a convolution with the ReLU and the residual addition behind it when
-only *inputs* are quantized: no Q/DQ between convolution, addition and ReLU, and one on the shortcut's branch of the
-addition, so that the fused kernel reads it as INT8 (TensorRT developer guide, "Q/DQ placement recommendations"). ONNX
-Runtime's CPU provider fuses an operator only where its *output* is quantized as well. The target `fp8` is torch's: the inputs of
+TensorRT and ONNX Runtime need different INT8 graphs. TensorRT fuses a convolution with the ReLU and the residual addition
+after it when only *inputs* are quantized: no Q/DQ between convolution, addition and ReLU, and one on the shortcut's branch
+of the addition, so that the fused kernel reads it as INT8 (TensorRT developer guide, "Q/DQ placement recommendations"). ONNX
+Runtime's CPU provider fuses an operator only if its *output* is quantized too. The target `fp8` is torch's: the inputs of
 linear layers, in E4M3.
 """
 
@@ -21,7 +21,8 @@ FP8_MULTIPLE = 16
 _MIN_CHANNELS: dict[Target, int] = {"tensorrt": 16, "cpu": 1, "fp8": 16}
 """Input channels of a group below which a convolution stays in floating point. INT8 Tensor Core kernels take 16 at a time; a
 CPU's take any number, and with depthwise and narrow ones in INT8 no tensor is converted between them: 0.62 to 1.01 of the
-time (`benchmarks/README.md`)."""
+time (`benchmarks/README.md`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,15 @@ class Placement:
     """The activations that need a range, in the graph's order, each once."""
     skipped: tuple[SkippedLayer, ...]
     after: tuple[str, ...] = ()
-    """Tensors whose Q/DQ serves every consumer: on `cpu`, what a quantized layer writes."""
+    """Tensors whose Q/DQ serves every consumer: on `cpu`, the outputs of quantized layers."""
 
 
 def place_qdq(
     model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False, unseen: Collection[str] = ()
 ) -> Placement:
-    """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point as asked.
+    """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point.
 
-    So do readers of the tensors `unseen`, which were zero in all calibration data: any other value would be clipped to nothing.
+    So do readers of the tensors `unseen`, which were zero in all calibration data: any other value would be clipped to zero.
     """
     graph = OnnxGraph(name_nodes(model))
     layers, skipped = [], []
@@ -87,7 +88,7 @@ def _list_inner_layers(graph: Any) -> Iterator[SkippedLayer]:
 
 
 def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:
-    """What `tensor` becomes after the activation that only it feeds: the end of a fused kernel."""
+    """The output of the activation that is the only reader of `tensor`, which a fused kernel writes; otherwise `tensor`."""
     readers = graph.consumers.get(tensor, [])
     if len(readers) == 1 and readers[0].op_type in _ACTIVATIONS and tensor not in graph.outputs:
         return str(readers[0].output[0])
@@ -95,7 +96,7 @@ def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:
 
 
 def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
-    """Why INT8 would not pay or not work for a layer on a target; None where it fits."""
+    """Why INT8 would not pay or not work for a layer on a target; None if it fits."""
     weight = graph.weights.get(node.input[1]) if len(node.input) > 1 else None
     attributes = {each.name: each for each in node.attribute}
     if weight is None or node.input[0] in graph.weights:
@@ -118,7 +119,6 @@ def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
 
 
 def _find_fp8_obstacle(node: Any, graph: OnnxGraph) -> str | None:
-    """Why torch has no FP8 product for a layer."""
     if node.op_type not in ("MatMul", "Gemm"):
         return "a convolution; FP8 is for linear layers"
     sizes = graph.weights[node.input[1]].dims
@@ -128,7 +128,7 @@ def _find_fp8_obstacle(node: Any, graph: OnnxGraph) -> str | None:
 
 
 def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]]:
-    """The inputs of residual additions that do not come straight from the convolution fused with the addition."""
+    """The inputs of residual additions that do not come directly from the convolution fused with the addition."""
     quantized = {node.input[0] for node in layers}
     writers = {node.output[0] for node in layers if node.op_type in ("Conv", "ConvTranspose")}
     depth = _compute_depths(graph)
@@ -142,13 +142,13 @@ def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]
         reaches = end in quantized or any(each.op_type in ("Add", "MaxPool") for each in graph.consumers.get(end, []))
         if not fusable or not reaches or node.input[0] == node.input[1]:
             continue
-        kept = max(fusable, key=lambda name: depth[name])  # the convolution that runs last takes the addition in
+        kept = max(fusable, key=lambda name: depth[name])  # the convolution that runs last is fused with the addition
         found += [(node.name, position) for position, name in enumerate(node.input) if name != kept]
     return found
 
 
 def _compute_depths(graph: OnnxGraph) -> dict[str, int]:
-    """The longest way from an input to each tensor, in nodes. ONNX graphs are sorted."""
+    """The longest path from an input to each tensor, in nodes. ONNX graphs are sorted."""
     depth: dict[str, int] = {}
     for node in graph.model.graph.node:
         level = 1 + max((depth.get(name, 0) for name in node.input), default=0)
@@ -157,7 +157,7 @@ def _compute_depths(graph: OnnxGraph) -> dict[str, int]:
 
 
 def _find_outputs(layers: list[Any], graph: OnnxGraph) -> list[str]:
-    """What ONNX Runtime needs quantized behind a layer: its output, and additions and max pools of such outputs."""
+    """The outputs that ONNX Runtime needs quantized: those of the layers, and additions and max pools of such outputs."""
     convolutions = {node.name for node in layers if node.op_type in ("Conv", "ConvTranspose")}
     done: dict[str, None] = {node.input[0]: None for node in layers}
     inputs = set(done)

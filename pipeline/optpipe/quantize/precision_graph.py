@@ -1,6 +1,6 @@
-"""Puts a precision into the ONNX graph: casts by ModelOpt's AutoCast, Q/DQ nodes from a calibration table, or what the model comes in.
+"""Puts a precision into the ONNX graph: casts by ModelOpt's AutoCast, Q/DQ nodes from a calibration table, or the model's types.
 
-TensorRT 11 takes the types as they stand in the graph; no builder flag changes them.
+TensorRT 11 takes the types of the graph; no builder flag changes them.
 """
 
 from pathlib import Path
@@ -29,12 +29,10 @@ def convert_to_precision(
     listener: Listener,
     budget: Budget | None = None,
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
-    """The entry whose `model.onnx` has `precision` in it; FP32 and TF32 are the exported graph itself.
+    """The entry whose `model.onnx` has `precision`; FP32 and TF32 are the exported graph.
 
     In an INT8 graph for a GPU the rest is FP16; for the CPU, which has no FP16 kernels, it is FP32. With a `budget`, FP16,
-    INT8 and FP8 leave out the layers that exceed it.
-
-    TF32 differs from FP32 only in what the runtime may do with FP32 products, so it has no graph of its own.
+    INT8 and FP8 leave out the layers that exceed it. TF32 only allows the runtime other FP32 products, so it has no graph.
     """
     if (own := model.info.own_precision) is not None:
         if budget is not None and precision in BUDGETED:
@@ -53,7 +51,7 @@ def convert_to_precision(
     return convert_to_half(precision, model, reference, store, listener)
 
 
-# Models that come in a precision of their own: quantized already, or with weights in FP16 or BF16.
+# Models that come in INT8, FP16 or BF16.
 #
 # They are built as they are in that precision. Half-precision weights are widened for FP32; nothing is quantized twice.
 
@@ -64,7 +62,7 @@ AS_GIVEN_REVISION = 1
 def make_graph_as_given(
     own: Precision, precision: Precision, device: Device, model: Entry[ModelInfo], store: Store, listener: Listener
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
-    """The entry for `precision` of a model that comes in `own`. Raises BadInputError where there is no way from one to the other."""
+    """The entry for `precision` of a model that comes in `own`. Raises BadInputError if it cannot be converted."""
     name = model.info.name
     if own is Precision.INT8 and precision in (Precision.FP16, Precision.BF16, Precision.FP8):
         raise BadInputError(
@@ -103,9 +101,9 @@ def _make_changed_graph(
 
 
 def _fold_biases(model: Any) -> None:
-    """Replaces constants behind a DequantizeLinear of INT32, as biases are, by their values, in place.
+    """Replaces the INT32 constants of DequantizeLinear nodes, such as biases, by their values, in place.
 
-    TensorRT takes no INT32 there; its documentation asks for biases in floating point.
+    TensorRT accepts no INT32 there; its documentation requires biases in floating point.
     """
     from onnx import TensorProto, numpy_helper
 
@@ -169,7 +167,7 @@ def _widen_tensor(tensor: Any) -> Any:
 
 
 def _rename(graph: Any, before: str, after: str) -> None:
-    """What nodes, also of inner graphs, read or write as `before` becomes `after`."""
+    """Renames `before` in the inputs and outputs of all nodes, also in inner graphs."""
     for each in iterate_graphs(graph):
         for node in each.node:
             for names in (node.input, node.output):

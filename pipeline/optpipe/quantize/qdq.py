@@ -1,8 +1,8 @@
 """Writes INT8 or FP8 into an ONNX graph as Q/DQ nodes: per-channel symmetric weights (FP8: per-tensor), per-tensor activations.
 
-For TensorRT activations are symmetric INT8 with zero point 0. ONNX Runtime's CPU kernels are fastest, and can take a
-ReLU in, with unsigned activations: there the same range becomes UINT8 with zero point 0 where nothing is negative, and
-128 elsewhere. A scale is never 0, NaN or inf.
+For TensorRT activations are symmetric INT8 with zero point 0. ONNX Runtime's CPU kernels are fastest, and can fuse a
+ReLU, with unsigned activations: the same range becomes UINT8 with zero point 0 if nothing is negative, and 128 otherwise.
+A scale is never 0, NaN or inf.
 """
 
 from collections.abc import Mapping
@@ -26,17 +26,15 @@ OPSET = 19
 
 @dataclass(frozen=True, slots=True)
 class ActivationQuantization:
-    """Scale and zero point of one activation."""
-
     scale: np.float32
     zero_point: int
     dtype: Any
 
 
 def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`scale` as the next FP16 number, in FP32.
+    """`scale` rounded up to FP16, in FP32.
 
-    The graph around the Q/DQ pairs may become FP16, scales with it: integers made with another scale would then be off.
+    If the graph becomes FP16, so do its scales: integers made with another scale would then be wrong.
     """
     smallest, largest = np.float32(2.0**-24), np.float32(np.finfo(np.float16).max)
     clipped = np.clip(scale, smallest, largest).astype(np.float32)
@@ -47,7 +45,6 @@ def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def quantize_activation(each: TensorRange, target: Target) -> ActivationQuantization:
-    """What a range becomes on a target."""
     if target == "fp8":
         return ActivationQuantization(choose_scale(each.amax), 0, get_e4m3())
     unsigned = target == "cpu" and each.low >= 0
@@ -69,7 +66,7 @@ def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np
 def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, TensorRange]) -> Any:
     """A copy of `model` (FP32) with the Q/DQ pairs of `placed`; everything else stays in FP32.
 
-    Raises BadInputError where a range is missing: the calibration table belongs to another graph or target.
+    Raises BadInputError for a missing range: the calibration table belongs to another graph or target.
     """
     if missing := [name for name in placed.tensors if name not in ranges]:
         raise BadInputError(
@@ -104,8 +101,6 @@ def _convert_opset(model: Any, least: int) -> Any:
 
 
 class _Writer:
-    """One graph while its Q/DQ pairs are added."""
-
     def __init__(self, model: Any, target: Target) -> None:
         self._model = model
         self._graph = OnnxGraph(model)
@@ -130,7 +125,7 @@ class _Writer:
         ]
 
     def connect(self, placed: Placement) -> None:
-        """Lets the placed edges, and all readers of `after`, read the dequantized tensors."""
+        """Connects the placed edges, and all readers of `after`, to the dequantized tensors."""
         for layer, position in placed.edges:
             node = self._nodes[layer]
             node.input[position] = f"{node.input[position].removesuffix('_dq')}_dq"
@@ -141,10 +136,10 @@ class _Writer:
                         node.input[position] = f"{name}_dq"
 
     def weights(self, layer: str, *, bias: bool) -> None:
-        """Turns a layer's weights into INT8 or FP8 behind a DequantizeLinear, and its bias into INT32 where asked."""
+        """Turns a layer's weights into INT8 or FP8 with a DequantizeLinear, and optionally its bias into INT32."""
         node = self._nodes[layer]
         transposed = node.op_type == "Gemm" and any(each.name == "transB" and each.i for each in node.attribute)
-        name, axis = node.input[1], 0 if node.op_type == "Conv" or transposed else 1  # that of the output channels
+        name, axis = node.input[1], 0 if node.op_type == "Conv" or transposed else 1  # axis of the output channels
         target = f"{name}_dq{axis}"
         if f"{name}_q{axis}" not in self._initializers:
             import onnx
@@ -199,7 +194,7 @@ class _Writer:
         return name
 
     def finished(self) -> Any:
-        """The graph, its nodes sorted and its unused weights dropped."""
+        """The graph with sorted nodes and without unused weights."""
         graph = self._model.graph
         graph.initializer.extend(self._initializers.values())
         nodes = _sort_nodes(
@@ -215,7 +210,7 @@ class _Writer:
 
 
 def _sort_nodes(nodes: list[Any], known: set[str]) -> list[Any]:
-    """`nodes` so that each comes after what it reads; otherwise in the given order, constants' nodes first."""
+    """`nodes` sorted so that each comes after its inputs; otherwise in the given order, constants' nodes first."""
     inner = {output for node in nodes for output in node.output}
     waiting: dict[str, list[int]] = {}
     missing = []
@@ -248,7 +243,6 @@ _EXPONENTS = (-24, 24)
 
 
 def get_e4m3() -> Any:
-    """NumPy's type of them."""
     import ml_dtypes
 
     return np.dtype(ml_dtypes.float8_e4m3fn)
@@ -262,6 +256,6 @@ def choose_scale(amax: float) -> np.float32:
 
 
 def round_to_e4m3(values: NDArray[np.float32], scale: np.float32) -> NDArray[Any]:
-    """`values / scale`, clamped to what E4M3 holds and rounded half to even."""
+    """`values / scale`, clamped to the range of E4M3 and rounded half to even."""
     rounded: NDArray[Any] = np.clip(values / scale, -LARGEST, LARGEST).astype(get_e4m3())
     return rounded

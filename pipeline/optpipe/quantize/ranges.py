@@ -1,4 +1,4 @@
-"""From what a pass over calibration data has seen to ranges: statistics, four methods, and the table of a method's ranges."""
+"""Ranges from calibration statistics: four methods, and the table of a method's ranges."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -26,12 +26,11 @@ class TensorStatistics:
 
     @property
     def amax(self) -> float:
-        """The largest magnitude seen."""
         return max(abs(self.low), abs(self.high))
 
     @property
     def unsigned(self) -> bool:
-        """Whether no value was negative, as behind a ReLU."""
+        """Whether no value was negative, as after a ReLU."""
         return self.low >= 0
 
 
@@ -39,12 +38,12 @@ FORMAT = "optpipe.calibration-table/1"
 
 
 class BadRangeError(BadInputError, ValueError):
-    """A range that cannot be quantized; a ValueError, so that reading a table says where it stands."""
+    """A range that cannot be quantized; a ValueError, so that the error of a table names its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRange:
-    """The bound `amax` of one tensor's symmetric range, and the smallest and largest value it has held."""
+    """The bound `amax` of one tensor's symmetric range, and its smallest and largest value."""
 
     amax: float
     low: float
@@ -59,8 +58,6 @@ class TensorRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationTable:
-    """One method's ranges for one model from one set of samples."""
-
     format: str = FORMAT
     method: str
     model: str
@@ -82,7 +79,7 @@ def write_table(path: Path, table: CalibrationTable) -> None:
 
 
 def read_table(path: Path) -> CalibrationTable:
-    """Reads a table's file. Raises BadInputError where it is of another form or holds a range that cannot be quantized."""
+    """Raises BadInputError for another format or a range that cannot be quantized."""
     table = read_record(path, CalibrationTable)
     if table.format != FORMAT:
         raise BadInputError(f"{path} has format {table.format}; this version of optpipe reads {FORMAT}")
@@ -90,14 +87,14 @@ def read_table(path: Path) -> CalibrationTable:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file says of itself that it is a calibration table."""
+    """Whether a file starts as a calibration table."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
         return FORMAT.partition("/")[0].encode() in file.read(200)
 
 
-# A histogram of magnitudes whose bins need no range: the leading bits of the float itself.
+# A histogram of magnitudes whose bins need no range: the leading bits of the float.
 #
 # The bits of a positive float, read as an integer, grow with its value; dropping the last 14 leaves the exponent and nine
 # bits of mantissa: 512 bins per octave, each 0.2 % of its value wide or less. So one pass over the data is enough, bins
@@ -126,20 +123,20 @@ class Magnitudes:
 
     @property
     def total(self) -> int:
-        """How many elements were counted, zeros included."""
+        """The number of elements, including zeros."""
         return int(self.counts.sum())
 
     @property
     def zeros(self) -> int:
-        """How many of them were zero, or too small to matter."""
+        """The number of zeros and of values that are too small to matter."""
         return int(self.counts[:, :LOWEST].sum())
 
     def nonzero(self) -> Bins:
-        """The bins of both signs together that hold something above zero."""
+        """The nonempty bins above zero, of both signs together."""
         return _find_nonzero(self.counts.sum(axis=0))
 
     def nonzero_by_sign(self) -> tuple[Bins, ...]:
-        """The same of the positive and of the negative values; a sign that has none is left out."""
+        """The same for positive and negative values; a sign without values is left out."""
         return tuple(_find_nonzero(each) for each in self.counts if each[LOWEST:].any())
 
 
@@ -165,9 +162,9 @@ def count_magnitudes(values: NDArray[np.float32]) -> Magnitudes:
 
 
 def count_on_device(values: Any, counts: Any) -> None:
-    """Adds a torch float32 tensor's magnitudes to `counts`, (2 * BINS,) int64, where both lie; nothing is waited for.
+    """Adds a torch float32 tensor's magnitudes to `counts`, (2 * BINS,) int64, on its device, without synchronization.
 
-    Zeros are left out, so that half of the atomic additions after a ReLU do not queue at one address; they are the
+    Zeros are not counted, so that half of the atomic additions after a ReLU do not queue at one address; they are the
     difference to the number of elements.
     """
     import torch
@@ -206,7 +203,7 @@ _SMALLEST = 1 / 1024
 
 
 def find_least_error(statistics: TensorStatistics) -> float:
-    """The range's bound: a geometric search over three decades below the largest value, then a finer one around."""
+    """The range's bound: a geometric search over three decades below the largest value, then a finer one around the best."""
     assert statistics.magnitudes is not None
     low, high, counts = statistics.magnitudes.nonzero()
     if not counts.size:
@@ -240,15 +237,14 @@ ENTROPY_BINS = 2048
 ENTROPY_LEVELS = 128
 _STRIDE = 8
 _COMMON = 0.9999
-"""Of the values above zero; what is rarer may be an outlier."""
+"""Share of the values above zero; rarer ones may be outliers."""
 _FARTHEST = 8
 """The histogram ends at this multiple of the common values: with outliers farther out they would share too few bins."""
 _ROUNDING = 1e-12
-"""Bins that hold less of the whole are empty but for rounding."""
+"""Bins with a smaller share are empty apart from rounding."""
 
 
 def find_least_divergence(statistics: TensorStatistics) -> float:
-    """The range's bound."""
     assert statistics.magnitudes is not None
     sides = statistics.magnitudes.nonzero_by_sign()
     if not sides:
@@ -262,7 +258,7 @@ def find_least_divergence(statistics: TensorStatistics) -> float:
     )
     beyond = np.array([counts.sum() for _, _, counts in sides]) - bins.sum(axis=1)
     bins[:, 0] = np.where(bins[:, 1] > 0, bins[:, 1], bins[:, 0])
-    ends = np.arange(ENTROPY_BINS, ENTROPY_LEVELS - 1, -_STRIDE)  # of equals the widest wins
+    ends = np.arange(ENTROPY_BINS, ENTROPY_LEVELS - 1, -_STRIDE)  # the widest of equals wins
     losses = [compute_divergence(bins, int(end), beyond) for end in ends]
     return float(bound * ends[int(np.argmin(losses))] / ENTROPY_BINS)
 
@@ -270,7 +266,7 @@ def find_least_divergence(statistics: TensorStatistics) -> float:
 def rebin_linearly(
     low: NDArray[np.float64], high: NDArray[np.float64], counts: NDArray[np.float64], bound: float
 ) -> NDArray[np.float64]:
-    """`counts` of the intervals [low, high) shared out over BINS equal bins up to `bound`, in proportion to overlap."""
+    """`counts` of the intervals [low, high) shared among BINS equal bins up to `bound`, in proportion to overlap."""
     edges = np.linspace(0.0, bound, ENTROPY_BINS + 1)
     positions = np.stack([low, np.maximum(high, low * (1 + 1e-12))], axis=1).reshape(-1)
     cumulated = np.cumsum(counts)
@@ -280,7 +276,7 @@ def rebin_linearly(
 
 
 def compute_divergence(bins: NDArray[np.float64], end: int, beyond: NDArray[np.float64]) -> float:
-    """The divergence of `bins`, (signs, BINS), clipped after `end` from the same merged into LEVELS levels; both sum to one.
+    """The divergence of `bins`, (signs, BINS), clipped after `end`, from the same bins merged into LEVELS levels; both sum to one.
 
     `beyond` is the mass above all bins, (signs,).
     """
@@ -297,7 +293,7 @@ def compute_divergence(bins: NDArray[np.float64], end: int, beyond: NDArray[np.f
         return float("inf")
     p, q = reference / reference.sum(), spread / spread.sum()
     both = p > 0
-    if np.any(q[both] == 0):  # only the last bin of a sign can hold clipped values where nothing lay before
+    if np.any(q[both] == 0):  # only the last bin of a sign can have clipped values without others
         q = np.maximum(q, 1e-12)
     return float(np.sum(p[both] * np.log(p[both] / q[both])))
 

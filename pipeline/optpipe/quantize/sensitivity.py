@@ -1,6 +1,6 @@
-"""Which layers a lower precision hurts: each is lowered alone, and the model's outputs are compared with FP32's.
+"""Measures the cost of lowering each layer alone, by comparing the model's outputs with FP32's.
 
-What can be lowered, and how, is a `Lowering`: INT8 or FP8 by a calibration table, or FP16 by rounding.
+A `Lowering` is INT8 or FP8 by a calibration table, or FP16 by rounding.
 """
 
 import math
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from optpipe.quantize.placement import Target
 
 Others = Mapping[str, "NDArray[Any]"]
-"""The floating-point outputs but for the first by name, all values of all batches in one row."""
+"""The floating-point outputs after the first by name, all values of all batches in one row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fp32Reference:
-    """The FP32 graph's predictions on some samples, which graphs of lower precision are compared with."""
+    """The FP32 graph's predictions on some samples, for comparison with graphs of lower precision."""
 
     model: Entry[ModelInfo]
     card: ModelCard
@@ -83,17 +83,17 @@ class Fp32Reference:
 
 
 def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED) -> Fp32Reference:
-    """Runs the FP32 graph over `samples`. Raises BadInputError where its outputs do not fit its task."""
+    """Raises BadInputError if the outputs do not fit the task."""
     import onnx
 
     card = card_from_file(model.file(CARD))
-    task = TASKS.get(card.task, TASKS[Task.CLASSIFICATION])  # of what no task judges, the largest output
+    task = TASKS.get(card.task, TASKS[Task.CLASSIFICATION])  # for a model without a task the largest output counts
     if card.task in TASKS:
         task.require_model(card)
     reference, others = _predict(onnx.load(model.file(ONNX)), model, card, samples, task, step)
     try:
         truths = task.read_truths(samples, card, task.count_classes(card) or reference.classes)
-    except NothingJudgedError:  # as in a few samples that were drawn out of many
+    except NothingJudgedError:  # possible in a few samples that were drawn from many
         truths = None
     return Fp32Reference(model, card, samples, task, reference, others, truths)
 
@@ -122,12 +122,12 @@ def _predict(
 
 REVISION = 3
 RANKING_IMAGES = 128
-"""Images that the ranking is made on; the search uses the whole set."""
+"""Images of the ranking; the search uses the whole set."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodsInfo:
-    """What the INT8 graph of every calibration method does to the outputs."""
+    """The cost of the INT8 graph of every calibration method."""
 
     KIND: ClassVar[str] = "methods"
 
@@ -138,7 +138,7 @@ class MethodsInfo:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What lowering one layer alone does, with its MACs."""
+    """The cost of lowering one layer alone, with its MACs."""
 
     layer: str
     cost: PrecisionCost
@@ -168,18 +168,16 @@ class LoweredLayers:
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """How a model's layers get a lower precision."""
-
     precision: Precision
     recipe: Mapping[str, Any]
-    """What decides it, for the store."""
+    """The properties that identify it in the store."""
     load: Callable[[], LoweredLayers]
     images: int = RANKING_IMAGES
-    """How many the ranking is made on."""
+    """Of the ranking."""
 
 
 def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: "Target") -> Lowering:
-    """INT8, or on the target `fp8` FP8, by a table; what it keeps does not count."""
+    """INT8, or FP8 for the target `fp8`, by a table without its kept layers."""
     table = replace(table, keep=())
 
     def load() -> LoweredLayers:
@@ -206,7 +204,7 @@ def compare_methods(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
-    """The store entry `methods`: what the graph of every table does to the outputs on at most RANKING_IMAGES images."""
+    """The store entry `methods`: the cost of the graph of every table on at most RANKING_IMAGES images."""
     few = draw_subset(samples, RANKING_IMAGES)
     found = {method: table.sha256 for method, table in tables.items()}
     recipe = describe_recipe(model, few) | {"target": target, "tables": found}
@@ -262,7 +260,7 @@ def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
 
 
 def describe_recipe(model: Entry[ModelInfo], samples: SampleSet) -> dict[str, Any]:
-    """What decides every figure here but the lowering."""
+    """The store recipe of every figure here, without the lowering."""
     return {
         "revision": REVISION,
         "model": model.id,
@@ -272,10 +270,10 @@ def describe_recipe(model: Entry[ModelInfo], samples: SampleSet) -> dict[str, An
     }
 
 
-# The fewest layers that have to stay out of a lower precision for its cost to be within a budget.
+# The fewest layers that must stay out of a lower precision for its cost to be within a budget.
 #
-# Of the ranking, a binary search finds how many of the costliest must be kept: log2(layers) evaluations of the whole set
-# instead of one per layer. The ranking is only made where the precision in all layers exceeds the budget.
+# A binary search over the ranking finds how many of the costliest must be kept: log2(layers) evaluations of the whole set
+# instead of one per layer. The ranking is only made if the precision in all layers exceeds the budget.
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +288,7 @@ class KeptTrial:
 
 @dataclass(frozen=True, slots=True)
 class SelectionInfo:
-    """The layers to keep out of a precision for a budget, and what was tried."""
+    """The layers to keep out of a precision for a budget, and the trials of the search."""
 
     KIND: ClassVar[str] = "selection"
 
@@ -303,7 +301,7 @@ class SelectionInfo:
 
     @property
     def cost(self) -> PrecisionCost | None:
-        """Of the layers chosen; None where all are kept, which is FP32."""
+        """Of the chosen layers; None if all are kept, which is FP32."""
         return next((each.cost for each in self.tried if each.kept == len(self.keep)), None)
 
 
@@ -318,7 +316,7 @@ def select_kept_layers(
 ) -> tuple[Entry[SelectionInfo], bool]:
     """The store entry `selection`: the fewest of the first layers of `rank` to keep so that the cost is within `budget`.
 
-    Raises BadInputError where the budget cannot be measured: points of a model without a task or with one prediction for every
+    Raises BadInputError if the budget cannot be measured: points of a model without a task or with one prediction for every
     sample, or the SNR of outputs without a common size.
     """
     recipe = describe_recipe(model, samples) | dict(lowering.recipe) | {"budget": plain_from_record(budget)}
@@ -353,7 +351,7 @@ def select_kept_layers(
 
 
 def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: Budget) -> Iterator[int]:
-    """How many layers to keep next: none first, then by halving; keeping all is FP32 and needs no trial."""
+    """How many layers to keep next: none first, then by bisection; keeping all is FP32 and needs no trial."""
     yield 0
     if budget.unit == "points" and tried[0].cost.drop is None:
         raise BadInputError(
@@ -374,7 +372,7 @@ def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: Budg
 
 
 def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
-    """Raises GateError where the budget keeps every layer out of `precision`, with a budget that some of them keep."""
+    """Raises GateError, with a looser budget, if the budget keeps every layer out of `precision`."""
     if not selection.keep or len(selection.keep) < selection.layers:
         return
     budget, points = selection.budget, selection.budget.unit == "points"
@@ -398,8 +396,9 @@ def describe_mixed(
     lowered: Collection[str],
     reasons: Mapping[str, str],
 ) -> MixedPrecision:
-    """What a graph within a budget keeps: the layers of `selection`, those with a reason of their own, and all with
-    MACs that are not `lowered`."""
+    """The kept layers of a graph within a budget: those of `selection`, those with another reason, and all others with MACs that are
+    not `lowered`.
+    """
     import onnx
 
     graph = name_nodes(onnx.load(model.file(ONNX)))

@@ -1,1 +1,1 @@
-"""The verdict: policy, evidence, criteria, dossier, and `verify`, which recomputes it. Measures only what evidence lacks."""
+"""Policy, evidence, criteria, verdict, dossier, and `verify`, which recomputes them."""

@@ -1,4 +1,4 @@
-"""Everything a build is judged on, as one value, and what the processes that measured a load show for a criterion."""
+"""The evidence for one build, and the figures of its measured loads."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +23,11 @@ from optpipe.trace.report import has_profiled_other_file, observe_tensor_cores
 from optpipe.workspace.entry import Run
 
 UNKNOWN = float("nan")
-"""The value of an observation that could not be made; its blockers say why."""
+"""Value of an observation that could not be made; its blockers give the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildEvidence:
-    """What was gathered for one build."""
-
     build: JudgedBuild
     measured: tuple[RecordedMeasurement, ...] = ()
     baseline: tuple[RecordedMeasurement, ...] = ()
@@ -37,30 +35,30 @@ class BuildEvidence:
     pairs: tuple[RecordedPair, ...] = ()
     """Interleaved comparisons of the build with the baseline's."""
     accuracy: Mapping[str, Observation] = field(default_factory=dict)
-    """What `TaskContract.observe` says: `drop`, `agreement`, `score`, …, as fractions."""
+    """`drop`, `agreement`, `score`, … of `TaskContract.observe`, as fractions."""
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     outputs: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
     """By output: `snr` in dB, `cosine`, `agreement` as a fraction, `abs_error`."""
     tensor_core_share: Observation | None = None
     other_file: tuple[str, ...] = ()
-    """Kinds of the runs that are of another file under the build's id and show nothing of it: `evaluate`, `profile`."""
+    """Kinds of runs of another file under the build's id, which are not evidence: `evaluate`, `profile`."""
     record: str = ""
-    """Where the store's record of the build lies in the dossier."""
+    """Path of the build's record in the dossier."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """What all of `measured` ran with, because the policy asks for it."""
+    """The policy's options, with which all of `measured` ran."""
     policy_confidence: float = 0.95
     look: int = 1
-    """How often the build was measured, and can have been judged, so far: in how many bench runs of one load."""
+    """Number of sign-offs that the build can have had: its largest number of bench runs of one load."""
 
     @property
     def confidence(self) -> float:
-        """Of every interval."""
+        """Confidence of every interval."""
         return compute_look_confidence(self.policy_confidence, self.look)
 
 
 def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[ProcessGroup]:
-    """What `where` is about: of each load all processes with the settings that were measured last."""
+    """All processes with the settings measured last, for each load that `where` selects."""
     wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate, where.length)
     newest: dict[object, ProcessGroup] = {}
     for group in group_processes(measured):
@@ -72,14 +70,14 @@ def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) ->
 def filter_by_options(
     options: Mapping[str, str], measured: Iterable[RecordedMeasurement]
 ) -> Iterator[RecordedMeasurement]:
-    """Those of `measured` that ran with `options`, whatever others they had."""
+    """The measurements with at least `options`."""
     for one in measured:
         if options.items() <= one.measurement.subject.settings.items():
             yield one
 
 
 def is_of_other_file(run: Run, build: JudgedBuild) -> bool:
-    """Whether a run is of another file under the build's id. Raises BadInputError where its record cannot be read."""
+    """True for a run of another file under the build's id. Raises BadInputError if its record cannot be read."""
     asked = {"bench": has_measured_other_file, "evaluate": has_evaluated_other_file, "profile": has_profiled_other_file}
     return run.kind in asked and asked[run.kind](run, build)
 
@@ -92,9 +90,9 @@ def evidence_from_runs(
     left_out: Sequence[RecordedMeasurement] = (),
     removed: int = 0,
 ) -> BuildEvidence:
-    """What `runs` show of the build, and of `measured` what ran with the policy's options; without a baseline.
+    """Collects the evidence of `runs`, and of measurements with the policy's options; without a baseline.
 
-    `left_out` and the number of `removed` runs are not judged, but count as looks.
+    `left_out` measurements and `removed` runs are not judged, but count as looks.
     """
     every = tuple(measured)
     seen = Counter(load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)})
@@ -114,7 +112,7 @@ def evidence_from_runs(
 
 
 def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> Sequence[Observation] | Missing:
-    """The figure `name` of every load that the criterion is about."""
+    """The figure `name` of every load that the criterion selects."""
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.to_text() or "this build"
@@ -137,13 +135,15 @@ def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement],
 
 
 def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> Observation:
-    """The figure `name` over the processes of a group, or what forbids judging it."""
+    """The figure `name` over the processes of a group, with the blockers that forbid judging it."""
     about = describe_group(group, evidence.measured, name)
     group = group.keep_requested(name)
     blockers, source = find_blockers(group, evidence), group.newest.run
     found = group.estimate(name, evidence.confidence, evidence.policy_confidence)
     if found is None:
-        missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()  # else the blockers say it
+        missing = (
+            (_explain_missing_figure(group, name, evidence),) if group.valid else ()
+        )  # otherwise the blockers give the reason
         return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
     if found.low is None:
         blockers = (*blockers, Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)))
@@ -154,9 +154,9 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     if found.low is not None and found.note:
         about += f"; {found.note}"
     tail: Tail | None = group.compute_mean(name)
-    if name == "energy" and tail is not None:  # of what is left if the sensor reads too much by all of its tolerance
+    if name == "energy" and tail is not None:  # scaled down by the sensor's tolerance, in case it reads too much
         tail = ScaledTail(tail, 1 - SENSOR_SHARE)
-    if name in ("energy", "memory"):  # the interval is not that of a mean over runs alone
+    if name in ("energy", "memory"):  # their intervals do not only cover the mean over runs
         more = suggest_more_processes(group, evidence.build, name, more=True)
         narrow = f"measure more processes to narrow the interval: {more}"
     else:
@@ -176,7 +176,7 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     )
     if name != "memory":
         return seen
-    # a process that needs more ends a service: the largest that was seen, up to what the next one may take
+    # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
     bound, about = (
         predict_next_upper_bound(values, evidence.confidence),
         f"{about}; the largest, up to a bound for the next process",
@@ -198,7 +198,7 @@ def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvide
 
 
 def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Iterator[Blocker]:
-    """Processes that are VALID and cannot show the figure: the others alone may be those that nothing disturbed."""
+    """VALID processes that do not show the figure: the others may be only the undisturbed ones."""
     count, given = group.count_processes(), group.count_showing(name)
     if name in ("energy", "memory") or given == count:
         return
@@ -210,7 +210,7 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
 
 
 def explain_withheld(command: str, *, runs: int) -> str:
-    """The remedy where some processes withhold a figure. With more than one run, those of the earlier runs would still count."""
+    """With more than one run, processes of earlier runs would still lack the figure."""
     since = (
         "; then sign off with --since and the start of that run: the earlier processes count, and will never show it"
     )
@@ -218,7 +218,7 @@ def explain_withheld(command: str, *, runs: int) -> str:
 
 
 def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker, ...]:
-    """What forbids judging a group: no process is VALID, or one is of another file than the build's."""
+    """A group without VALID processes, with caveats, or of another file must not be judged."""
     again = suggest_more_processes(group, evidence.build)
     blockers = [] if group.valid else [_explain_invalid(group, again)]
     tries = group.valid or group.tries
@@ -251,4 +251,3 @@ def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
 
 
 CAVEATS = {"random-weights": "the weights are random", "synthetic-inputs": "the inputs are synthetic"}
-"""What a measurement's caveats mean for a verdict."""

@@ -1,7 +1,7 @@
-"""Gathers what the verdict on a build rests on into a folder, verified while it is copied.
+"""Copies the evidence for a verdict on a build into a folder, and verifies it while copying.
 
-Beside the judged build's own runs go the raw files of the other builds of its model, so that the report's comparison follows
-from the folder too; those that would make it large stay behind, the oldest first, and the report says how many.
+The folder also gets the raw files of the model's other builds for the report's comparison, newest first, as far as there is
+room; the report counts the rest.
 """
 
 import hashlib
@@ -49,9 +49,9 @@ from optpipe.workspace.runs import list_removed_runs, list_runs
 from optpipe.workspace.store import Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024
-"""Of a profile or parity run; its record and a proof's rows, which the verdict rests on, are always copied."""
+"""Limit for tables of a profile or parity run; its record and a proof's rows are always copied."""
 LARGEST_OTHERS_BYTES = 1536 * 1024
-"""Of all bench runs' files about builds that are not judged."""
+"""Limit for all raw files of builds that are not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SignoffRequest:
     artifact: str | None = None
     waivers: Mapping[str, str] = field(default_factory=dict)
     since: str | None = None
-    """Time in UTC; bench runs that were started earlier are not judged."""
+    """Time in UTC; bench runs that started earlier are not judged."""
     min_seconds: float = 0.6
     """Minimum seconds of a process that measures missing evidence; the policy's percentiles may take longer."""
     max_cv: float = MAX_CV
@@ -70,7 +70,7 @@ class SignoffRequest:
 def collect_evidence(
     wanted: SignoffRequest, store: Store, folder: Path, *, drawn_with: Mapping[str, str] | None = None
 ) -> Path:
-    """Fills the empty `folder` with everything that the verdict on `wanted` needs, verified while it is copied."""
+    """Fills the empty `folder` with the evidence for `wanted`."""
     entry = find_judged_artifact(wanted, store)
     store.verify_entry(entry, loads=False)
     baseline = find_approved_baseline(store.workspace, entry.info.model)
@@ -106,8 +106,7 @@ def collect_evidence(
 
 
 def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
-    """Raises BadInputError, before anything is built or measured, where MODEL is an artifact's ID, the policy is another model's, or
-    a waiver names nothing."""
+    """Raises BadInputError if MODEL is an artifact's ID, the policy is for another model, or a waiver names no criterion."""
     _require_model(wanted.model, store)
     if wanted.policy.model and wanted.policy.model != wanted.model:
         raise BadInputError(
@@ -118,7 +117,7 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
 
 
 def _require_model(text: str, store: Store) -> None:
-    """Raises BadInputError where `text` is not a model's name but the ID of an artifact."""
+    """Raises BadInputError if `text` is an artifact's ID and not a model."""
     found = next((one for one in store.list_entries(ArtifactInfo) if len(text) >= 4 and one.matches_id(text)), None)
     if found is not None and not find_builds(text, store):
         command = f"optpipe signoff {shlex.quote(found.info.model)} --artifact {found.id} --policy FILE"
@@ -126,7 +125,7 @@ def _require_model(text: str, store: Store) -> None:
 
 
 def _require_options(policy: Policy, name: str | None) -> None:
-    """Raises BadInputError for an option that the backend `name` has on no device: nothing would ever be measured so."""
+    """Raises BadInputError for an option that the backend `name` has on no device, because it would never be measured."""
     from optpipe.backends.registry import BACKENDS
 
     backend = BACKENDS.get(name or "")
@@ -140,7 +139,7 @@ def _require_options(policy: Policy, name: str | None) -> None:
 
 
 def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[ArtifactInfo]:
-    """The one build that is judged. Raises BadInputError where none or several fit, saying what to do."""
+    """Raises BadInputError if no build, or several, match."""
     built = find_builds(wanted.model, store)
     if not built:
         _require_model(wanted.model, store)
@@ -174,8 +173,10 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
 
 
 def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, folder: Path) -> tuple[str, ...]:
-    """The runs about the judged build whole, with the baseline's side of interleaved comparisons, and of the others, the
-    newest first, as much as there is room for; returns the bench runs of another file under its id, which are not copied."""
+    """Copies all runs about the judged build, and other builds' runs, newest first, as far as there is room.
+
+    Returns the bench runs of another file under the build's id, which are not copied.
+    """
     build, other_file = judged_build_from_entry(entry), []
     model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
@@ -194,9 +195,9 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
 
 
 def is_run_about(run: Run, entry: Entry[ArtifactInfo], store: Store) -> bool:
-    """Whether a run is about the build; a parity proof is about every build of its model.
+    """A parity proof is about every build of its model.
 
-    A proof of an earlier version names its model only, and has to have proven the preprocessing of the build's card.
+    A proof of an earlier version only names its model, so its preprocessing must be that of the build's card.
     """
     if run.kind != "preprocess":
         return entry.id in run.manifest.parents
@@ -210,7 +211,7 @@ def is_run_about(run: Run, entry: Entry[ArtifactInfo], store: Store) -> bool:
 
 
 def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, whole: bool = True) -> int:
-    """Copies a run without what there is no room for; returns the room that is left for raw files of builds not in `judged`."""
+    """Copies the files of a run that fit; returns the room that is left for raw files of builds not in `judged`."""
     require_unchanged(run, whole=whole)
     sizes = {path: file.size_bytes for path, file in run.manifest.files.items()}
     left_out = set()
@@ -237,9 +238,9 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
 
 
 def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
-    """The manifests of the entries `wanted`, of all builds that were measured, and of all that those were made from.
+    """Copies the manifests of `wanted`, of all measured builds, and of all their ancestors.
 
-    That of a build whose file was another when it was measured would contradict its measurements.
+    A build whose file has changed since it was measured is left out, because it would contradict its measurements.
     """
     entries = {entry.id: entry for entry in store.list_entries()}
     files = {each.id: hash_engine(each) for each in store.list_entries(ArtifactInfo)}

@@ -1,4 +1,4 @@
-"""A verdict, a verification and the report on a dossier as documents."""
+"""Documents of a verdict, of a verification, and of the report on a dossier."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ UNKNOWN = "Anybody can sign with a key of their own: name those you trust with -
 
 
 def summarize_verdict(record: VerdictRecord) -> str:
-    """Sentences for who decides on a release: whether to ship, how many criteria stand against it, and the first of them."""
+    """Tells whether to ship, how many criteria are not met, and the first of them."""
     build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
     counted, waived = record.counted, len(record.waived)
     worst = [one for one in counted if one.verdict is record.verdict]
@@ -81,7 +81,7 @@ _NAMES = {
 
 
 def _name_criterion(name: str) -> str:
-    """`latency.p99.b8` as a sentence names it: `p99 latency`."""
+    """The words for a criterion: `p99 latency` for `latency.p99.b8`."""
     section, metric, *_ = name.split(".")
     known = {"latency": f"{metric} latency", "regression": f"{metric} regression", "precision": f"Share of {metric}"}
     return _NAMES.get(f"{section}.{metric}") or known.get(section) or f"{section} {metric}".capitalize()
@@ -171,7 +171,6 @@ def page_from_verdict(
     profile: TraceProfile | None,
     files: tuple[RawFile, ...],
 ) -> Page:
-    """The report on a dossier: its criteria, its builds, and the evidence for both."""
     counted = [one.verdict for one in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
     proven = (
@@ -243,7 +242,6 @@ def _make_builds_section(comparison: Comparison) -> Section:
 
 
 def _highlight_judged_build(record: VerdictRecord, comparison: Comparison) -> Iterator[Highlight]:
-    """The best figures of the judged artifact."""
     rows = [row for row in comparison.rows if row.artifact == record.artifact.id and row.valid]
     percentile = "p99" if any("p99" in row.latency_ns for row in rows) else "p50"
     sample = name_sample(row.load.sample for row in rows)

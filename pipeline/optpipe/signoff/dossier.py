@@ -1,13 +1,13 @@
 """A dossier as values, each of its files read once.
 
 A dossier's folder (see `optpipe.workspace.seal` for its seal)
-    request.json               what was asked: model, artifact, waivers, the optpipe that judged, when
+    request.json               the request: model, artifact, waivers, version of optpipe, time
     policy.toml                the policy, byte for byte
     builds/KIND-ID/            the store's records: of the engine (its hash, its proven precision, its weights), of the
-                               comparison of its outputs with the source model's, and of all that they were made from
-    runs/RUN/…                 run folders with raw samples; `baseline/` holds the same of the approved baseline
-    verdict.json               the verdict as `judge_dossier` computes it
-    report.html, report.md, junit.xml, comparison.json   the same for people
+                               comparison of its outputs with the source model's, and of all their ancestors
+    runs/RUN/…                 run folders with raw samples; `baseline/` holds those of the approved baseline
+    verdict.json               the verdict of `judge_dossier`
+    report.html, report.md, junit.xml, comparison.json   the reports
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,36 +36,35 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-"""The kinds of the store's records in a dossier."""
 
 
 @dataclass(frozen=True, slots=True)
 class DossierRequest:
-    """What was asked: `request.json`."""
+    """Content of `request.json`."""
 
     model: str
     artifact: str
     waivers: Mapping[str, str]
     """Reasons by criterion."""
     baseline: str | None
-    """Name of the approved dossier, of which `baseline_artifact` was judged."""
+    """Name of the approved dossier."""
     baseline_artifact: str | None
     optpipe: str
     created_utc: str
     drawn_with: Mapping[str, str]
     """Versions of the packages that drew the report's figures; empty for a report without figures."""
     measurements: Mapping[str, int] = field(default_factory=dict)
-    """How many each bench run of the artifact made, by the run's name: one that vanishes is missed."""
+    """Number of measurements in each bench run of the artifact, by the run's name, so that a deleted one is noticed."""
     removed: tuple[str, ...] = ()
-    """Names of the bench runs of the artifact that were removed from the workspace before."""
+    """Bench runs of the artifact that were removed from the workspace before."""
     other_file: tuple[str, ...] = ()
     """Bench runs of another file under the artifact's id, which are not in the dossier."""
     network: str | None = None
-    """`describe_network` of the judged build; None where the store had no record of it, and in older dossiers."""
+    """`describe_network` of the judged build; None if the store had no record of it, and in older dossiers."""
     baseline_network: str | None = None
     """`describe_network` of the approved build."""
     since: str | None = None
-    """Bench runs that were started earlier are in the dossier and not judged."""
+    """Bench runs that started earlier are in the dossier but not judged."""
     schema_version: int = 1
 
 
@@ -84,7 +83,7 @@ class Dossier:
 
     @cached_property
     def artifact(self) -> Entry[ArtifactInfo]:
-        """The judged artifact. Raises BadInputError where its record is not there."""
+        """Raises BadInputError if the artifact's record is missing."""
         name = f"{ArtifactInfo.KIND}-{self.request.artifact}"
         if (found := next((each for each in self.builds if each.path.name == name), None)) is None:
             raise BadInputError(f"{self.folder}: has no {BUILDS}/{name}/{MANIFEST}; the dossier is incomplete")
@@ -92,7 +91,6 @@ class Dossier:
 
     @cached_property
     def build(self) -> JudgedBuild:
-        """The judged artifact as the build that it is."""
         return judged_build_from_entry(self.artifact, self.manifests)
 
     @cached_property
@@ -115,12 +113,12 @@ class Dossier:
 
     @cached_property
     def earlier_runs(self) -> tuple[Run, ...]:
-        """The bench runs that `--since` left out."""
+        """The bench runs that `--since` excludes."""
         return split_runs(self.every_run, self.request.since)[1]
 
 
 def read_dossier(files: Files) -> Dossier:
-    """Reads a dossier. Raises BadInputError where a file is missing, damaged or of another version."""
+    """Raises BadInputError if a file is missing, damaged, or of another version."""
     request = read_versioned(files, REQUEST, DossierRequest)
     return Dossier(
         files=files,
@@ -150,10 +148,7 @@ def since_from_text(text: str) -> str:
 
 
 def split_runs(runs: Sequence[Run], since: str | None) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """The runs that are judged, and the bench runs that are not, because they were started before `since`.
-
-    Raises BadInputError where one of the times is none.
-    """
+    """Splits off the bench runs that started before `since`. Raises BadInputError for an invalid time."""
     judged: list[Run] = []
     earlier: list[Run] = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""The kinds of evidence: how each is recomputed from its raw files, and what it shows for the criteria of a policy."""
+"""The kinds of evidence: how to recompute each from its raw files, and its observations for a policy's criteria."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,7 +73,7 @@ from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE
 
 
 def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    """The loss of every load that the criterion is about, as a fraction."""
+    """The loss of every load that the criterion selects, as a fraction."""
     if not evidence.baseline:
         return Missing("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
     found = select_groups(criterion.where, evidence.measured)
@@ -112,7 +112,7 @@ def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvid
 def _observe_paired_loss(
     criterion: Criterion, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
 ) -> Observation | None:
-    """The mean of the rounds' log ratios, rounds nested in runs; None where too few VALID ones were compared."""
+    """The mean of the rounds' log ratios, rounds nested in runs; None if there are too few VALID rounds."""
     if not _can_pair(group, baseline):
         return None
     metric = criterion.metric
@@ -120,7 +120,7 @@ def _observe_paired_loss(
         each
         for each in evidence.pairs
         if _is_about(each, group, baseline)
-        # one that was to give a lower percentile, and does not give this one throughout, shows nothing of it
+        # a pair that was not measured for this percentile, and lacks it in some rounds, is not evidence
         and (is_requested(each.rounds[0][0], metric) or not _count_withheld(metric, each))
     ]
     losses, first = [], []
@@ -152,13 +152,13 @@ def _observe_paired_loss(
 
 
 def _count_withheld(metric: str, pair: RecordedPair) -> int:
-    """The rounds whose processes are VALID and do not both give the figure: the others may be those that nothing disturbed."""
+    """Counts rounds of VALID processes that lack the figure: the others may be only the undisturbed ones."""
     valid = (one for one in pair.rounds if all(each.measurement.is_valid for each in one))
     return sum(_compute_loss(metric, *one) is None for one in valid)
 
 
 def _suggest_pair(metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence) -> str:
-    """How to compare both builds now; empty where that would not answer the question."""
+    """Empty if an interleaved comparison would not measure the regression."""
     if not _can_pair(group, baseline):
         return ""
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
@@ -166,7 +166,7 @@ def _suggest_pair(metric: str, group: ProcessGroup, baseline: ProcessGroup, evid
 
 
 def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
-    """Whether two builds side by side on one machine tell what was lost since: not where the settings or the runtime changed."""
+    """False if the settings or the runtime changed: two builds on one machine would not show that loss."""
     ours, theirs = (each.newest.measurement.subject for each in (group, baseline))
     if ours.backend == theirs.backend and ours.settings != theirs.settings:
         return False
@@ -175,7 +175,7 @@ def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
 
 
 def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -> bool:
-    """Whether a comparison is of the two groups' loads and settings, on the machine where the build was measured."""
+    """True if the pair has the loads and settings of both groups, and ran on the machine that measured the build."""
     if not pair.rounds or find_environment_differences(pair.environment, group.newest.environment):
         return False
     return all(
@@ -187,7 +187,7 @@ def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -
 
 
 def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement) -> float | None:
-    """The logarithm of what one round lost; None where a process is not VALID or does not give the figure."""
+    """The logarithm of one round's loss; None if a process is not VALID or lacks the figure."""
     valid = [each.measurement for each in (baseline, contender) if each.measurement.is_valid]
     found = [read_value(each, metric, medians=metric == "p50") for each in valid]
     if len(found) < 2 or found[0] is None or found[1] is None:
@@ -199,7 +199,7 @@ def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: Recorde
 def _observe_unpaired_loss(
     metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
 ) -> Observation:
-    """By the ratio of the two figures (Welch's t), with an allowance for runs of other hours."""
+    """Compares the two figures by their ratio (Welch's t), with an allowance for runs at other hours."""
     pair = _suggest_pair(metric, group, baseline, evidence)
     again = suggest_more_processes(group, evidence.build, metric, more=True)
     more = pair or f"measure more processes to narrow the interval: {again}"
@@ -235,7 +235,7 @@ def _observe_unpaired_loss(
 
 
 def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) -> list[Blocker]:
-    """What forbids comparing what was measured at different times; `pair` compares both here."""
+    """Reasons against comparing measurements of different times; `pair` is the command that compares both here."""
     subject = baseline.newest.measurement.subject
     blockers = []
     if not baseline.valid:
@@ -250,16 +250,14 @@ def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) ->
 
 @dataclass(frozen=True, slots=True)
 class LossTail:
-    """How improbable a loss is: that of the logarithm of the ratio."""
+    """Distribution of a loss, from that of the logarithm of the ratio."""
 
     change: Mean
 
     def compute_p_value_above(self, limit: float) -> float:
-        """Were `limit` the loss."""
         return self.change.compute_p_value_above(log1p(limit))
 
     def compute_p_value_below(self, limit: float) -> float:
-        """Were `limit` the loss."""
         return self.change.compute_p_value_below(log1p(limit))
 
 
@@ -268,18 +266,16 @@ Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKind:
-    """One kind of evidence. What a run of the kind is read as, `build_evidence.BuildEvidence` holds."""
-
     observers: Mapping[str, Observer]
-    """What it shows for a criterion, by section of the policy, in the criterion's base unit."""
+    """Observations for a criterion in its base unit, by section of the policy."""
     recompute: tuple[Callable[[Run], Iterator[Recomputed]], ...] = ()
-    """What a run's records say, and what its raw files give. Raw files that were too large for a dossier give nothing."""
+    """Yields a run's records with their recomputed values; raw files that were too large for a dossier yield nothing."""
     documents: Mapping[str, type] = field(default_factory=dict)
-    """The JSON files of a run, each with the record in it."""
+    """The record type of each JSON file of a run."""
 
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    """What `evidence` shows for `criterion`, in the criterion's base unit, and what to do about it."""
+    """Observations for `criterion` in its base unit, with the way out."""
     kind = KINDS[find_kind(criterion.section)]
     found = kind.observers[criterion.section](criterion, evidence)
     if isinstance(found, Missing):
@@ -294,7 +290,7 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
 
 
 def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -> str:
-    """How many samples like those that were seen would show that the limit holds; empty where that is not known."""
+    """The number of similar samples that would show that the limit holds; empty if it is not known."""
     tail, factor = (seen.tail.tail, seen.tail.factor) if isinstance(seen.tail, ScaledTail) else (seen.tail, 1.0)
     if not isinstance(tail, Share | SampledFigure):
         return ""
@@ -355,7 +351,7 @@ def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Ob
 
 
 def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
-    """Of the output that the criterion names, or of all that have the figure."""
+    """Observes the output that the criterion names, or all outputs."""
     known, command = evidence.outputs, f"{suggest_build_again(evidence.build)} --data PATH"
     if not known:
         return Missing("the errors of each sample's outputs are not recorded for this build", command)
@@ -409,16 +405,14 @@ KINDS: Mapping[str, EvidenceKind] = {
     "profile": EvidenceKind({"tensor_cores": _tensor_cores}, (recompute_profile,), {PROFILE: ProfileRecord}),
     "build": EvidenceKind({"outputs": _outputs, "precision": _precision, "size": _size}),
 }
-"""By kind of run, in the order in which a sign-off makes those that are missing; `build` is the build's own record."""
+"""By kind of run, in the order in which a sign-off measures missing evidence; `build` is the build's record."""
 JUDGED_RUNS = tuple(name for name in KINDS if name != "build")
 
 
 def find_kind(section: str) -> str:
-    """The kind of evidence that shows the criteria of a section."""
     return next(name for name, kind in KINDS.items() if section in kind.observers)
 
 
 def recompute_run(run: Run) -> Iterator[Recomputed]:
-    """The records of a run, each with what its raw files give."""
     for recompute in KINDS[run.kind].recompute if run.kind in KINDS else ():
         yield from recompute(run)

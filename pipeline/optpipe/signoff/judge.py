@@ -1,4 +1,4 @@
-"""The verdict on a dossier's evidence, computed from its raw files alone: a sign-off and `verify` both call `judge_dossier`."""
+"""The verdict on a dossier's evidence, computed only from its raw files; a sign-off and `verify` both call `judge_dossier`."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,10 +51,10 @@ from optpipe.workspace.file_names import BUILDS
 def judge_criteria(
     observed: Sequence[tuple[Criterion, Sequence[Observation] | Missing]], confidence: float, look: int = 1
 ) -> list[CriterionResult]:
-    """Judges all criteria of a policy. The worst observation of a criterion decides it and is the one shown.
+    """Judges all criteria; the worst observation of a criterion decides it.
 
-    PASS by each interval alone: all of them must keep, so none needs a correction (Berger, Technometrics 24, 1982). FAIL only
-    where Holm's procedure over everything observed rejects the limit at half of what the confidence leaves to this `look`.
+    PASS needs each interval alone: all limits must hold, so no correction is needed (Berger, Technometrics 24, 1982). FAIL needs
+    Holm's procedure over all observations to reject the limit at half of the error that the confidence leaves to this `look`.
     """
     confidence = compute_look_confidence(confidence, look)
     every = [(criterion, one) for criterion, found in observed if not isinstance(found, Missing) for one in found]
@@ -92,9 +92,9 @@ def _judge_criterion(
 
 
 def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float, look: int) -> float | None:
-    """The probability of a figure this far beyond the limit, were the limit the truth; None where nothing is estimated.
+    """The probability of a figure this far beyond the limit if the limit were true; None for exact figures.
 
-    That all processes drew one speed is no likelier for looking again: only what is left of it after the first look is added.
+    Repeated looks do not make it likelier that all processes ran at one speed, so later looks add only a part of that error.
     """
     if seen.blockers or criterion.sense is Sense.EQUALS or isinstance(seen.value, str):
         return None
@@ -108,7 +108,7 @@ def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float,
 
 
 def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) -> float:
-    """That of the estimate's own distribution; where only its interval is known, of a normal one."""
+    """Uses the estimate's own distribution, or a normal one if only its interval is known."""
     (low, high), value = _bounds(seen), float(seen.value)
     limit, at_most = float(criterion.threshold), criterion.sense is not Sense.AT_LEAST
     if seen.tail is not None:
@@ -130,7 +130,7 @@ def _is_beyond(criterion: Criterion, seen: Observation) -> bool:
 
 
 def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
-    """The verdict on all criteria together; waived ones are left out, and nothing left is INCONCLUSIVE."""
+    """Waived criteria do not count; without any criteria the verdict is INCONCLUSIVE."""
     return combine_verdicts(one.verdict for one in judged if one.waived is None)
 
 
@@ -141,7 +141,7 @@ def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -
         return Verdict.PASS if seen.value == criterion.threshold else Verdict.INCONCLUSIVE
     low, high = _bounds(seen)
     limit = float(criterion.threshold)
-    if not (low <= high):  # also where either is NaN
+    if not (low <= high):  # true also for NaN
         return Verdict.INCONCLUSIVE
     if _is_beyond(criterion, seen) and (low == high or id(seen) in broken):
         return Verdict.FAIL
@@ -155,7 +155,7 @@ def _bounds(seen: Observation) -> tuple[float, float]:
 
 
 def _margin(criterion: Criterion, seen: Observation) -> float:
-    """How far the critical bound keeps the limit; negative where it breaks it. Orders observations of one verdict."""
+    """Distance of the critical bound from the limit, negative beyond it. Orders observations of one verdict."""
     if isinstance(seen.value, str):
         return 0.0
     if math.isnan(seen.value):
@@ -168,7 +168,7 @@ def _margin(criterion: Criterion, seen: Observation) -> float:
 def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     text = format_observed(_make_result(criterion, verdict, "", None, seen))
     limit = criterion.limit.removeprefix(f"{criterion.sense} ")
-    if verdict is Verdict.FAIL and text == limit:  # they differ in digits that are not shown
+    if verdict is Verdict.FAIL and text == limit:  # they differ only in digits that are not shown
         text, limit = (f"{float(each):.12g} {criterion.dimension}" for each in (seen.value, criterion.threshold))
     about = f" ({seen.about})" if seen.about else ""
     if criterion.sense is Sense.EQUALS:
@@ -212,19 +212,19 @@ def _make_result(
     if isinstance(seen.value, str):
         return replace(result, observed=seen.value)
     if not math.isfinite(seen.value):
-        return result  # a blocker says why nothing could be observed
+        return result  # a blocker gives the reason
     bounded = seen.low is not None and math.isfinite(seen.low)
     return replace(result, observed=seen.value, ci=_bounds(seen) if bounded else None)
 
 
 TRUST_CRITERIA = ("trust.weights", "trust.precision", "trust.outputs", "trust.environment")
-"""What is judged beside the policy's criteria."""
+"""Criteria that every policy has."""
 
 
 def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
-    """The verdict on the evidence in a dossier by the policy in it, and that evidence, recomputed from the raw files.
+    """Recomputes the evidence of a dossier from its raw files, and judges it by its policy.
 
-    Raises BadInputError where a file is missing or damaged.
+    Raises BadInputError if a file is missing or damaged.
     """
     request, policy = dossier.request, dossier.policy
     for run in dossier.every_run:
@@ -282,9 +282,7 @@ def _note_look(evidence: BuildEvidence) -> Note:
 
 
 def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:
-    """Names what is not judged: the tries before `--since` and what they showed, removed runs, runs of another file; and a baseline of
-    another network.
-    """
+    """Notes on runs that are not judged (before `--since`, removed, of another file), and on a baseline of another network."""
     if (since := request.since) is not None:
         tries = []
         for group in group_processes(left_out):
@@ -311,7 +309,7 @@ def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasureme
 
 
 def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
-    """Raises BadInputError for the name of a waiver that nothing judged by `policy` has."""
+    """Raises BadInputError for a waiver that names no criterion of `policy`."""
     names = (*TRUST_CRITERIA, *(one.name for one in policy.criteria))
     for name in waivers:
         if name not in names:
@@ -319,7 +317,6 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
 
 
 def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) -> BuildEvidence:
-    """Everything in a dossier that was gathered for the build, measurements computed anew from raw samples."""
     request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
     measured = list_artifact_measurements(dossier.runs, confidence, build.artifact)
     approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact)
@@ -334,7 +331,6 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
 
 
 def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> Iterator[CriterionResult]:
-    """What no policy can do without."""
     artifact, checked = dossier.artifact, dossier.verification
     info, record = artifact.info, _describe_record(artifact)
     if info.weights.trained:
@@ -362,12 +358,12 @@ def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> I
 
 
 def _describe_record(entry: Entry[Any]) -> str:
-    """Where in a dossier the store's record of an entry lies: the source of what no raw file in the dossier shows."""
+    """Path of an entry's record in a dossier: the source of facts without raw files."""
     return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
 
 
 def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement], timed: bool) -> CriterionResult:
-    """A policy that limits no figure of a process (not `timed`) needs measurements of one machine, but no VALID one."""
+    """A policy without timed criteria needs measurements on one machine, but no VALID one."""
     name = "trust.environment"
     if not measured or (timed and not any(one.measurement.is_valid for one in measured)):
         why = "no process was VALID" if measured else "nothing was measured"
@@ -417,7 +413,7 @@ def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
 
 
 def _list_changed_options(evidence: BuildEvidence) -> Iterator[str]:
-    """Options that were given, or found by tuning: who deploys the build has to give them too."""
+    """Options that were set or tuned after the build: a deployment must set them too."""
     for one in (group.newest for group in select_groups(LoadFilter(), evidence.measured)):
         built = replace(one.measurement.subject, options=evidence.build.options).settings
         used = one.measurement.subject.settings

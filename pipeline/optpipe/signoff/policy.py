@@ -1,6 +1,6 @@
-"""A policy as a frozen value, read from TOML, and its format for editors: a JSON Schema and the template of `signoff --init`.
+"""Reads a policy from TOML, and makes its JSON Schema and the template of `signoff --init`.
 
-Nothing is guessed: an unknown key, a limit that cannot hold, and two limits that contradict each other are refused with their line.
+Errors name the line of an unknown key, of a limit that cannot hold, and of limits that contradict each other.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from optpipe.signoff.policy_format import (
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One limit of a policy. `threshold` is in the base unit of `dimension`; of an environment criterion, a name."""
+    """One limit of a policy. `threshold` is in the base unit of `dimension`; a name for environment criteria."""
 
     section: str
     metric: str
@@ -47,13 +47,13 @@ class Criterion:
     dimension: Dimension | None = None
     where: LoadFilter = field(default_factory=LoadFilter)
     score: str | None = None
-    """The task's score that is limited, where the limit names it."""
+    """The task's score, if the limit names one."""
     output: str | None = None
-    """The output that is limited, where the section names it."""
+    """The output, if the section names one."""
 
     @property
     def name(self) -> str:
-        """What `--waive` and reports call it: `latency.p99.b8.single-stream`, `accuracy.maximum_drop.AP50`."""
+        """The name for `--waive` and reports: `latency.p99.b8.single-stream`, `accuracy.maximum_drop.AP50`."""
         parts = (f"{self.section}.{self.metric}{self.where.to_slug()}", self.score, self.output)
         return ".".join(part for part in parts if part)
 
@@ -66,19 +66,19 @@ class Criterion:
         return f"{self.sense} {text.replace('points', self.score) if self.score else text}"
 
     def measure_distance(self, value: float) -> float:
-        """How far a time, rate or loss is from the limit: the logarithm of a ratio; infinite where one is not positive."""
+        """Absolute log ratio of a time, rate, or loss to the limit; infinite if one is not positive."""
         one, other = self.base + value, self.base + float(self.threshold)
         return abs(log(one) - log(other)) if one > 0 and other > 0 else inf
 
     @property
     def base(self) -> float:
-        """What makes a ratio of a figure: a loss is one less than it."""
+        """Added to a figure to make a ratio: a loss is a ratio minus one."""
         return 1.0 if self.section == "regression" else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A parsed policy; `source` is the text it was read from, byte for byte."""
+    """A parsed policy; `source` is its text, byte for byte."""
 
     name: str
     criteria: tuple[Criterion, ...]
@@ -89,17 +89,16 @@ class Policy:
 
     @property
     def sha256(self) -> str:
-        """Of the text, comments included."""
         return hashlib.sha256(self.source).hexdigest()
 
     @property
     def options(self) -> Mapping[str, str]:
-        """Runtime options as they are typed: only what was measured with them is judged."""
+        """Runtime options as typed; only measurements with them are judged."""
         return {key: str(value) for key, value in self.build.options.items()}
 
 
 def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
-    """Parses a policy. Raises BadInputError naming `origin`, the line, the key and what to write instead."""
+    """Raises BadInputError with `origin`, the line, the key, and a correction."""
     try:
         text = source.decode("utf-8-sig")  # editors on Windows write a byte order mark
         document = tomllib.loads(text)
@@ -204,7 +203,7 @@ _CHOICES = {"scenario": Scenario, "mode": Mode, "precision": Precision}
 
 
 def _locate_error(message: str, document: Mapping[str, Any], text: str) -> str:
-    """`, line 4: latency.p99 = 15 has no unit; …` for what msgspec says of a document that was read from `text`."""
+    """Adds the line, the key, and the value to an error of msgspec: `, line 4: latency.p99 = 15 has no unit; …`."""
     found = _PLACE.fullmatch(message)
     assert found is not None
     steps = _STEPS.fullmatch(found["path"] or "")
@@ -220,7 +219,7 @@ def _locate_error(message: str, document: Mapping[str, Any], text: str) -> str:
 
 
 def _explain_value(what: str, value: object, key: str) -> str:
-    """` = 15 has no unit`, ` = 0: expected an integer >= 1`; of a whole table `: sets no limit`."""
+    """` = 15 has no unit`, ` = 0: expected an integer >= 1`; `: sets no limit` for a table."""
     if "Invalid enum value" in what:
         what = f"must be one of {', '.join(_CHOICES[key])}"
     for name, words in _WORDS.items():
@@ -240,7 +239,7 @@ def _suggest_key(key: str, section: str) -> str:
 
 
 def _find_line(text: str, section: str, number: int, key: str | None) -> int | None:
-    """The line of a key, or of the header of its table; None where the TOML says it in another way than line by line."""
+    """The line of a key, or of its table's header; None for TOML that is not written line by line."""
     header, count, found = "", -1, None
     for at, line in enumerate(text.splitlines(), start=1):
         if table := re.match(r"\s*\[+\s*([^\]\s]+)", line):
@@ -258,7 +257,7 @@ TEMPLATE = "policy-template.toml"
 
 
 def read_policy_template(*, labeled: bool = True) -> str:
-    """The commented template; it parses as it stands. For a model without labels it limits the outputs, not the accuracy."""
+    """The commented, valid template. For a model without labels it limits the outputs, not the accuracy."""
     text = resources.files("optpipe.signoff").joinpath(TEMPLATE).read_text(encoding="utf-8")
     if labeled:
         return text
@@ -270,7 +269,7 @@ JsonSchema = dict[str, Any]
 
 
 def make_policy_schema() -> JsonSchema:
-    """The JSON Schema (draft 2020-12) of a policy's TOML document."""
+    """Makes a JSON Schema (draft 2020-12)."""
     schema = _drop_nulls(msgspec.json.schema(PolicyDocument, schema_hook=_describe_type))
     whole = schema["$defs"]["PolicyDocument"]
     whole["anyOf"] = [{"required": [name]} for name in (*SECTIONS, "environment")]
@@ -294,7 +293,7 @@ def _describe_type(kind: type) -> JsonSchema:
 
 
 def _drop_nulls(schema: Any) -> Any:
-    """The schema without null, which TOML does not have, and without defaults, which only null and empty tables are."""
+    """Drops null, which TOML does not have, and defaults, which are only null or empty tables."""
     if isinstance(schema, list):
         return [_drop_nulls(one) for one in schema if one != {"type": "null"}]
     if not isinstance(schema, dict):
@@ -320,4 +319,4 @@ _LOADS = [
     _only_with("rate", ["server"]),
     _only_with("streams", ["multi-stream", "offline"]),
 ]
-"""A server is loaded by a rate, several streams by their number; neither means anything without the other."""
+"""The server scenario needs a rate, and multi-stream a number of streams; other scenarios have neither."""

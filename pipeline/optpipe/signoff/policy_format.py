@@ -1,6 +1,6 @@
-"""The format of a release policy (TOML): the structs that msgspec reads it into and makes its JSON Schema of.
+"""The format of a release policy (TOML): structs for msgspec, which also makes its JSON Schema.
 
-Every limit carries its unit. What relates two keys is judged in `policy`, which names the line of what is wrong.
+Every limit has a unit. `policy` checks keys against each other and names the line of an error.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,9 @@ from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, dimension_from_text, quantity_from_text, score_from_text
 
 MAX_COUNT = 1_000_000
-"""Largest batch size or number of streams that a policy may name."""
 
 
 class Sense(StrEnum):
-    """How an observation is compared with its limit."""
-
     AT_MOST = "at most"
     AT_LEAST = "at least"
     EQUALS = "is"
@@ -32,17 +29,16 @@ class Limit(float):
 
     sense: ClassVar[Sense]
     dimension: Dimension
-    """Of the type; of a limit, as its unit words it."""
+    """The dimension of the type, or the one that the limit's unit names."""
     score: str | None = None
     """The score that a limit in points names: `AP` of `"0.5 AP"`."""
 
     def __init_subclass__(cls, sense: Sense, dimension: Dimension) -> None:
-        """Sets what every limit of this type has in common."""
         cls.sense, cls.dimension = sense, dimension
 
     @classmethod
     def from_toml(cls, value: object) -> "Limit":
-        """Reads a limit; ValueError says what is wrong with `value`, or that the limit decides nothing."""
+        """Raises ValueError for an invalid limit, and for one that is always or never met."""
         found, least = quantity_from_text(value, cls.dimension), cls.sense is Sense.AT_LEAST
         if found == 0 and cls.dimension is Dimension.QUERIES:
             raise ValueError(f'invalid rate "{value}": it must be greater than zero')
@@ -109,51 +105,48 @@ class QueryRate(Limit, sense=Sense.AT_LEAST, dimension=Dimension.QUERIES):
 
 
 class Name(str):
-    """Text with something to read and no control characters, which no report could carry."""
+    """Printable text that is not blank."""
 
     __slots__ = ()
 
     @classmethod
     def from_toml(cls, value: object) -> "Name":
-        """Reads a name; ValueError where `value` is something else."""
         if not (isinstance(value, str) and value.strip() and value.isprintable()):
             raise ValueError(f"{value!r} must be a quoted string without control characters")
         return cls(value)
 
 
 class OptionText(str):
-    """A runtime option as it is typed on the command line; in TOML a number, a boolean, or a quoted string."""
+    """A runtime option as typed on the command line; in TOML a number, a boolean, or a quoted string."""
 
     __slots__ = ()
 
     @classmethod
     def from_toml(cls, value: object) -> "OptionText":
-        """Reads an option; ValueError where `value` is something else."""
         if not isinstance(value, bool | int | float | str):
             raise ValueError(f"{value!r} must be a number, a boolean, or a quoted string")
         return cls(format_option(Name.from_toml(value) if isinstance(value, str) else value))
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of the policy; a key that it does not have is refused."""
+    pass
 
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 
 
 class LoadFilter(Table, frozen=True):
-    """Which measurements a criterion is about; None means every one."""
+    """Selects measurements; None selects all."""
 
     batch_size: Annotated[Count | None, BATCH] = None
     length: Annotated[Count | None, LENGTH] = None
-    """Tokens of every sequence."""
     scenario: Annotated[Scenario | None, SCENARIO] = None
     mode: Annotated[Mode | None, MODE] = None
     streams: Annotated[Count | None, STREAMS] = None
     rate: Annotated[QueryRate | None, RATE] = None
 
     def to_slug(self) -> str:
-        """`.b8.single-stream`, `.b1.server.500qps`; empty for every measurement."""
+        """`.b8.single-stream`, `.b1.server.500qps`; empty without a filter."""
         batch = None if self.batch_size is None else f"b{self.batch_size}"
         length = None if self.length is None else f"l{self.length}"
         streams = None if self.streams is None else f"{self.streams}x"
@@ -161,7 +154,7 @@ class LoadFilter(Table, frozen=True):
         return "".join(f".{part}" for part in (batch, length, self.scenario, streams, rate, self.mode) if part)
 
     def to_text(self) -> str:
-        """`batch 8, single-stream`; empty for every measurement."""
+        """`batch 8, single-stream`; empty without a filter."""
         batch = None if self.batch_size is None else f"batch {self.batch_size}"
         length = None if self.length is None else f"length {self.length}"
         streams = None if self.streams is None else f"{self.streams} streams"
@@ -169,20 +162,16 @@ class LoadFilter(Table, frozen=True):
         return ", ".join(str(part) for part in (batch, length, self.scenario, streams, rate, self.mode) if part)
 
     def __bool__(self) -> bool:
-        """Whether it narrows anything."""
         return self != LoadFilter()
 
 
 class Section(Table, frozen=True):
-    """A table of limits."""
-
     def __post_init__(self) -> None:
-        """Raises ValueError for a table that sets no limit."""
+        """Raises ValueError for a table without a limit."""
         if not list(self.list_limits()):
             raise ValueError(f"sets no limit; available limits: {', '.join(list_metrics(type(self)))}")
 
     def list_limits(self) -> Iterator[tuple[str, Limit]]:
-        """The metrics that the table limits, with their limits."""
         for one in msgspec.structs.fields(self):
             value = getattr(self, one.name)
             if isinstance(value, Limit) and one.name not in LoadFilter.__struct_fields__:
@@ -190,10 +179,10 @@ class Section(Table, frozen=True):
 
 
 class MeasuredSection(Section, LoadFilter, frozen=True):
-    """A section about measurements, which can be narrowed to a batch size, sequence length, scenario or mode."""
+    """A section about measurements, which may name a load."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a scenario lacks its load, or a load its scenario."""
+        """Raises ValueError if a scenario lacks its load, or a load its scenario."""
         super().__post_init__()
         pairs = (("server", "rate", '"500 queries/s"'), ("multi-stream", "streams", "4"))
         for scenario, key, example in pairs:
@@ -205,7 +194,6 @@ class MeasuredSection(Section, LoadFilter, frozen=True):
 
     @property
     def where(self) -> LoadFilter:
-        """The narrowing keys alone."""
         return LoadFilter(**{name: getattr(self, name) for name in LoadFilter.__struct_fields__})
 
 
@@ -274,11 +262,11 @@ class Outputs(Section, frozen=True):
     """The build's outputs against the source model's, on the samples that the build was verified on."""
 
     output: Name | None = None
-    """The output that is limited; every output without it."""
+    """Without a name, every output is limited."""
     minimum_snr: MinRatio | None = None
     minimum_cosine: MinCosine | None = None
     minimum_agreement: MinShare | None = None
-    """Of the places of the largest values along the last axis."""
+    """Share of places of the largest values along the last axis."""
     maximum_abs_error: MaxError | None = None
 
 
@@ -355,15 +343,13 @@ class PolicyDocument(Table, frozen=True):
 SECTIONS: Mapping[str, type[Section]] = {
     one.encode_name: get_args(one.type)[0] for one in msgspec.structs.fields(PolicyDocument) if one.default == ()
 }
-"""The tables of limits by name, in the order in which they are judged."""
+"""The tables of limits by name, in the order of the criteria."""
 
 
 def list_keys(section: type[Table]) -> list[str]:
-    """The keys that a table may have."""
     return [one.encode_name for one in msgspec.structs.fields(section)]
 
 
 def list_metrics(section: type[Section]) -> list[str]:
-    """The limits that a section may set."""
     narrowing = LoadFilter.__struct_fields__ if issubclass(section, LoadFilter) else ("output",)
     return [name for name in list_keys(section) if name not in narrowing]

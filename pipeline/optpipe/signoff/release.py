@@ -1,4 +1,4 @@
-"""From evidence to a finished dossier with its reports."""
+"""Makes a finished dossier with its reports from evidence."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,14 +43,14 @@ class SignedDossier:
 
 
 def document_from_signed(signed: SignedDossier, warnings: list[str]) -> Mapping[str, object]:
-    """The JSON document of `optpipe signoff`: the verdict with the dossier's place."""
+    """The JSON document of `optpipe signoff`."""
     return {**plain_from_record(signed.verdict), "dossier": str(signed.folder), "warnings": warnings}
 
 
 def require_possible(
     wanted: SignoffRequest, store: Store, output: Path | None, key: Path | None, junit: Path | None
 ) -> None:
-    """Raises BadInputError where the sign-off could only fail at its end: said before anything is built or measured."""
+    """Raises BadInputError, before anything is built or measured, if the sign-off could not be written."""
     require_valid_request(wanted, store)
     if output is not None:
         require_unused_path(output)
@@ -71,7 +71,7 @@ def sign_off(
     *,
     figures: bool = True,
 ) -> SignedDossier:
-    """Gathers, judges, writes the reports, seals and moves the dossier to its place in one step."""
+    """Gathers the evidence, judges it, writes the reports, and seals the dossier."""
     with store.scratch("dossier") as scratch:
         with listener.step("gather evidence"):
             collect_evidence(wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {})
@@ -84,7 +84,7 @@ def sign_off(
         with listener.step("write the report"):
             reports = render_dossier(dossier, verdict, figures=figures)
             write_reports(reports, scratch)
-        usual = store.workspace / "dossiers" / verdict.dossier_name  # one build may be judged twice in a second
+        usual = store.workspace / "dossiers" / verdict.dossier_name  # one build may be judged twice within a second
         numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
         target = output or next(path for path in numbered if not path.exists())
         finish_dossier(scratch, target, key)
@@ -106,9 +106,9 @@ class PipelinePlan:
 def run_pipeline(
     model: Model, plan: PipelinePlan, store: Store, listener: Listener
 ) -> tuple[SignedDossier, tuple[StepRecord, ...]]:
-    """Takes `model` to a verdict. A step that cannot be done here is named and leaves its criteria INCONCLUSIVE.
+    """Takes `model` to a verdict. A step that this machine cannot do leaves its criteria INCONCLUSIVE.
 
-    Raises what build raises, and BadInputError where the policy does not say which of several builds is judged.
+    Raises the errors of building, and BadInputError if the policy does not select one of several builds.
     """
     started = monotonic()
     if plan.data is not None:
@@ -133,7 +133,7 @@ def run_pipeline(
 
 
 def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: Listener) -> StepRecord:
-    """Runs a step, or takes its runs from the notes of an interrupted pipeline; what cannot be done here does not stop it."""
+    """Runs a step, or takes its runs from the notes of an interrupted pipeline; an error of the step is only recorded."""
     done: dict[str, list[str]] = {}
     with suppress(OSError, BadInputError):
         done = record_from_json(notes.read_bytes(), dict[str, list[str]], notes)
@@ -157,7 +157,7 @@ def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: 
 
 
 def _place_notes(plan: PipelinePlan, built: ModelBuild, store: Store) -> Path:
-    """Where the finished steps of exactly this pipeline are noted, with the runs they wrote.
+    """The file that lists the finished steps of exactly this pipeline, with their runs.
 
     Raises BadInputError for data that cannot be read.
     """

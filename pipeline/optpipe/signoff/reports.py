@@ -1,4 +1,4 @@
-"""The reports in a dossier and on a comparison: each a function of raw files alone, so that `verify` renders the same bytes."""
+"""The reports in a dossier and on a comparison, computed only from raw files, so that `verify` renders the same bytes."""
 
 import base64
 from collections import Counter
@@ -34,19 +34,17 @@ from optpipe.workspace.runs import newest_runs
 
 REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
 DRAWN_WITH = ("altair", "vl-convert-python")
-"""The packages whose versions decide the bytes of a figure."""
+"""Packages whose versions decide the bytes of a figure."""
 MAX_IMAGES = 6
 
 
 def render_dossier(dossier: Dossier, verdict: VerdictRecord, *, figures: bool) -> dict[str, str]:
-    """The report on a dossier in every form, by file name: a function of its raw files, so that `verify` renders the same."""
     found = overview_from_dossier(dossier)
     page = make_dossier_page(dossier, verdict, found, figures=figures)
     return _render_reports(page, found.comparison, verdict)
 
 
 def make_dossier_page(dossier: Dossier, verdict: VerdictRecord, found: Overview, *, figures: bool) -> Page:
-    """The page on a dossier whose comparison is `found`; without `figures` nothing is drawn."""
     folder = dossier.folder
     profile, profile_files = _find_profile(found.runs, folder)
     drawn: list[Figure] = []
@@ -61,7 +59,6 @@ def make_dossier_page(dossier: Dossier, verdict: VerdictRecord, found: Overview,
 
 
 def write_comparison(found: Overview, folder: Path) -> list[Path]:
-    """Writes the report on a comparison in every form; returns the files."""
     figures = draw_measurements(found.comparison, found.measured, found.runs, folder)
     page = page_from_comparison(found.comparison, figures, list_raw_files(found.runs, folder))
     return write_reports(_render_reports(page, found.comparison, None), folder)
@@ -74,7 +71,6 @@ def write_reports(texts: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 def _render_reports(page: Page, comparison: Comparison, verdict: VerdictRecord | None) -> dict[str, str]:
-    """The report in every form, by file name. The same values give the same bytes."""
     from optpipe.report.html import render_html
     from optpipe.report.junit import render_junit
     from optpipe.report.markdown import render_page
@@ -86,7 +82,7 @@ def _render_reports(page: Page, comparison: Comparison, verdict: VerdictRecord |
 
 
 def list_drawing_versions() -> dict[str, str]:
-    """The versions of what draws the figures. Raises MissingError where it is not installed."""
+    """Raises MissingError if a package is not installed."""
     try:
         return {name: version(name) for name in DRAWN_WITH}
     except ModuleNotFoundError as error:
@@ -96,7 +92,7 @@ def list_drawing_versions() -> dict[str, str]:
 
 
 def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
-    """Why `report.html` cannot be rendered again here with the same bytes; empty where it can."""
+    """Reasons why `report.html` cannot be rendered here with the same bytes; empty if it can."""
     try:
         here = list_drawing_versions() if drawn_with else {}
     except MissingError:
@@ -110,10 +106,7 @@ def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
 
 
 def overview_from_dossier(dossier: Dossier) -> Overview:
-    """The comparison of the builds whose raw files lie in a dossier, measured where the judged build last was.
-
-    A function of the dossier alone: a sign-off writes what it gives, and `optpipe verify` computes it again.
-    """
+    """Compares the builds in a dossier on the machine that measured the judged build last."""
     request, every = dossier.request, dossier.every_run
     bench = [run for run in dossier.runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
@@ -143,7 +136,7 @@ def overview_from_dossier(dossier: Dossier) -> Overview:
 
 
 def _find_namesakes(dossier: Dossier) -> set[str]:
-    """The builds that a table would show as the judged one, or as builds of its model, and that are none."""
+    """Builds that a table would show as the judged one, or as builds of its model, although they are not."""
     judged, exported = dossier.request.artifact, dossier.manifests
     labels = {each.id: each.info.label for each in dossier.artifacts}
     models = {each.id: judged_build_from_entry(each, exported).model_sha256 for each in dossier.artifacts}
@@ -155,7 +148,7 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
 
 
 def _list_stage_bars(dossier: Dossier) -> Iterator[Bar]:
-    """How long each stage of each build in a dossier took when it was made."""
+    """The seconds of each stage of each build."""
     counts = Counter(_describe_build(each) for each in dossier.artifacts)
     for build in dossier.artifacts:
         label = _describe_build(build) + (f" {build.id[:8]}" if counts[_describe_build(build)] > 1 else "")
@@ -168,7 +161,7 @@ def _describe_build(build: Entry[ArtifactInfo]) -> str:
 
 
 def _find_profile(runs: Sequence[Run], root: Path) -> tuple[TraceProfile | None, tuple[RawFile, ...]]:
-    """The newest profile of an inference, or of another stage where there is none, with its files, relative to `root`."""
+    """The newest profile of an inference, otherwise of another stage, with its files relative to `root`."""
     for run in newest_runs(runs, "profile"):
         stages = read_profile(run).stages
         if stages:

@@ -1,4 +1,4 @@
-"""The steps that gather evidence, as `optpipe run` takes them all and `optpipe signoff` takes what is missing."""
+"""The steps that measure evidence: `optpipe run` takes all of them, `optpipe signoff` the missing ones."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,10 +33,10 @@ from optpipe.workspace.store import Store
 def loads_from_criteria(
     criteria: Iterable[Criterion], min_seconds: float, max_seconds: float, *, energy: bool = True
 ) -> list[tuple[LoadSpec, tuple[int, ...]]]:
-    """Loads with their batch sizes; one at batch 1 where no criterion names any.
+    """Loads with their batch sizes; batch 1 if no criterion names a load.
 
-    A criterion that names no scenario or mode is about single-stream compute here, and one that names nothing about all loads.
-    Percentiles decide the sample count, and energy the time, where `energy` can be measured at all.
+    A criterion without scenario or mode means single-stream compute, and one without any filter means all loads. Percentiles
+    decide the sample count, and energy the time, if `energy` can be measured.
     """
     needed: dict[object, LoadSpec] = {}
     wanted = [each for each in criteria if each.section != "energy" or energy]
@@ -79,7 +79,7 @@ def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:
 
 
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
-    """Raises BadInputError, before anything is exported, for data that are not there or do not fit the model."""
+    """Raises BadInputError, before the export, for data that are missing or do not fit the model."""
     from optpipe.core.errors import require_existing
     from optpipe.evaluate.tasks.registry import TASKS
     from optpipe.models.export.exported import prepare_model, read_card, read_tokenizer
@@ -98,7 +98,7 @@ def require_evaluable(model: Model, data: Path, store: Store, listener: Listener
 
 
 MAX_SECONDS = 300.0
-"""Only ends what hangs: a load is measured as long as its highest percentile takes, for fewer samples would show less drift."""
+"""Stops a hanging load; the highest percentile decides the time, because fewer samples would show less drift."""
 
 
 def run_bench_step(
@@ -109,10 +109,7 @@ def run_bench_step(
     listener: Listener,
     backend: str = "",
 ) -> list[Path]:
-    """Every load that `criteria` need, on every artifact, those of `backend` with the policy's options; returns the runs.
-
-    One that was interrupted ends what it is part of.
-    """
+    """Measures every load of `criteria` on every artifact, those of `backend` with the policy's options; returns the runs."""
     from optpipe.measure.bench import bench_artifacts
     from optpipe.measure.measure import BenchPlan
     from optpipe.models.artifacts.lookup import find_artifacts
@@ -137,7 +134,7 @@ def run_bench_step(
 
 
 Step = Callable[[Sequence[Criterion]], list[Path]]
-"""Makes the evidence for some criteria; returns the new runs."""
+"""Measures the evidence for some criteria; returns the new runs."""
 
 
 def make_steps(
@@ -154,8 +151,9 @@ def make_steps(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     truncate: bool = False,
 ) -> dict[str, Step]:
-    """The steps by kind of run, in their order. `artifacts` are measured, `judged` is profiled with `options`; `made_of` is its model's
-    entry, whose source `model` resolves.
+    """The steps by kind of run, in their order. `artifacts` are measured, and `judged` is profiled with `options`.
+
+    `made_of` is the entry of its model, and `model` resolves the model's source.
     """
 
     def evaluate(_criteria: Sequence[Criterion]) -> list[Path]:
@@ -176,7 +174,7 @@ def make_steps(
         return run_bench_step(artifacts, criteria, wanted, store, listener, judged.entry.info.backend)
 
     def profile(_criteria: Sequence[Criterion]) -> list[Path]:
-        """Inference under nsys at the largest batch size and length that the policy names."""
+        """Profiles inference at the largest batch size and length of the policy."""
         from optpipe.trace.profile_model import profile_model, require_profilable
         from optpipe.trace.ranges import Stage
         from optpipe.trace.record import ProfilePlan
@@ -200,8 +198,8 @@ def measure_missing_evidence(
 ) -> list[Path]:
     """Takes the steps whose evidence is missing for the judged build; returns the new runs. `model` resolves its source.
 
-    A load with fewer VALID processes than an interval over processes takes is measured again, and all its tries count; so is one
-    that was measured for lower percentiles than the policy's.
+    A load with too few VALID processes for an interval is measured again, as is one that was measured for lower percentiles; all
+    tries count.
     """
     from optpipe.backends.registry import BACKENDS
 
@@ -218,7 +216,7 @@ def measure_missing_evidence(
 
     @cache
     def source() -> Model:
-        """The model, where it is the one that was built: with other weights its accuracy would be another's."""
+        """Refuses a model other than the built one: with other weights the accuracy would differ."""
         found = model()
         stored = find_stored_model(found, store)
         if stored is not None and stored.id in judged.manifest.parents:
@@ -239,7 +237,7 @@ def measure_missing_evidence(
 
 
 def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
-    """The runs about the judged build, without those of another file under its id: these are made again."""
+    """The runs about the judged build, without those of another file under its id."""
     build = judged_build_from_entry(judged)
     present = (
         run for run in list_runs(store.workspace) if run.kind in JUDGED_RUNS and is_run_about(run, judged, store)
@@ -252,7 +250,7 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
     measured = list_artifact_measurements(runs, wanted.policy.confidence, build.artifact)
     evidence = evidence_from_runs(build, runs, wanted.policy, measured)
     for criterion in wanted.policy.criteria:
-        if criterion.section == "regression":  # without a baseline it is missing whatever is measured
+        if criterion.section == "regression":  # without a baseline it is always missing
             if not select_groups(criterion.where, evidence.measured):
                 yield criterion
         elif isinstance(observe(criterion, evidence), Missing) or _has_too_few_processes(criterion, evidence):
@@ -260,7 +258,7 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
 
 
 def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> bool:
-    """Whether a load was measured for the criterion by fewer VALID processes than an interval over processes takes."""
+    """True if fewer VALID processes than an interval needs measured a load of the criterion."""
     if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
         return False
     groups = select_groups(criterion.where, evidence.measured)
@@ -268,7 +266,7 @@ def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> boo
 
 
 def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:
-    """The criteria that each kind of run would show; one that was made and does not show them is not made again."""
+    """The criteria that each kind of run would show; only bench runs are made again."""
     present = {run.kind for run in runs}
     for kind in JUDGED_RUNS:
         criteria = [one for one in needed if find_kind(one.section) == kind]

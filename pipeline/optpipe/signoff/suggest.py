@@ -1,6 +1,6 @@
-"""The commands that a verdict suggests: each runs as it is printed and supplies what is missing.
+"""The commands that a verdict suggests: each runs as printed and supplies the missing evidence.
 
-DIR, FILE, DOSSIER, BEFORE and AFTER stand for what only the user has.
+DIR, FILE, DOSSIER, BEFORE, and AFTER stand for paths that only the user knows.
 """
 
 import shlex
@@ -27,13 +27,13 @@ from optpipe.stats.means import MAX_RUNS, MIN_VALUES, SPEED_GAP, count_processes
 from optpipe.trace.report import MORE_ITERATIONS, suggest_profile
 
 LONGEST_S = 600
-"""Seconds of a process that a rare percentile is given."""
+"""Seconds of a process that measures a rare percentile."""
 MORE = 2
-"""How many times the usual processes are suggested where an interval has to be narrower."""
+"""Factor on the usual number of processes to narrow an interval."""
 
 
 def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], name: str = "") -> str:
-    """Measures what `where` asks for of a build of which nothing such is measured; `name` is the figure that is wanted."""
+    """Measures `where` on a build that has no such measurement; `name` is the wanted figure."""
     words = [*_list_percentile_options(name), *_list_runtime_options(build.backend, options)]
     return to_command("bench", build.artifact, where, *words, energy=name == "energy")
 
@@ -41,9 +41,9 @@ def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, s
 def suggest_more_processes(
     group: ProcessGroup, build: JudgedBuild, name: str = "", *, more: bool = False, longer: bool = False
 ) -> str:
-    """Measures the load of `group` again with its settings, so that its processes count with those that are there.
+    """Measures the load of `group` again with its settings, so that both sets of processes count.
 
-    `name` is the figure that is wanted; `more` asks for more processes than usual, `longer` for more time.
+    `name` is the wanted figure; `more` asks for more processes than usual, `longer` for more time.
     """
     words = list(_list_options(group, build, name))
     longest = LONGEST_S if longer and "--max-time" not in words else None
@@ -54,10 +54,10 @@ def suggest_more_processes(
 def suggest_runs(
     criterion: Criterion, runs: Sequence[Sequence[float]], confidence: float, command: str, gap: float = SPEED_GAP
 ) -> str:
-    """How often `command` has to be run before `runs` and those runs decide the criterion.
+    """Tells how often to run `command` until the criterion is decided.
 
-    `runs` holds the figures of each run's processes; of a regression, the logarithms of the rounds' ratios. Processes at another
-    speed may be `gap` away, SPEED_GAP at least.
+    `runs` holds the figures of each run's processes, or the log ratios of a regression's rounds. Processes at another speed may be
+    `gap` away, at least SPEED_GAP.
     """
     loss, limit = criterion.section == "regression", float(criterion.threshold)
     verb, every = "compare" if loss else "measure", [value for run in runs for value in run]
@@ -90,7 +90,7 @@ def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, met
 
 
 def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterator[str]:
-    """The options of `bench` that say the load of `group`, what it ran with, and by what it was judged."""
+    """The options of `bench` for the load, the settings, and the limits of `group`."""
     found = group.newest.measurement
     yield from list_load_options(group.load)
     yield from _list_percentile_options(name)
@@ -105,7 +105,7 @@ def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterato
 
 
 def _list_percentile_options(name: str) -> Iterator[str]:
-    """What makes the samples enough for the figure `name`, where it is a percentile that `bench` does not give unasked."""
+    """Asks for enough samples for a percentile that `bench` does not report by default."""
     if (percent := percent_from_name(name)) > LoadSpec(1).percentile:
         yield from ("--percentile", f"{percent:g}", "--max-time", str(LONGEST_S))
 
@@ -116,17 +116,16 @@ def _list_runtime_options(backend: str, options: Mapping[str, str]) -> Iterator[
 
 
 def suggest_build_again(build: JudgedBuild) -> str:
-    """Builds its model again."""
     return f"optpipe build {build.argument}"
 
 
 def suggest_build(build: JudgedBuild) -> str:
-    """Builds it with trained weights."""
+    """Builds with trained weights."""
     return f"{suggest_build_again(build)} --backend {build.backend} --precision {build.precision} --weights FILE"
 
 
 def suggest_narrowing(section: str, build: JudgedBuild) -> str:
-    """What makes the interval of a section's figures narrower, where no load decides it; empty for the others."""
+    """Empty for sections whose intervals a load narrows."""
     said = {
         "accuracy": f"evaluate on more labeled data: optpipe evaluate {build.argument} --data DIR",
         "preprocessing": f"verify parity on more images: optpipe preprocess {build.argument} --images DIR",
@@ -137,7 +136,7 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
 
 
 def suggest_fix(section: str, build: JudgedBuild) -> str:
-    """What brings a build inside a section's limits, or shows what keeps it out; empty where nothing is known to."""
+    """The command that helps to meet a section's limits; empty if none is known."""
     compare, bench = f"optpipe compare --model {shlex.quote(build.model)}", f"optpipe bench {build.artifact} --tune"
     profile = suggest_profile(build)
     said = {

@@ -1,8 +1,8 @@
-"""Whether a dossier is as it was sealed, follows from its own raw files, and does not contradict itself.
+"""Checks that a dossier has its sealed bytes, follows from its raw files, and does not contradict itself.
 
-Who changes a record has to change every other one that follows from it: an id is the hash of its recipe, a recipe names
-its parents by their ids, and what a run measured is the file that a build's record describes. What only one record
-states (the size of an engine that is not here, the SNR of outputs that are not here) is named as such.
+A changed record contradicts others: an id is the hash of its recipe, a recipe names its parents by their ids, and a run
+measured the file that a build's record describes. Facts that only one record states (the size of an engine, the SNR of
+outputs, both without files in the dossier) are listed as such.
 """
 
 import hashlib
@@ -45,27 +45,27 @@ from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, check_signature, find_
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, SUMS, SEAL, SIGNATURE}
 _FOLDERS = {BUILDS, "runs", "baseline"}
 CLOCKS_APART = timedelta(minutes=1)
-"""How far the clocks of two machines may be apart."""
+"""Largest difference between the clocks of two machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDossier:
-    """A dossier with what verifying it found; who needs its content takes it from here, and opens no file again."""
+    """A dossier with the results of its verification; take its content from here instead of opening files again."""
 
     files: Files
     problems: tuple[str, ...]
     as_sealed: bool
-    """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
+    """True if every byte and the signature are right, so that `problems` are only about content."""
     signature: str
     content: Dossier | None = None
     verdict: VerdictRecord | None = None
-    """The verdict as recomputed; None where the folder is not intact enough to compute it."""
+    """The recomputed verdict; None if the folder is too damaged."""
     evidence: BuildEvidence | None = None
-    """What `verdict` was judged on, recomputed from the raw files."""
+    """The recomputed evidence for `verdict`."""
     unbacked: tuple[str, ...] = ()
-    """What is stated and no raw file in the dossier shows."""
+    """Statements without a raw file in the dossier."""
     not_compared: tuple[str, ...] = ()
-    """What another version of optpipe wrote differently, and reports that could not be rendered again here."""
+    """Differences from another version of optpipe, and reports that cannot be rendered here."""
 
     @property
     def folder(self) -> Path:
@@ -73,14 +73,13 @@ class VerifiedDossier:
 
     @property
     def intact(self) -> bool:
-        """Whether every byte is as sealed and every number follows from the raw files."""
         return not self.problems
 
     @property
     def exit_status(self) -> ExitStatus:
-        """BAD_INPUT for changed bytes, FAIL for figures that do not follow from the raw files, else that of the verdict.
+        """BAD_INPUT for changed bytes, FAIL for figures that do not follow from the raw files, otherwise that of the verdict.
 
-        INCONCLUSIVE in place of PASS where another version wrote something differently: nobody can tell that from a forgery.
+        A PASS becomes INCONCLUSIVE if another version wrote something differently, because that may be a forgery.
         """
         if self.problems or self.content is None or self.verdict is None:
             return ExitStatus.FAIL if self.verdict and self.as_sealed else ExitStatus.BAD_INPUT
@@ -92,7 +91,7 @@ class VerifiedDossier:
         return [path.stat().st_size for path in self.folder.rglob("*") if path.is_file()]
 
     def require_intact(self) -> tuple[Dossier, VerdictRecord, BuildEvidence]:
-        """What is in the dossier, its verdict and its evidence. Raises BadInputError where it failed verification."""
+        """Raises BadInputError if the dossier failed verification."""
         if self.problems or self.content is None or self.verdict is None or self.evidence is None:
             raise BadInputError(
                 f"{self.folder} failed verification ({self.problems[0]}); optpipe verify lists all problems"
@@ -101,7 +100,7 @@ class VerifiedDossier:
 
 
 def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purpose: str) -> None:
-    """Raises GateError for anything but an unqualified PASS without the reason `because`."""
+    """Raises GateError for anything except an unqualified PASS without the reason `because`."""
     if because is None and (verdict.verdict is not Verdict.PASS or verdict.waived):
         waived = f"{len(verdict.waived)} criteria waived"
         state = waived if verdict.verdict is Verdict.PASS else verdict.verdict
@@ -109,10 +108,7 @@ def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purp
 
 
 def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> VerifiedDossier:
-    """Verifies a dossier: its seal, its numbers, and that its reports are what the recomputed verdict gives.
-
-    Raises BadInputError where `folder` is not a dossier.
-    """
+    """Verifies the seal, the numbers, and the reports of a dossier. Raises BadInputError if `folder` is not a dossier."""
     found = check_dossier(folder, allowed_signers)
     if found.content is None or found.verdict is None or found.problems:
         return found
@@ -124,7 +120,7 @@ def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> Verifie
 
 
 def check_dossier(folder: Path, allowed_signers: Path | None = None) -> VerifiedDossier:
-    """Verifies a dossier as `verify_dossier` does, without its reports."""
+    """Verifies a dossier without its reports."""
     files = Files(folder, kept={})
     problems = find_seal_problems(files)
     problem, signature = check_signature(files, allowed_signers)
@@ -155,7 +151,7 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
 def _split_by_version(
     serious: Sequence[str], every: Sequence[str], request: DossierRequest
 ) -> tuple[list[str], list[str]]:
-    """The problems, and what this version of optpipe cannot call one: another wrote the dossier, and may have worded it differently."""
+    """Splits differences into problems and those that the wording of another version may explain."""
     if request.optpipe == __version__:
         return [*every], []
     other = f"written by optpipe {request.optpipe}, this is {__version__}"
@@ -163,7 +159,7 @@ def _split_by_version(
 
 
 def _compare_reports(dossier: Dossier, verdict: VerdictRecord) -> tuple[list[str], list[str]]:
-    """The reports that differ from what the raw files give, and those of another version or that cannot be rendered again here."""
+    """Reports that differ from the raw files; and those of another version, or that cannot be rendered here."""
     request, files = dossier.request, dossier.files
     undrawn = explain_no_drawing(request.drawn_with)
     texts = render_dossier(dossier, verdict, figures=bool(request.drawn_with) and not undrawn)
@@ -181,10 +177,10 @@ def _compare_reports(dossier: Dossier, verdict: VerdictRecord) -> tuple[list[str
 
 
 def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
-    """Where a document is not the whole of what it was read as: keys that nobody reads, and keys that it lacks."""
+    """Keys of a document that its record does not read, and keys that it lacks."""
     documents: list[tuple[Files, str, object]] = [(dossier.files, REQUEST, dossier.request)]
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
-        # an empty value that is not there is of a version before it; to empty a value and to remove it is the same forgery
+        # versions before a field existed did not write it; removing an empty value is not a forgery
         plain = plain_from_record(entry.info)
         info = {key: value for key, value in plain.items() if key in entry.manifest.info or value not in ("", [])}
         documents.append((entry.files, MANIFEST, replace(entry.manifest, info=info)))
@@ -201,7 +197,7 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
 
 
 def _find_foreign_files(files: Files) -> Iterator[str]:
-    """Files that do not belong in a dossier, and invalid JSON: a bare NaN is read by some and refused by others."""
+    """Files that do not belong in a dossier, and invalid JSON: readers disagree about a bare NaN."""
     for path in sorted(files.folder.rglob("*")):
         name = path.relative_to(files.folder).as_posix()
         record = name.split("/")
@@ -218,7 +214,7 @@ def _find_foreign_files(files: Files) -> Iterator[str]:
 
 
 def find_contradictions(dossier: Dossier) -> Iterator[str]:
-    """Where two records in a dossier contradict each other, or one contradicts itself, one line each."""
+    """One line for each contradiction between two records, or inside one."""
     request = dossier.request
     builds = {each.id: each for each in dossier.builds}
     for entry in builds.values():
@@ -246,7 +242,7 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
 
 
 def _check_dates(dossier: Dossier) -> Iterator[str]:
-    """Where something ended before it began, or was made after it was judged."""
+    """Ends before starts, and dates after that of the verdict."""
     created = dossier.request.created_utc
     times = {f"{REQUEST}: created": created, "now": get_utc_time()}
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
@@ -267,7 +263,7 @@ def _check_order(times: Mapping[str, str], *names: str) -> Iterator[str]:
 
 
 def _find_copies(runs: Sequence[Run], folder: str) -> Iterator[str]:
-    """Measurements of one name in a run, and processes whose queries took the same times to the nanosecond: one counted twice."""
+    """Repeated names of measurements in a run, and processes with equal query times to the nanosecond: one counted twice."""
     known: dict[object, str] = {}
     for run in runs:
         for one in read_measurements(run.files) if run.kind == "bench" else ():
@@ -322,7 +318,7 @@ def _compare(stated: Mapping[str, object], expected: Mapping[str, object], place
 
 
 def _check_run(run: Run, place: str, builds: Mapping[str, Entry[Any]], needed: Set[str | None]) -> Iterator[str]:
-    """`needed` are the artifacts whose raw files have to be there."""
+    """`needed` are the artifacts whose raw files must exist."""
     if run.name != run.path.name or not run.name.startswith(f"{run.kind}-"):
         yield f"{place}/{MANIFEST}: describes {run.kind} run {run.name}"
     parents = set(run.manifest.parents)
@@ -368,8 +364,7 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
 
 
 def describe_looser_rules(dossier: Dossier) -> str:
-    """By how much more than usual a VALID measurement of the judged artifact may have scattered or drifted, and how much less
-    than usual the intervals hold; empty where by no more and no less."""
+    """Tells how much looser than usual the limits of VALID measurements and the confidence are; empty if they are not."""
     artifact, confidence = dossier.request.artifact, dossier.policy.confidence
     runs = (run for run in dossier.every_run if run.kind == "bench")
     limits = [one.limits for run in runs for one in read_measurements(run.files) if one.subject.artifact == artifact]
@@ -383,7 +378,7 @@ def describe_looser_rules(dossier: Dossier) -> str:
 
 
 def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
-    """What the dossier states and no raw file in it shows, one line for each record that states it."""
+    """Statements of the dossier without a raw file, one line for each record."""
     sources: dict[str, list[str]] = {}
     for one in verdict.criteria:
         if one.source.startswith(f"{BUILDS}/"):

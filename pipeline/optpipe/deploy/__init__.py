@@ -1,1 +1,1 @@
-"""From a dossier to a deployment, written out of its evidence and proven on a running server: see README.md beside this file."""
+"""Makes a deployment from a dossier and proves it on a running server: see README.md in this folder."""

@@ -1,7 +1,7 @@
-"""The attestation on a dossier: an in-toto Statement in a DSSE envelope that a key signed, offline; and its verification.
+"""The attestation on a dossier: an in-toto Statement in a signed DSSE envelope, made and verified offline.
 
-The predicate is test-result v0.1 (in-toto/attestation spec v1), which has no INCONCLUSIVE: that is WARNED, as is a PASS with waived
-criteria. Signing is securesystemslib's. The file lies beside the dossier, whose seal it names by its hash.
+The predicate is test-result v0.1 (in-toto/attestation spec v1), which has no INCONCLUSIVE: that is WARNED, as is a PASS with
+waived criteria. securesystemslib signs. The file names the dossier's seal by its hash and lies outside the dossier.
 """
 
 import json
@@ -45,7 +45,7 @@ class AttestRecord:
 def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> AttestRecord:
     """Verifies the dossier and writes its signed statement to the new folder `output`.
 
-    Raises BadInputError where the dossier fails verification, the key cannot be read, or `output` exists or cannot be made.
+    Raises BadInputError if the dossier fails verification, the key cannot be read, or `output` exists or cannot be made.
     """
     require_unused_path(output)
     signer = _open_key(key, public=False)
@@ -60,7 +60,7 @@ def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Atte
 
 
 def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mapping[str, Any]:
-    """The statement on a dossier whose list of hashes has the SHA-256 `digest`; a waived criterion is among the warned tests."""
+    """The statement on a dossier; `digest` is the SHA-256 of its list of hashes. Waived criteria are among the warned tests."""
     results = {Verdict.PASS: "PASSED", Verdict.FAIL: "FAILED"}
     tests: dict[str, list[str]] = {"PASSED": [], "WARNED": [], "FAILED": []}
     for one in verdict.criteria:
@@ -82,7 +82,7 @@ def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mappi
 
 
 def sign_statement(statement: object, signer: Any) -> bytes:
-    """The envelope as JSON; `signer` is one of securesystemslib's."""
+    """The envelope as JSON; `signer` is a signer of securesystemslib."""
     from securesystemslib.dsse import Envelope
 
     envelope = Envelope(json.dumps(statement, indent=1).encode(), PAYLOAD_TYPE, {})
@@ -111,7 +111,7 @@ def _open_key(path: Path, *, public: bool) -> Any:
 
 
 def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:
-    """Lists the problems of the attestation in `folder`: an invalid signature, or a statement that differs from the dossier."""
+    """Finds an invalid signature, or a statement that differs from the dossier."""
     public, path = _open_key(key, public=True), folder / FILE
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import FormatError, VerificationError

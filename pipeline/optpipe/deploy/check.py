@@ -1,4 +1,4 @@
-"""Whether a deployment is what was written: its seal, its configurations against the signed-off model, its passport."""
+"""Checks a deployment: its seal, its configurations against the signed-off model, and its machine."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ from optpipe.workspace.seal import find_seal_problems
 
 @dataclass(frozen=True, slots=True)
 class CheckedDeployment:
-    """A deployment whose bytes and configurations are right, and how this machine differs from its evidence."""
+    """A deployment with correct bytes and configurations, and the differences of this machine from its evidence."""
 
     folder: Path
     record: DeploymentRecord
@@ -46,12 +46,11 @@ class CheckedDeployment:
 
     @property
     def files(self) -> Files:
-        """Its files, each opened inside it or not at all."""
         return Files(self.folder)
 
 
 def check_deployment(folder: Path) -> CheckedDeployment:
-    """Raises BadInputError that names the first of what is wrong with a deployment, and how much more there is."""
+    """Raises BadInputError with the first problem of a deployment and the number of the others."""
     files = Files(folder)
     if not files.has(DEPLOYMENT):
         problem = f"is not a deployment: {DEPLOYMENT} is missing" if folder.exists() else "does not exist"
@@ -78,7 +77,7 @@ def check_deployment(folder: Path) -> CheckedDeployment:
 
 
 def find_differences(record: DeploymentRecord, here: Environment | None = None) -> Iterator[str]:
-    """How this machine differs from that of the evidence, one line each: in what decides outputs and times."""
+    """Differences of this machine from that of the evidence that affect outputs or times, one line each."""
     then, now = record.environment, describe_environment() if here is None else here
     for name in ("gpu", "driver") if record.device == "cuda" else ("cpu",):
         if then.get_fact(name) != now.get_fact(name):
@@ -96,7 +95,7 @@ def _refuse(folder: Path, problems: list[str]) -> None:
 def find_configuration_problems(
     folder: Path, record: DeploymentRecord, card: ModelCard, serving: Serving
 ) -> Iterator[str]:
-    """Where the repository would serve another model than the one that was signed off, one line each."""
+    """Differences between the served and the signed-off model, one line each."""
     models, labeled = folder / MODELS, (record.engine, record.ensemble) if record.labels else ()
     engine = read_config(models / record.engine / CONFIG)
     batched = engine.max_batch_size > 0

@@ -1,7 +1,7 @@
-"""What a server is configured with, out of the measurements in a dossier and the limits of its policy.
+"""Chooses a server's settings by the measurements in a dossier and the limits of its policy.
 
-Batching follows Triton's own description (docs/user_guide/batcher.md): a request waits at most the queue delay for others,
-then its batch waits for the one that is running, then it runs. So with a latency limit L and the largest batch's latency t,
+Batching follows Triton's description (docs/user_guide/batcher.md): a request waits at most the queue delay for others, then
+its batch waits for the running one, then it runs. So with a latency limit L and the largest batch's latency t,
 delay + 2·t ≤ L keeps a lone instance inside the limit.
 """
 
@@ -22,20 +22,19 @@ NOT_MEASURED = "no VALID single-stream measurement"
 @dataclass(frozen=True, slots=True)
 class Settings:
     max_batch_size: int
-    """0 for a model without a batch axis, or whose batch is fixed."""
+    """0 for a model without a batch axis, or with a fixed batch."""
     preferred: tuple[int, ...]
     delay_us: int
     instances: int
     options: Options
-    """Runtime options of the measurements that decide."""
+    """Runtime options of the measurements behind the choices."""
     choices: tuple[Choice, ...]
     batching: bool = True
-    """Whether the server joins requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """One measured batch size: the largest figure that its interval allows."""
+    """A measured batch size, with the upper bound of its latency."""
 
     size: int
     latency_ns: float
@@ -45,9 +44,9 @@ class _Point:
 
 
 def choose_settings(build: SignedBuild) -> Settings:
-    """The settings, each with the measurement that it comes from.
+    """Chooses all settings, each with the measurement behind it.
 
-    Of several sequence lengths the longest that was measured decides, within the strictest latency limit that the policy sets for it.
+    The longest measured sequence length decides, within the strictest latency limit that the policy sets for it.
     """
     every = group_processes(build.measured)
     valid = [group for group in every if group.valid]
@@ -90,16 +89,16 @@ def format_options(options: Options) -> str:
 
 
 def leave_out_batching(settings: Settings) -> Settings:
-    """The same settings for a server that joins no requests."""
+    """The settings for a server that does not join requests."""
     kept = tuple(each for each in settings.choices if not each.setting.startswith("dynamic_batching"))
     off = Choice("dynamic_batching", "off", "asked for with --no-batching")
     return replace(settings, preferred=(), delay_us=0, batching=False, choices=(*kept, off))
 
 
 def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[_Point]:
-    """One for each batch size that was measured alone, in single-stream: the wait of a queue is not in its latency.
+    """One point for each batch size that was measured in single-stream, where latency contains no wait in a queue.
 
-    With the percentile that is `limited`, and no lower one in its place; without a limit p99, else p50.
+    Uses only the percentile that is `limited`; without a limit p99, otherwise p50.
     """
     found = {}
     for group in groups:
@@ -131,7 +130,7 @@ def _choose_max_batch(points: Sequence[_Point], limit: tuple[Criterion, float] |
 
 
 def _choose_preferred(points: Sequence[_Point]) -> tuple[tuple[int, ...], str]:
-    """The sizes that gave more throughput than every smaller one by what ends a sweep."""
+    """The sizes with more throughput than every smaller one, by the gain that ends a sweep."""
     best, chosen = 0.0, []
     for each in points:
         if each.size > 1 and each.rate >= best * MIN_SWEEP_GAIN:
@@ -163,7 +162,7 @@ def _choose_delay(known: Sequence[_Point], limit: tuple[Criterion, float] | None
 
 
 def _choose_instances(groups: Sequence[ProcessGroup], limit: tuple[Criterion, float] | None) -> tuple[int, str]:
-    """The streams that gave clearly more throughput than one, where they keep the latency limit."""
+    """The streams with clearly more throughput than one, if they meet the latency limit."""
     rates = [(group, rate.value) for group in groups if (rate := group.estimate("throughput", 0.95)) is not None]
     alone = max((rate for group, rate in rates if group.load.streams == 1), default=0.0)
     several = [each for each in rates if each[0].load.streams > 1]

@@ -1,6 +1,6 @@
-"""What the server adds to a request: the same requests at the same load, in-process and through gRPC, in rounds of both.
+"""The time that a server adds to a request: equal requests in-process and through gRPC, in alternating rounds.
 
-One request follows the other, or a Poisson process in an open loop says when each is due: its latency counts from then.
+Requests follow each other, or a Poisson process in an open loop schedules them: then latency counts from the scheduled time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,13 +41,13 @@ RATE_CONFIDENCE = 0.95
 PERCENTS = (50.0, 90.0, 99.0)
 MAX_IN_FLIGHT = 256
 CONCURRENCY = (1, 8, 32)
-"""How many requests are in flight where throughput is measured."""
+"""Requests in flight during throughput trials."""
 Trial = Callable[[LoadSpec, float, int], list[int]]
-"""Puts a load on a subject for a number of seconds, with a seed of its arrivals; the latencies in ns."""
+"""Loads a subject for a number of seconds, with a seed for the arrivals; returns latencies in ns."""
 
 
 def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str], ...]:
-    """The loads that the policy limits latency at; one request at a time where it names none."""
+    """The loads of the policy's latency limits; single requests if there are none."""
     found = {}
     for each in policy.criteria:
         where = each.where
@@ -74,10 +74,10 @@ def measure_server(
     largest: int,
     listener: Listener,
 ) -> tuple[tuple[ServerCost, ...], tuple[ServerThroughput, ...]]:
-    """Through the gRPC address `url` and beside it `engine` in-process: latencies at each load that the policy limits, and
-    requests/s of one sample each at every concurrency.
+    """Measures latencies at each load that the policy limits, and requests/s of one sample at every concurrency.
 
-    `inputs` are rows to draw from; `largest` is the deployment's batch, 0 where it has none.
+    `url` is the server's gRPC address, `engine` answers in-process; `inputs` are rows to draw from, and `largest` is the
+    deployment's batch, 0 without one.
     """
     record, costs, rates = checked.record, [], []
     policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
@@ -108,7 +108,7 @@ def measure_server(
 
 
 def name_inputs(serving: "Serving | None", rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
-    """By the names that the server knows."""
+    """Renames inputs for a server that addresses them by position."""
     if serving is None or not serving.by_position:
         return rows
     return dict(zip(list_positions("INPUT", len(rows)), rows.values(), strict=True))
@@ -122,7 +122,7 @@ def _estimate(rates: Sequence[float]) -> Estimate:
 
 
 def _measure_rate(call: Callable[[], object], requests: int, seconds: float) -> tuple[float, list[int]]:
-    """Requests per second of calls of so many each, and what the calls took in ns."""
+    """Requests per second of calls with `requests` each, and the calls' times in ns."""
     times = _time_requests(call, LoadSpec(requests), seconds, 0)
     return requests * len(times) / sum(times) * 1e9, times
 
@@ -154,7 +154,7 @@ def _summarize(latencies: Iterable[int]) -> LatencySummary:
 
 
 def _time_requests(call: Callable[[], object], load: LoadSpec, seconds: float, seed: int) -> list[int]:
-    """Latencies in ns of one request after the other; in an open loop from when each was due."""
+    """Latencies in ns of successive requests; in an open loop since the scheduled time."""
     warm_up(partial(time_call, call), WARM_UP_S, MAX_WARM_UP_S)
     if load.rate_per_s is None:
         return time_calls_for(call, seconds)
@@ -162,7 +162,7 @@ def _time_requests(call: Callable[[], object], load: LoadSpec, seconds: float, s
 
 
 def _iterate_due(rate_per_s: float, seconds: float, seed: int) -> Iterator[int]:
-    """When each request is due; the last one is the first after `seconds`."""
+    """Times at which requests are due; the last one is the first after `seconds`."""
     end = perf_counter_ns() + seconds * 1e9
     for due in iterate_arrivals(rate_per_s, seed):
         yield due
@@ -171,7 +171,7 @@ def _iterate_due(rate_per_s: float, seconds: float, seed: int) -> Iterator[int]:
 
 
 def _make_served_trial(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Trial:
-    """Through gRPC; in an open loop requests are in flight together, so that the server can form batches."""
+    """Keeps requests of an open loop in flight together, so that the server can form batches."""
     from tritonclient import grpc
 
     client, inputs = grpc.InferenceServerClient(url), prepare_inputs(grpc, rows)

@@ -1,4 +1,4 @@
-"""A deployment with its proof, and a re-check, as documents."""
+"""Documents of a deployment with its proof, and of a re-check."""
 
 import shlex
 from collections.abc import Iterator
@@ -19,7 +19,6 @@ from optpipe.report.document import (
 
 
 def document_from_deployment(found: DeployResult) -> Document:
-    """What was written and why, how this machine differs, and what the server served."""
     record, dossier = found.deployment, found.deployment.dossier
     to_server = record.target != "folder"
     built = f"{record.model}: {record.backend} {record.precision} ({record.device})"

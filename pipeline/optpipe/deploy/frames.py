@@ -19,7 +19,7 @@ _LEAST = 1 << 20
 
 
 class SharedMemory:
-    """A file in memory that grows. What was put into it may be overwritten after `rewind`."""
+    """A file in memory that grows. After `rewind`, its content may be overwritten."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._end = descriptor, 0
@@ -29,7 +29,7 @@ class SharedMemory:
         self._end = 0
 
     def put(self, array: "np.ndarray") -> int:
-        """Copies; returns the offset."""
+        """Copies `array` into the file and returns the offset."""
         import numpy as np
 
         offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
@@ -40,7 +40,7 @@ class SharedMemory:
         return offset
 
     def view(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> "np.ndarray":
-        """The array at `offset`, where it lies."""
+        """The array at `offset`, without a copy."""
         import numpy as np
 
         kind = np.dtype(dtype)
@@ -48,7 +48,7 @@ class SharedMemory:
         if count == 0:
             return np.empty(shape, kind)
         if self._view is None or len(self._view) < offset + count * kind.itemsize:
-            self._view = mmap(self._descriptor, 0)  # views of the one before keep that one
+            self._view = mmap(self._descriptor, 0)  # older views keep the older mapping alive
         return np.frombuffer(self._view, kind, count, offset).reshape(shape)
 
 
@@ -68,7 +68,7 @@ def write_frame(pipe: IO[bytes], header: Mapping[str, Any], arrays: Arrays, memo
 def read_frame(
     pipe: IO[bytes], memory: SharedMemory | None = None
 ) -> "tuple[dict[str, Any], dict[str, np.ndarray]] | None":
-    """The next frame's header and arrays; None where the other end has closed. Arrays in `memory` last until the answer to them."""
+    """The next frame's header and arrays; None at the end. Arrays in `memory` are valid until they are answered."""
     import numpy as np
 
     if not (line := pipe.readline()):

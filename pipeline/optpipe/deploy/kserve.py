@@ -1,7 +1,7 @@
-"""`--to kserve`: an InferenceService (serving.kserve.io/v1beta1) that serves the model repository beside it.
+"""`--to kserve`: an InferenceService (serving.kserve.io/v1beta1) for the model repository.
 
-KServe mounts what lies at `storageUri` at /mnt/models and starts Triton on it, so the content of `models/` is what is uploaded.
-Resources that a manifest leaves out come from KServe's runtime for Triton (1 CPU, 2 GiB), whatever the model needs: all are written.
+KServe mounts the content of `storageUri` at /mnt/models and starts Triton on it, so the content of `models/` must be uploaded.
+KServe's runtime for Triton would fill missing resources with 1 CPU and 2 GiB, so the manifest names all resources.
 """
 
 import json
@@ -18,7 +18,7 @@ from optpipe.models.artifacts.engine import hash_engine
 
 MANIFEST = "inference-service.yaml"
 SERVER_BYTES = 2 << 30
-"""Memory that KServe's runtime gives Triton without a model (config/runtimes/kserve-tritonserver.yaml)."""
+"""Memory of KServe's runtime for Triton without a model (config/runtimes/kserve-tritonserver.yaml)."""
 MIB = 1 << 20
 
 
@@ -37,10 +37,10 @@ def require_service(storage_uri: str | None, image: str | None) -> None:
 def write_service(
     build: SignedBuild, settings: Settings, storage_uri: str, image: str | None, backend: str, folder: Path
 ) -> list[Choice]:
-    """Writes the manifest; `backend` and `image` are Triton's. Of its resources, requests are also the limits: what was measured had
-    its cores to itself.
+    """Writes the manifest; `backend` and `image` are Triton's.
 
-    Raises BadInputError where KServe's own image could not serve the repository.
+    Requests are also limits, because the measurements had their cores to themselves. Raises BadInputError if KServe's image cannot
+    serve the repository.
     """
     if backend == "python" and image is None:
         raise BadInputError(
@@ -82,10 +82,10 @@ def write_service(
 
 
 def _make_manifest(build: SignedBuild, storage_uri: str, image: str | None, resources: dict[str, str]) -> str:
-    """In YAML, whose strings in double quotes are JSON's."""
+    """Writes strings as JSON, which is valid YAML."""
     amounts = ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in resources.items())
     name = re.sub(r"[^a-z0-9]+", "-", build.card.name.lower()).strip("-")[:50].rstrip("-")
-    name = name if name[:1].isalpha() else f"model-{name}".rstrip("-")  # a DNS label (RFC 1035), which KServe asks for
+    name = name if name[:1].isalpha() else f"model-{name}".rstrip("-")  # KServe needs a DNS label (RFC 1035)
     own_image = f"      image: {json.dumps(image)}\n" if image else ""
     return (
         f"# Upload the content of {MODELS}/ to storageUri, then: kubectl apply -f {MANIFEST}\n"

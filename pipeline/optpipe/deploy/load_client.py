@@ -1,7 +1,7 @@
-"""`python -m optpipe.deploy.load_client URL MODEL`: a client in a process of its own, which keeps requests in flight.
+"""`python -m optpipe.deploy.load_client URL MODEL`: a client process that keeps requests in flight.
 
-One Python process sends fewer requests than a server answers, so that a server's throughput needs several clients. The first frame
-holds a request's inputs; each that follows asks for a trial.
+One Python process sends fewer requests than a server answers, so a server's throughput needs several clients. The first frame
+holds a request's inputs; each of the following asks for a trial.
 """
 
 import os
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CORES_PER_CLIENT = 4
 MOST_CLIENTS = 8
 START_AFTER_NS = 20_000_000
-"""How long after it was asked for a trial begins, in all clients at once."""
+"""Delay after which a trial begins in all clients at once."""
 
 
 class LoadClients:
@@ -34,7 +34,7 @@ class LoadClients:
         self._clients = clients
 
     def run_trial(self, count: int, seconds: float) -> tuple[float, list[int]]:
-        """Answers per second with `count` requests in flight, and latencies in ns. Raises StageError where the server fails."""
+        """Answers per second with `count` requests in flight, and latencies in ns. Raises StageError if the server fails."""
         chosen = self._clients[:count]
         begin, latencies = perf_counter_ns() + START_AFTER_NS, []
         for at, client in enumerate(chosen):
@@ -50,7 +50,7 @@ class LoadClients:
 
 @contextmanager
 def open_load_clients(url: str, model: str, inputs: Arrays) -> Iterator[LoadClients]:
-    """Clients for a gRPC address, by the cores of this machine; `inputs` by the names that the server knows."""
+    """Opens clients for a gRPC address, as many as this machine's cores allow; `inputs` have the server's names."""
     count = min(MOST_CLIENTS, max(1, len(os.sched_getaffinity(0)) // CORES_PER_CLIENT))
     with ExitStack() as stack:
         clients = [stack.enter_context(FrameProcess("optpipe.deploy.load_client", url, model)) for _ in range(count)]
@@ -60,7 +60,6 @@ def open_load_clients(url: str, model: str, inputs: Arrays) -> Iterator[LoadClie
 
 
 def main() -> None:
-    """Answers until standard input ends."""
     from tritonclient import grpc
 
     end_with_parent()
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def prepare_inputs(module: Any, arrays: Arrays) -> list[Any]:
-    """The inputs of a request as `tritonclient.grpc` or `tritonclient.http` takes them."""
+    """The inputs of a request for `tritonclient.grpc` or `tritonclient.http`."""
     found = []
     for name, array in arrays.items():
         found.append(module.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
@@ -81,9 +80,9 @@ def prepare_inputs(module: Any, arrays: Arrays) -> list[Any]:
 
 
 def send_in_flight(client: Any, model: str, given: Sequence[Any], count: int, arrivals: Iterable[int]) -> list[int]:
-    """Sends a request for each of `arrivals`, at most `count` of them in flight; the latencies since it was due, in ns.
+    """Sends a request for each of `arrivals`, at most `count` in flight; returns the latencies since each was due, in ns.
 
-    `arrivals` is asked for the next when there is room for it. Raises StageError, when all have ended, where the server failed.
+    Takes the next arrival only when there is room for it. After all requests, raises StageError if the server failed.
     """
     room = Semaphore(count)
     found: list[int] = []
@@ -109,7 +108,7 @@ def send_in_flight(client: Any, model: str, given: Sequence[Any], count: int, ar
 def _run_trial(
     client: Any, model: str, given: Sequence[Any], asked: Mapping[str, Any]
 ) -> "tuple[dict[str, Any], dict[str, np.ndarray]]":
-    """Those still in flight at the end count."""
+    """Counts requests that are still in flight at the end."""
     import numpy as np
 
     sleep(max(0, asked["begin"] - perf_counter_ns()) / 1e9)

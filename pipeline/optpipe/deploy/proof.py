@@ -1,7 +1,7 @@
-"""`deploy --prove`: the deployment's own requests through a running server, over HTTP and gRPC, against the signed-off outputs.
+"""`deploy --prove`: sends the deployment's requests to a running server, over HTTP and gRPC, and compares the outputs.
 
-A model whose backend the server lacks is served by optpipe's own session behind the Python backend, with the same tensors,
-batching, warm-up, labels and ensemble; the report then says of it "configured, not run".
+If the server lacks a model's backend, optpipe's session serves the model behind the Python backend, with the same tensors,
+batching, warm-up, labels, and ensemble; the report then says "configured, not run".
 """
 
 import json
@@ -53,30 +53,30 @@ if TYPE_CHECKING:
 PROTOCOLS = ("http", "grpc")
 REQUEST_LIMIT_S = 120
 SERVED_TOLERANCE = 2e-2
-"""Largest relative error of a served output against the same artifact's in-process: batches of other sizes take other kernels."""
+"""Largest relative error of a served output against the in-process one: batches of other sizes use other kernels."""
 ROWS_AT_ONCE = 4
-"""Samples in one request of the engine: so that the order of a batch is seen too."""
+"""Samples in one request of the engine, so that the order of a batch is checked too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One request and what it must give, computed in-process from the deployment's own files."""
+    """A request and its outputs, computed in-process from the deployment's files."""
 
     model: str
     inputs: "Mapping[str, np.ndarray]"
     outputs: "Mapping[str, np.ndarray]"
     source: "Mapping[str, np.ndarray]"
-    """The source model's outputs; empty where they are not known."""
+    """The source model's outputs; empty if they are not known."""
     prediction: int | None = None
 
 
 def prove_deployment(
     checked: CheckedDeployment, program: ServerProgram, seconds: float, store: Store, listener: Listener
 ) -> ProofRecord:
-    """Runs the server on the deployment and compares; measures for so many `seconds` at each load what the server costs.
+    """Runs the server on the deployment and compares; measures the server's cost for `seconds` at each load.
 
-    Raises GateError where an output, a label or a shape is not the signed-off one, StageError with the server's reason where
-    it does not load the repository or dies, MissingError without tritonclient.
+    Raises GateError if an output, a label, or a shape is not the signed-off one, StageError with the server's reason if it does
+    not load the repository or dies, and MissingError without tritonclient.
     """
     require_tritonclient()
     entry = entry_from_folder(checked.folder / MODELS / checked.record.engine / "1", ArtifactInfo)
@@ -85,7 +85,7 @@ def prove_deployment(
             f"{checked.record.engine} cannot run on this machine, so nothing can be proven here: {blocker}"
         )
     with store.scratch("prove") as folder:
-        scratch = folder.resolve()  # the server's processes have working directories of their own
+        scratch = folder.resolve()  # the server's processes have other working directories
         models = _arrange_models(checked, program, scratch / MODELS)
         largest = read_config(checked.folder / MODELS / checked.record.engine / CONFIG).max_batch_size
         with listener.step("in-process outputs"):
@@ -115,7 +115,7 @@ def prove_deployment(
 
 
 def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:
-    """The repository as this server can load it; the configuration of what it lacks a backend for is put behind the shim."""
+    """Links the repository; models without a backend on this server get the Python backend."""
     have, found = list_backends(program), {}
     for source in sorted((checked.folder / MODELS).resolve().glob("*/")):
         shutil.copytree(source, target / source.name, copy_function=lambda file, link: Path(link).symlink_to(file))
@@ -140,7 +140,7 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
         each.allow_ragged_batch = False
     add_shim_parameters(config, source / "1", "artifact" if source.name == record.engine else "preprocessing")
     config.parameters["python"].string_value = sys.executable
-    inherited = os.environ.get("PYTHONPATH")  # the server's interpreter starts without it
+    inherited = os.environ.get("PYTHONPATH")  # the server starts the interpreter without it
     own = str(Path(optpipe.__file__).parents[1])
     config.parameters["path"].string_value = f"{own}{os.pathsep}{inherited}" if inherited else own
     config.parameters["options"].string_value = json.dumps(dict(record.options) if source.name == record.engine else {})
@@ -162,7 +162,7 @@ def _list_expected(checked: CheckedDeployment, engine: Answer) -> Iterator[Expec
 
 
 def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedDeployment) -> Iterator[Expected]:
-    """The known inputs; of a model that takes sequences of several lengths also the shortest and the longest of them."""
+    """The known inputs, and sequences of the shortest and the longest length of the model."""
     batched = read_config(checked.folder / MODELS / model / CONFIG).max_batch_size
     if not batched:
         yield Expected(model, known.inputs, engine([known.inputs])[0], known.outputs)
@@ -190,8 +190,7 @@ def _expect_images(model: str, preprocess: Answer, engine: Answer, checked: Chec
 
 
 def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0) -> Any:
-    """One request; `client` is the protocol's module with a client; `classes` asks for the labels of that many best classes instead
-    of the tensor."""
+    """Sends one request with the protocol's (module, connection); `classes` asks for that many labels instead of the tensor."""
     module, connection = client
     given = prepare_inputs(module, inputs)
     wanted = [module.InferRequestedOutput(name, class_count=classes) for name in outputs]
@@ -238,7 +237,7 @@ def _compare(
 
 
 def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: "np.ndarray | None") -> float:
-    """The relative error against the in-process output. Raises GateError where it is not the same tensor."""
+    """The relative error against the in-process output. Raises GateError if it is too large, or the tensor differs."""
     want = each.outputs[name]
     if got is None or got.shape != want.shape or got.dtype != want.dtype:
         have = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
@@ -262,7 +261,7 @@ def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got:
 def _judge_label(
     record: DeploymentRecord, client: Any, where: str, each: Expected, name: str, got: "np.ndarray"
 ) -> None:
-    """Raises GateError where the class or its label is not the signed-off one."""
+    """Raises GateError if the class or its label is not the signed-off one."""
     best = int(got.reshape(len(got), -1).argmax(axis=1)[0])
     if best != each.prediction:
         raise GateError(f"{where}: predicts class {best}, the signed-off prediction is {each.prediction}")

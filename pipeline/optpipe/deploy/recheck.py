@@ -1,8 +1,7 @@
-"""`optpipe signoff recheck`: a dossier's artifact and requests again, in today's environment or another interpreter's.
+"""`optpipe signoff recheck`: runs a dossier's artifact and requests again, here or in another environment.
 
-With another interpreter the two take turns in pairs of fresh processes (`measure.pair`), and outputs are compared to the last bit.
-Without, the new processes are compared with those in the dossier, which were measured at another time, and the outputs with
-the errors that the dossier's verification recorded.
+With another interpreter the two alternate in fresh processes (`measure.pair`), and outputs are compared to the last bit.
+Without one, the new processes are compared with the dossier's, and the outputs with the errors that the dossier recorded.
 """
 
 import os
@@ -65,9 +64,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 NEEDED = ("numpy", "msgspec", "typing_extensions")
-"""What the worker imports beside the runtime."""
+"""Packages of the worker other than the runtime."""
 RUNTIMES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-cu13", "tensorrt-rtx-cu13", "torch")
-"""Packages that decide outputs and latency, under the names that they may be installed by."""
+"""Packages that decide outputs and latency, under all names of their distributions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Interpreter:
     program: str
     environment: Mapping[str, str]
     versions: Mapping[str, str]
-    """Of the packages that decide outputs and latency, those it has."""
+    """Versions of the installed packages that decide outputs and latency."""
 
 
 _PROBE = """
@@ -94,14 +93,16 @@ print(json.dumps({"missing": [each for each in needed if importlib.util.find_spe
 
 
 def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) -> Interpreter:
-    """The interpreter of an environment, or this one; `packages` are those whose versions matter.
+    """Opens the interpreter of an environment, or this one, and reads the versions of `packages`.
 
-    Raises BadInputError where `path` is not an environment, MissingError with the command where the worker lacks a package.
+    Raises BadInputError if `path` is not an environment, MissingError with the command if the worker lacks a package.
     """
     program = sys.executable if path is None else str(find_python(path, "--python"))
     source = scratch / "source"
     source.mkdir(exist_ok=True)
-    if not (source / "optpipe").exists():  # alone: its site-packages would bring this environment's runtime along
+    if not (
+        source / "optpipe"
+    ).exists():  # link only optpipe: site-packages would bring this environment's runtime along
         (source / "optpipe").symlink_to(Path(optpipe.__file__).parent)
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
     inherited = [kept["PYTHONPATH"]] if path is None and "PYTHONPATH" in kept else []
@@ -118,7 +119,7 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
 def outputs_of_interpreter(
     interpreter: Interpreter, build: SignedBuild, inputs: "Mapping[str, np.ndarray]", options: Mapping[str, object]
 ) -> "dict[str, np.ndarray]":
-    """The outputs by name, first axis the samples. Raises StageError with the interpreter's own reason."""
+    """The outputs by name, (samples, ...). Raises StageError with the interpreter's reason."""
     words = ("artifact", str(build.artifact.path), line_from_record(options).decode())
     outputs, runs = build.card.outputs, []
     try:
@@ -137,7 +138,7 @@ def outputs_of_interpreter(
 def list_output_changes(
     old: "Mapping[str, np.ndarray]", new: "Mapping[str, np.ndarray]", *, classifies: bool
 ) -> Iterator[OutputChange]:
-    """Every output to the last bit; of a classifier's first one also how many predictions changed."""
+    """Compares every output to the last bit, and a classifier's predictions."""
     import numpy as np
 
     for at, (name, before) in enumerate(old.items()):
@@ -159,7 +160,7 @@ def list_output_changes(
 def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Listener) -> RecheckRecord:
     """Measures and compares.
 
-    Raises BadInputError for a dossier that measured nothing, MissingError where its artifact cannot run here, StageError where a
+    Raises BadInputError for a dossier without usable measurements, MissingError if its artifact cannot run here, StageError if a
     process fails.
     """
     info = build.artifact.info
@@ -210,7 +211,7 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
 def judge_recheck(
     outputs: Sequence[OutputChange], latency: LatencyChange, tolerance: float, max_slowdown: float
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """FAIL for outputs beyond the tolerance, another prediction or a slow-down that is shown; PASS where all are excluded."""
+    """FAIL for outputs beyond the tolerance, other predictions, or a proven slow-down; PASS if all are excluded."""
     failed, open_points, seen = [], [], []
     for each in outputs:
         if each.relative_error > tolerance:
@@ -235,7 +236,7 @@ def judge_recheck(
 
 
 def _choose_group(build: SignedBuild) -> ProcessGroup:
-    """The closed loop that was measured last, of those with the most VALID processes up to MIN_VALUES, which a comparison needs."""
+    """The closed loop with the most VALID processes up to MIN_VALUES, which a comparison needs; the newest of several."""
     groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
     if not groups:
         raise BadInputError(f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck")
@@ -245,7 +246,7 @@ def _choose_group(build: SignedBuild) -> ProcessGroup:
 def _list_version_changes(
     old: Mapping[str, str], new: Mapping[str, str], runtime: str, *, outer: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """Packages with another version; of the runtime, and with `outer` of all, also those that one side lacks."""
+    """Packages whose versions differ; `outer` includes those that one side lacks, which the runtime's always are."""
     of_runtime = {name for name in RUNTIMES if name.removesuffix("-gpu") == runtime.removesuffix("-gpu")}
     names = set(old) | set(new) if outer else (set(old) & set(new)) | of_runtime
     changed = (name for name in sorted(names) if old.get(name) != new.get(name))
@@ -255,7 +256,7 @@ def _list_version_changes(
 def _compare_outputs(
     build: SignedBuild, old: Interpreter | None, new: Interpreter, group: ProcessGroup
 ) -> tuple[tuple[OutputChange, ...], str]:
-    """With the `old` interpreter's to the last bit; without one by their errors, of which equal outputs have equal ones."""
+    """Compares with the `old` interpreter to the last bit; without one, equal errors mean equal outputs."""
     known, options = reference_from_file(build.samples.file(REFERENCE)), group.newest.measurement.subject.options
     found = outputs_of_interpreter(new, build, known.inputs, options)
     if old is not None:
@@ -305,7 +306,7 @@ def _compare_latency(
 
 
 def _list_measured(build: SignedBuild, group: ProcessGroup, store: Store) -> Iterator[RecordedMeasurement]:
-    """Lists the measurements of the dossier and of this workspace on one machine. Several runs of a build show how runs differ."""
+    """Measurements of the dossier and of this workspace on one machine: several runs show how runs differ."""
     yield from build.measured
     known = {one.run for one in build.measured}
     for run in list_runs(store.workspace, "bench"):
@@ -333,7 +334,7 @@ def _prepare(
 def _compare_with_dossier(
     side: TrialSubject, group: ProcessGroup, scatter: Scatter | None, load: LoadSpec, listener: Listener
 ) -> LatencyChange:
-    """Welch's interval of the ratio, with what runs `scatter`: the processes were not measured in turn."""
+    """Welch's interval of the ratio, widened by `scatter` between runs: the processes do not alternate."""
     values: list[float] = []
     with listener.step(f"{load}, {PROCESSES} processes", total=PROCESSES) as step:
         for number in range(PROCESSES):

@@ -1,4 +1,4 @@
-"""What a deployment says of itself: `deployment.json` in its folder, and what a proof found."""
+"""Records of a deployment (`deployment.json`), its proof, and a re-check."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ from optpipe.stats.ratio import Change
 
 DEPLOYMENT = "deployment.json"
 MODELS = "models"
-"""Folder of a deployment that is Triton's model repository."""
+"""Folder of a deployment with Triton's model repository."""
 REQUESTS = "requests"
-"""Folder of a deployment with what a proof sends."""
+"""Folder of a deployment with the requests of a proof."""
 TENSORS = "tensors.npz"
-"""In `requests`: inputs `input:NAME` and the source model's outputs `output:NAME`, first axis the samples."""
+"""In `requests`: inputs `input:NAME` and the source model's outputs `output:NAME`, (samples, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One setting with what it follows from."""
+    """A setting of the server with its reason."""
 
     setting: str
     """`max_batch_size`, `dynamic_batching.max_queue_delay_microseconds`, …"""
@@ -34,7 +34,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RequestImage:
-    """An encoded image with the class that was signed off for it; None for a model that does not classify."""
+    """An encoded image with its signed-off class; None for a model that does not classify."""
 
     file: str
     sha256: str
@@ -45,16 +45,16 @@ class RequestImage:
 class DossierReference:
     name: str
     sha256: str
-    """Of its list of hashes, which identifies its content."""
+    """Hash of its list of hashes, which identifies its content."""
     verdict: Verdict
     waived: tuple[str, ...]
     because: str | None
-    """Why it is deployed without an unqualified PASS."""
+    """Reason to deploy without an unqualified PASS."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
-    """The content of `deployment.json`."""
+    """Content of `deployment.json`."""
 
     target: str
     model: str
@@ -67,22 +67,22 @@ class DeploymentRecord:
     engine: str
     """Name of the Triton model that holds the artifact."""
     preprocessing: str | None
-    """Name of the Triton model that holds the DALI pipeline; None for a model without image preprocessing."""
+    """Name of the Triton model that holds the DALI pipeline; None without image preprocessing."""
     ensemble: str | None
     options: Mapping[str, bool | int | str]
-    """Runtime options that the signed-off measurements ran with."""
+    """Runtime options of the signed-off measurements."""
     labels: tuple[str, ...]
     choices: tuple[Choice, ...]
     not_carried: tuple[str, ...]
-    """Runtime options that Triton's backend has no setting for."""
+    """Runtime options without a setting in Triton's backend."""
     tolerance: float
     """Largest relative L2 error of an output against the signed-off one."""
     images: tuple[RequestImage, ...]
-    """In `requests`, out of an evaluation in the dossier."""
+    """Images in `requests`, from an evaluation in the dossier."""
     environment: Environment
-    """The passport: machine and versions that the evidence holds for, without packages that do not matter to it."""
+    """The machine and versions of the evidence, without packages that do not affect it."""
     triton: str
-    """Which Triton releases can serve it."""
+    """Triton releases that can serve it."""
     optpipe: str
     created_utc: str
 
@@ -98,7 +98,7 @@ class ServerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Served outputs against the signed-off ones, over one protocol."""
+    """Served outputs against the signed-off ones over one protocol."""
 
     model: str
     protocol: str
@@ -113,7 +113,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ServerCost:
-    """Latency in-process and through the server, of the same requests at the same load, in rounds that alternate."""
+    """Latency of the same requests in-process and through the server, in alternating rounds."""
 
     load: str
     source: str
@@ -125,11 +125,11 @@ class ServerCost:
 
 @dataclass(frozen=True, slots=True)
 class ServerThroughput:
-    """Requests/s with a number of requests always in flight, in-process and through the server, in rounds that alternate."""
+    """Requests/s with `concurrency` requests in flight, in-process and through the server, in alternating rounds."""
 
     concurrency: int
     in_process: Estimate
-    """The same requests joined to batches of that many, or as many as the deployment takes: what dynamic batching can reach."""
+    """Requests joined to batches of `concurrency` or of the deployment's largest: the bound of dynamic batching."""
     server: Estimate
     latency: LatencySummary
     """Through the server, from sending a request to its answer."""
@@ -138,8 +138,6 @@ class ServerThroughput:
 
 @dataclass(frozen=True, slots=True)
 class ProofRecord:
-    """What `deploy --prove` found."""
-
     deployment: str
     server: ServerRecord
     models: Mapping[str, str]
@@ -152,12 +150,12 @@ class ProofRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeployResult:
-    """What `optpipe deploy` prints with `--json`."""
+    """The JSON document of `optpipe deploy`."""
 
     folder: str
     deployment: DeploymentRecord
     differences: tuple[str, ...] = ()
-    """Between the evidence's machine and this one."""
+    """Differences of this machine from that of the evidence."""
     proof: ProofRecord | None = None
     warnings: tuple[str, ...] = ()
 
@@ -180,35 +178,33 @@ class RecheckPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutputChange:
-    """One output in the new environment against the old one's."""
-
     name: str
     values: int
     changed: int
-    """Values that are not equal to the last bit."""
+    """Values that differ in any bit."""
     first_changed: tuple[int, ...] | None
-    """Index of the first; None where all are equal, or the old values are not here."""
+    """Index of the first; None if all are equal, or the old values are not known."""
     relative_error: float
-    """‖new − old‖ / ‖old‖; without the old environment, of the new outputs against the source model's."""
+    """‖new − old‖ / ‖old‖; without the old environment, against the source model's outputs."""
     predictions_changed: int | None
     """Samples with another class; None for a model that does not classify."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyChange:
-    """New over old: above 1 is slower."""
+    """`ratio` is new over old: above 1 is slower."""
 
     metric: str
     load: str
     ratio: float
     ci: tuple[float, float] | None
-    """None where nothing can be said of it."""
+    """None if the ratio has no interval."""
     confidence: float
     change: Change
     how: str
-    """`interleaved, 10 rounds`, or which processes were compared and why they are not judged."""
+    """`interleaved, 10 rounds`, or the compared processes and the reason why they are not judged."""
     rounds_to_settle: int | None = None
-    """About how many rounds of this scatter would exclude the slow-down or show one; None where processes were not interleaved."""
+    """About how many such rounds would decide the slow-down; None if processes did not alternate."""
 
     def format_interval(self) -> str:
         """`0.998 to 1.004 at 99%`."""
@@ -224,7 +220,7 @@ class RecheckRecord:
     verdict: Verdict
     reasons: tuple[str, ...]
     versions: Mapping[str, tuple[str, str]]
-    """Of each package that is not what it was, the old and the new version."""
+    """The old and the new version of each changed package."""
     outputs: tuple[OutputChange, ...]
     outputs_how: str
     latency: LatencyChange

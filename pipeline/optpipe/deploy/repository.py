@@ -1,7 +1,7 @@
-"""Writes a deployment for Triton: a model repository with its passport, the requests of its proof, and a seal over all of it.
+"""Writes a deployment: for Triton a model repository, its passport, the requests of its proof, and a seal.
 
 DIR/models/NAME_engine      the artifact with its store manifest in `1/`
-DIR/models/NAME_preprocess  the DALI pipeline, where the dossier proves one
+DIR/models/NAME_preprocess  the DALI pipeline, if the dossier proves one
 DIR/models/NAME             the ensemble from encoded images to the model's outputs, with labels
 """
 
@@ -54,11 +54,11 @@ from optpipe.workspace.store import Store
 
 DALI_OUTPUT = "DALI_OUTPUT_0"
 ENGINE = "engine"
-"""Folder of a deployment to a folder with the artifact."""
+"""Folder of the artifact in a deployment without a server."""
 PREDICT = "predict.py"
 SETTINGS = "loader.json"
 ENCODED = "encoded_image"
-"""The ensemble's input: a whole image file as bytes."""
+"""The ensemble's input: an image file as bytes."""
 SHIM = {
     name: Path(__file__).with_name(source)
     for name, source in (("model.py", "triton_model.py"), ("optpipe_frames.py", "frames.py"))
@@ -76,10 +76,10 @@ def write_deployment(
     storage_uri: str | None = None,
     image: str | None = None,
 ) -> None:
-    """Writes everything in one step: `output` is there whole, or not at all.
+    """Writes everything in one step: `output` is complete or does not exist.
 
-    Without `batching` each request runs separately; `storage_uri` and `image` are KServe's. Raises BadInputError where
-    `output` exists already, and for an artifact that needs more than its files or has no loader for a folder.
+    Without `batching` each request runs separately; `storage_uri` and `image` are KServe's. Raises BadInputError if `output`
+    exists, and for an artifact that needs other files or has no loader for a folder.
     """
     settings, backend = choose_settings(build), BACKENDS[build.artifact.info.backend]
     if not batching and target != "folder":
@@ -111,7 +111,7 @@ def _write_models(
     known: Reference,
     scratch: Path,
 ) -> DeploymentRecord:
-    """The model repository; the record with the names of its models and what was chosen for them."""
+    """Writes the model repository; returns the record with the models' names and choices."""
     name, models = build.card.name, scratch / MODELS
     record = replace(record, engine=f"{name}_engine", preprocessing=f"{name}_preprocess", ensemble=name)
     choices = [*settings.choices, _write_engine(build, record, serving, settings, known, models / record.engine)]
@@ -130,7 +130,7 @@ def describe_deployment(
     serving: Serving,
     images: Sequence[tuple[Path, RequestImage]],
 ) -> DeploymentRecord:
-    """What `deployment.json` says of a deployment to a folder."""
+    """Describes a deployment to a folder."""
     info, place = build.artifact.info, build.place
     names = [BACKENDS[info.backend].package, *([DALI] if build.preprocessing else [])]
     return DeploymentRecord(
@@ -163,7 +163,7 @@ def describe_deployment(
 
 
 def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage]], folder: Path) -> Reference:
-    """What a proof sends: rows of the reference with the source model's outputs, and signed-off images."""
+    """Writes the requests of a proof: reference inputs with the source model's outputs, and signed-off images."""
     import numpy as np
 
     known = reference_from_file(build.samples.file(REFERENCE))
@@ -184,7 +184,7 @@ def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage
 
 
 def copy_artifact(build: SignedBuild, folder: Path) -> None:
-    """The artifact with its manifest, which names no folder of this machine."""
+    """Copies the artifact; its manifest loses the folders of this machine."""
     shutil.copytree(build.artifact.path, folder)
     write_bytes(folder / MANIFEST, json_from_record(strip_folders(build.artifact.manifest)))
 
@@ -192,8 +192,10 @@ def copy_artifact(build: SignedBuild, folder: Path) -> None:
 def _write_engine(
     build: SignedBuild, record: DeploymentRecord, serving: Serving, settings: Settings, known: Reference, folder: Path
 ) -> Choice:
-    """The artifact as a Triton model; returns what its warm-up is: real rows of the reference, in one request of one sample and one of
-    each preferred batch, and of each CUDA graph's size."""
+    """Writes the artifact as a Triton model and returns its warm-up: rows of the reference.
+
+    The warm-up has one request of one sample, of each preferred batch, and of each CUDA graph's size.
+    """
     pb, info = require_tritonclient(), build.artifact.info
     copy_artifact(build, folder / "1")
     inputs, outputs = describe_tensors(build.card, batched=settings.max_batch_size > 0, by_position=serving.by_position)
@@ -225,7 +227,7 @@ def _write_engine(
     for size in sizes:
         given = []
         for spec, each in zip(build.card.inputs, inputs, strict=True):
-            # Triton repeats a file of one sample for the whole batch, so that one row serves every size
+            # Triton repeats a file of one sample for the whole batch, so one row serves every size
             row = known.inputs[spec.name][:1] if size else known.inputs[spec.name]
             given.append((replace(each, dims=row.shape[1:] if size else row.shape), row.tobytes()))
         add_warm_up(config, folder, f"batch {size}" if size else "one request", size, given)
@@ -234,7 +236,7 @@ def _write_engine(
 
 
 def add_shim_parameters(config: Any, folder: Path, kind: str) -> None:
-    """What the Python backend's `model.py` is told; the interpreter is the one of OPTPIPE_PYTHON, or `python3`."""
+    """Parameters of `model.py`; its interpreter is OPTPIPE_PYTHON, or `python3`."""
     config.parameters["folder"].string_value = str(folder)
     config.parameters["kind"].string_value = kind
 
@@ -283,7 +285,7 @@ def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequenc
 def _write_ensemble(
     build: SignedBuild, record: DeploymentRecord, serving: Serving, settings: Settings, folder: Path
 ) -> None:
-    """Encoded images in, the model's outputs out; labels by Triton's classification extension (`class_count`)."""
+    """Writes the ensemble from encoded images to the outputs; labels by Triton's classification extension (`class_count`)."""
     pb = require_tritonclient()
     if not settings.max_batch_size:
         raise BadInputError(
@@ -293,11 +295,11 @@ def _write_ensemble(
     inner = describe_tensors(build.card, batched=True, by_position=serving.by_position)
     _, outputs = describe_tensors(build.card, batched=True)
     assert build.preprocessing is not None
-    size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # no larger than that of a step
+    size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # at most that of each step
     config = pb.ModelConfig(name=folder.name, platform="ensemble", max_batch_size=size)
     fill_tensors(config, (Served(ENCODED, "uint8", (-1,)),), outputs)
     (folder / "1").mkdir(parents=True)
-    write_card(build, folder / "1" / CARD)  # Triton wants a version folder; an empty one cannot be sealed
+    write_card(build, folder / "1" / CARD)  # Triton needs a version folder, and an empty one cannot be sealed
     _write_labels(record, config, folder)
     first = config.ensemble_scheduling.step.add(model_name=record.preprocessing, model_version=-1)
     first.input_map[DALI_INPUT], first.output_map[DALI_OUTPUT] = ENCODED, "preprocessed"
@@ -309,13 +311,13 @@ def _write_ensemble(
 
 
 def write_card(build: SignedBuild, path: Path) -> None:
-    """The model card without its paths, which are those of one machine."""
+    """Writes the model card without the paths of this machine."""
     card = replace(build.card, data={}, source=drop_folder(build.card.source)).to_dict()
     write_bytes(path, json.dumps(card, indent=1).encode() + b"\n")
 
 
 def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path) -> DeploymentRecord:
-    """The engine, its preprocessing, `predict.py`, and `loader.json`, which it reads; the record with the preprocessing's name.
+    """Writes the engine, its preprocessing, `predict.py`, and its `loader.json`; returns the record with the preprocessing.
 
     Raises BadInputError for a backend without a loader.
     """

@@ -1,7 +1,7 @@
-"""Finds a Triton server, starts it on a model repository, and ends it: on every way out no process is left.
+"""Finds a Triton server, runs it on a model repository, and always ends its processes.
 
-Either `tritonserver` itself (NVIDIA's container), or the one that nvidia-pytriton bundles: it has the Python backend alone, needs
-libpython on LD_LIBRARY_PATH, and a stub for the version of its interpreter. With NumPy 2 in that interpreter the stub reads
+The server is `tritonserver` (NVIDIA's container), or the one in nvidia-pytriton, which has only the Python backend and needs
+libpython on LD_LIBRARY_PATH and a stub for its interpreter's version. With NumPy 2 in that interpreter the stub reads
 [1, 2, 3, 4] as [1, 1, 1, 1] without an error, so such an environment is refused.
 """
 
@@ -41,14 +41,14 @@ class ServerProgram:
     python: str | None = None
     numpy: str | None = None
     stub: Path | None = None
-    """The bundled server's stub for its interpreter, which belongs beside the Python backend."""
+    """The bundled server's stub for its interpreter, to be placed in the folder of the Python backend."""
     backends: Path | None = None
 
 
 def find_server(wanted: str | None) -> ServerProgram:
-    """The server that `--server` names, a program or an environment, or the one on PATH.
+    """The program or environment of `--server`, or the server on PATH.
 
-    Raises MissingError where there is none, BadInputError for an environment that would serve wrong tensors.
+    Raises MissingError if there is none, BadInputError for an environment that would serve wrong tensors.
     """
     wanted = wanted or os.environ.get(SERVER_VARIABLE) or None
     if wanted is None:
@@ -62,7 +62,7 @@ def find_server(wanted: str | None) -> ServerProgram:
 
 
 def find_python(path: Path, option: str) -> Path:
-    """The interpreter of an environment, or the program `path` itself. Raises BadInputError where it is neither."""
+    """The interpreter of an environment, or the program `path`. Raises BadInputError if it is neither."""
     for each in (path / "bin" / "python", path):
         if each.is_file() and os.access(each, os.X_OK):
             return each.absolute()
@@ -70,7 +70,7 @@ def find_python(path: Path, option: str) -> Path:
 
 
 def ask_python(program: Path, source: str, environment: Mapping[str, str], option: str, *arguments: object) -> Any:
-    """Runs `source` in an interpreter, with `arguments` as JSON, and returns the JSON that it prints. Raises BadInputError."""
+    """Runs `source` in an interpreter with `arguments` as JSON, and parses its output as JSON. Raises BadInputError."""
     command = [str(program), "-c", source, *map(json.dumps, arguments)]
     told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if told.returncode != 0:
@@ -119,7 +119,7 @@ def _describe_bundled(python: Path) -> ServerProgram:
 
 
 def list_backends(program: ServerProgram) -> tuple[str, ...]:
-    """The backends that a server has, by the folders of its backend directory."""
+    """The names of the folders in the server's backend directory."""
     folder = program.backends or Path(program.command[0]).resolve().parents[1] / "backends"
     return tuple(sorted(path.name for path in folder.glob("*/"))) if folder.is_dir() else ()
 
@@ -128,9 +128,9 @@ def list_backends(program: ServerProgram) -> tuple[str, ...]:
 def run_server(
     program: ServerProgram, repository: Path, scratch: Path, *, limit_s: float = READY_LIMIT_S
 ) -> Iterator[tuple[str, str, ServerRecord]]:
-    """The HTTP and gRPC addresses of a server on `repository` that is ready, and what it is; all that it started ends with the block.
+    """Yields the HTTP and gRPC addresses of a ready server on `repository`, and its record; ends it with the block.
 
-    Raises StageError with the server's own reason where it dies, does not become ready, or refuses a model.
+    Raises StageError with the server's reason if it dies, does not become ready, or refuses a model.
     """
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
@@ -162,7 +162,7 @@ def run_server(
 
 
 def _arrange_backends(program: ServerProgram, scratch: Path) -> Path:
-    """A backend directory with the stub beside the Python backend, as the server looks for it; nothing is copied."""
+    """Links a backend directory with the stub in the folder of the Python backend."""
     assert program.backends is not None
     assert program.stub is not None
     folder = scratch / "backends"
@@ -188,12 +188,12 @@ def _await_ready(process: "subprocess.Popen[bytes]", http: str, log: Path, limit
 
 _ERROR_LINE = re.compile(r"^E\d{4} .*?\] \"?(.*?)\"?$")
 _ABOUT_NO_GPU = re.compile("CUDA driver version|CudaDriverHelper")
-"""What every server without a GPU writes."""
+"""Errors of every server without a GPU."""
 _TABLE_LINE = re.compile(r"\| UNAVAILABLE: (.*?)\s*\|$")
 
 
 def read_reason(log: Path) -> str:
-    """Why a model was not loaded or the server ended, as its log has it, on one line."""
+    """One line from the log: why a model was not loaded, or why the server ended."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     for pattern in (_TABLE_LINE, _ERROR_LINE):
         found = [match[1] for line in lines if (match := pattern.search(line))]

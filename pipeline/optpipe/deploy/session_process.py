@@ -1,12 +1,12 @@
 """`python -m optpipe.deploy.session_process KIND FOLDER OPTIONS [LARGEST IN OUT]`: a session behind Triton's Python backend.
 
-Speaks in frames on its standard input and output. Requests with `more` and the one that follows are one batch; each gets an
-answer of its own.
-KIND is `artifact` or `preprocessing`; FOLDER holds the files with the store's manifest or `preprocessing.json`. LARGEST is the most
-samples of a batch, 0 where there is no batch axis; IN and OUT are descriptors of files in memory for the arrays.
+Requests and answers are frames on standard input and output. Requests with `more` and the one after them are one batch; each
+gets one answer. KIND is `artifact` or `preprocessing`; FOLDER holds the files with the store's manifest or
+`preprocessing.json`. LARGEST is the largest batch, 0 without a batch axis; IN and OUT are descriptors of files in memory for
+the arrays.
 
-On a GPU an artifact answers from CUDA graphs: one for each power of two of samples, captured at its first use. A graph has one batch
-size, and a server's batches have any: a batch is put into the next larger graph, whose other rows are not read.
+On a GPU an artifact answers from CUDA graphs, one for each power of two of samples, captured at its first use. A graph has one
+batch size, and a server's batches have any: a batch runs in the next larger graph, whose other rows are ignored.
 """
 
 import json
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 Answer = Callable[[Sequence[Arrays]], list[dict[str, "np.ndarray"]]]
-"""From the requests of a batch to their outputs, in order."""
+"""Maps the requests of a batch to their outputs, in order."""
 
 
 class FrameProcess:
-    """A module of this package that runs in a process and answers frames; it is killed when the block ends."""
+    """A module of this package in a process that answers frames; it is killed at the end of the block."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class FrameProcess:
         self._log.close()
 
     def send(self, header: Mapping[str, Any], arrays: Arrays) -> None:
-        """Writes a frame; where the process has ended, `receive` says why."""
+        """Writes a frame; if the process has ended, `receive` raises its reason."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             write_frame(self._process.stdin, header, arrays)
 
     def receive(self) -> "tuple[Mapping[str, Any], dict[str, np.ndarray]]":
-        """The next frame. Raises StageError with the reason where it is an error, or the process has ended."""
+        """The next frame. Raises StageError if it is an error, or the process has ended."""
         assert self._process.stdout is not None
         header, arrays = read_frame(self._process.stdout) or ({"error": self._read_last_words()}, {})
         if problem := header.get("fatal") or header.get("error"):
@@ -83,13 +83,12 @@ class FrameProcess:
 
 
 def main() -> None:
-    """Loads the session and answers until standard input ends."""
     end_with_parent()
     kind, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     largest, *descriptors = map(int, sys.argv[4:] or ["0"])
     arriving, leaving = map(SharedMemory, descriptors) if descriptors else (None, None)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between the answers
+    os.dup2(2, 1)  # keep output of libraries out of the answers
     try:
         answer = open_artifact(folder, options, largest) if kind == "artifact" else open_preprocessing(folder)
     except OptpipeError as error:
@@ -110,7 +109,7 @@ def main() -> None:
 
 
 def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) -> Answer:
-    """The artifact in `folder`, after every byte of it was checked against its manifest.
+    """Loads the artifact in `folder` after checking every byte against its manifest.
 
     On a GPU with a CUDA graph for each batch size up to `largest`.
     """
@@ -143,7 +142,7 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
 
 def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, "np.ndarray"]:
-    """The arrays by the session's names, also where the server addresses them by position. Raises BadInputError."""
+    """Renames arrays that the server addresses by position. Raises BadInputError for missing inputs and other types."""
     from optpipe.core.errors import BadInputError
     from optpipe.deploy.triton_config import list_positions
 
@@ -158,7 +157,6 @@ def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str,
 
 
 def open_preprocessing(folder: Path) -> Answer:
-    """The serialized DALI pipeline in `folder`."""
     import numpy as np
     from nvidia.dali.pipeline import Pipeline
 
@@ -206,20 +204,20 @@ def list_captured_sizes(largest: int) -> list[int]:
 
 
 def can_capture(session: "Session") -> bool:
-    """Whether only the number of samples changes from request to request, and the session is on a GPU."""
+    """True for a session on a GPU whose requests differ only in the number of samples."""
     rest = [size for each in session.inputs for size in each.shape[1:]]
     return session.device == "cuda" and all(isinstance(size, int) and size > 0 for size in rest)
 
 
 class CapturedSession:
-    """Answers batches of up to `largest` samples."""
+    """Runs batches of up to `largest` samples in CUDA graphs."""
 
     def __init__(self, session: "Session", largest: int) -> None:
         self._session, self._sizes = session, list_captured_sizes(largest)
         self._buffers: dict[int, _Buffers] = {}
 
     def run(self, requests: "Sequence[Mapping[str, np.ndarray]]") -> "dict[str, np.ndarray]":
-        """Outputs for all rows of `requests`, in order; (rows, …) each. Raises BadInputError for other shapes and larger batches."""
+        """Outputs for all rows of `requests`, in order. Raises BadInputError for other shapes and larger batches."""
         for spec in self._session.inputs:
             for found in (each[spec.name].shape for each in requests):
                 if found[1:] != spec.shape[1:]:
@@ -234,7 +232,7 @@ class CapturedSession:
 
 
 class _Buffers:
-    """A binding for one batch size, with pinned memory of the host on both sides."""
+    """A binding for one batch size, with pinned host memory on both sides."""
 
     def __init__(self, session: "Session", size: int) -> None:
         import numpy as np

@@ -1,6 +1,6 @@
-"""The build that a dossier signs off, with everything a deployment is made of, each file checked against the dossier's hashes.
+"""The build that a dossier signs off, with all parts of a deployment, each checked against the dossier's hashes.
 
-A dossier holds hashes and measurements; the engine, the pipeline and the reference lie in the workspace that built them.
+A dossier holds hashes and measurements; the engine, the pipeline, and the reference are in the workspace that built them.
 """
 
 from collections.abc import Sequence
@@ -48,24 +48,23 @@ class SignedBuild:
     artifact: Entry[ArtifactInfo]
     card: ModelCard
     verification: Entry[VerificationInfo] | None
-    """The comparison of the artifact's outputs with the source model's."""
     samples: Entry[ReferenceInfo]
     preprocessing: Entry[PreprocessingInfo] | None
     measured: tuple[RecordedMeasurement, ...]
-    """Of the artifact, with the options that the policy names."""
+    """Measurements of the artifact with the policy's options."""
     runs: tuple[Run, ...]
 
     @property
     def place(self) -> Environment:
-        """The machine that the dossier's measurements are from; the build's own where nothing was measured."""
+        """The machine of the dossier's measurements; that of the build if there are none."""
         return self.measured[-1].environment if self.measured else self.artifact.manifest.environment
 
 
 def open_signed_build(folder: Path, store: Store, because: str | None) -> SignedBuild:
     """Verifies the dossier and finds its files in the workspace.
 
-    Raises BadInputError where the dossier fails verification or a file is not here, GateError for anything but an
-    unqualified PASS without `because`.
+    Raises BadInputError if the dossier fails verification or a file is missing, GateError for anything except an unqualified PASS
+    without `because`.
     """
     verified = verify_dossier(folder)
     dossier, verdict, evidence = verified.require_intact()
@@ -93,7 +92,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
 
 
 def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
-    """The artifact in the workspace; its bytes must be those of the manifest that lies in the dossier."""
+    """Finds the artifact in the workspace; its bytes must be those of the dossier's manifest."""
     signed, artifact = dossier.artifact, dossier.request.artifact
     path = store.root / f"{ArtifactInfo.KIND}-{artifact}"
     if not path.is_dir():
@@ -113,7 +112,7 @@ def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
 def _find_samples(
     verification: Entry[VerificationInfo] | None, store: Store, model: Entry[ModelInfo]
 ) -> Entry[ReferenceInfo]:
-    """What the dossier's verification compared the artifact with; the model's newest reference where it names none."""
+    """The reference of the dossier's verification; the model's newest one if it names none."""
     found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     way_out = "build it again"
     if verification is not None and (own := verification.recipe.get("reference")) is not None:
@@ -129,7 +128,7 @@ def _find_samples(
 def _find_preprocessing(
     runs: Sequence[Run], build: JudgedBuild, card: ModelCard, store: Store
 ) -> Entry[PreprocessingInfo] | None:
-    """The DALI pipeline that the dossier proves on the artifact's model; None where it proves none with the card's steps."""
+    """The DALI pipeline that the dossier proves for the artifact's model and the card's steps; None without a proof."""
     for run in newest_runs(runs, "preprocess"):
         record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
         proven = record.pipeline
@@ -143,7 +142,7 @@ def _find_preprocessing(
 
 
 def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
-    """Raises BadInputError for an image model whose dossier does not prove its preprocessing, or to be `served` without images."""
+    """Raises BadInputError if the preprocessing of an image model is not proven, or is to be `served` without images."""
     if build.card.transform is not None and build.preprocessing is None:
         command = for_workspace(f"optpipe preprocess {build.card.name} --images DIR")
         raise BadInputError(
@@ -158,9 +157,9 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
 
 
 def list_signed_images(build: SignedBuild) -> tuple[tuple[Path, RequestImage], ...]:
-    """Images of the evaluation in the dossier with the predictions signed off for them.
+    """Images of the evaluation in the dossier with their signed-off predictions.
 
-    Only images that are here with the hash that the evaluation recorded; empty where there is no evaluation.
+    Only images with the recorded hash on this machine; empty without an evaluation.
     """
     import polars as pl
 

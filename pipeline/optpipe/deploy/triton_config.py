@@ -1,4 +1,4 @@
-"""Triton's model configurations: made as the protobuf message that tritonclient ships, written as text, read back and compared.
+"""Triton's model configurations: made as tritonclient's protobuf message, written as text, and compared.
 
 Source: model_config.proto of triton-inference-server/common, and docs/user_guide/model_configuration.md.
 """
@@ -14,7 +14,7 @@ from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 CONFIG = "config.pbtxt"
 LABELS = "labels.txt"
 WARM_UP = "warmup"
-"""Folder beside the configuration in which Triton looks for warm-up data."""
+"""Folder in which Triton looks for warm-up data."""
 TYPES = {
     "float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "int64": "TYPE_INT64",
     "int32": "TYPE_INT32", "int8": "TYPE_INT8", "uint8": "TYPE_UINT8", "bool": "TYPE_BOOL",
@@ -23,7 +23,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A tensor as a client sees it: without the batch axis where Triton batches; -1 for a size that may change."""
+    """A tensor as clients see it: without the batch axis if Triton batches; -1 for a variable size."""
 
     name: str
     dtype: str
@@ -36,7 +36,7 @@ def list_positions(side: Literal["INPUT", "OUTPUT"], count: int) -> list[str]:
 
 
 def require_tritonclient() -> Any:
-    """The module with `ModelConfig`. Raises MissingError with the install command where tritonclient is not installed."""
+    """The module with `ModelConfig`. Raises MissingError without tritonclient."""
     try:
         from tritonclient.grpc import model_config_pb2
     except ImportError as error:
@@ -47,14 +47,14 @@ def require_tritonclient() -> Any:
 
 
 def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
-    """A model's input or output as Triton's configuration has it; `batched` leaves the first axis out."""
+    """`batched` leaves out the first axis."""
     shape = spec.tensor.shape if isinstance(spec, InputSpec) else spec.shape
     dims = tuple(size if isinstance(size, int) else -1 for size in shape)
     return Served(spec.name, spec.dtype, dims[1:] if batched else dims)
 
 
 def describe_tensors(card: ModelCard, *, batched: bool, by_position: bool = False) -> tuple[list[Served], list[Served]]:
-    """A model's inputs and outputs as `describe_served` has them, `by_position` under the names of `list_positions`."""
+    """A model's inputs and outputs; `by_position` uses the names of `list_positions`."""
     inputs = [describe_served(each, batched=batched) for each in card.inputs]
     outputs = [describe_served(each, batched=batched) for each in card.outputs]
     if not by_position:
@@ -73,7 +73,7 @@ def fill_tensors(config: Any, inputs: Sequence[Served], outputs: Sequence[Served
 
 
 def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[Served, bytes]]) -> None:
-    """One warm-up request of `rows` samples, whose inputs are written to `warmup/` in the model's `folder`."""
+    """Adds a warm-up request of `rows` samples and writes its inputs to `warmup/` in the model's `folder`."""
     pb = require_tritonclient()
     (folder / WARM_UP).mkdir(exist_ok=True)
     warm_up = config.model_warmup.add(name=name, batch_size=max(rows, 1))
@@ -86,7 +86,7 @@ def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterabl
 
 
 def write_config(config: Any, folder: Path) -> None:
-    """Writes `config.pbtxt`. Raises BadInputError where protobuf does not read back what it wrote."""
+    """Writes `config.pbtxt`. Raises BadInputError if protobuf reads something else back."""
     from google.protobuf import text_format
 
     path = folder / CONFIG
@@ -97,7 +97,7 @@ def write_config(config: Any, folder: Path) -> None:
 
 
 def read_config(path: Path) -> Any:
-    """The `ModelConfig` in a file. Raises BadInputError with protobuf's line and reason where it is none."""
+    """Raises BadInputError with protobuf's line and reason."""
     from google.protobuf import text_format
 
     pb = require_tritonclient()
@@ -106,7 +106,7 @@ def read_config(path: Path) -> Any:
 
 
 def find_tensor_differences(config: Any, name: str, inputs: Sequence[Served], outputs: Sequence[Served]) -> list[str]:
-    """Where a configuration's tensors are not those of the model: name, or data type and shape; one line each."""
+    """Tensors of a configuration with another name, data type, or shape than the model's; one line each."""
     pb, found = require_tritonclient(), []
     for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
         known = {each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have}

@@ -1,7 +1,8 @@
-"""`model.py` of a model on Triton's Python backend: hands every batch to optpipe's own session in a process of its own.
+"""`model.py` of a model on Triton's Python backend: passes every batch to optpipe's session in another process.
 
 The server's interpreter and optpipe's are two environments (Triton's Python stub needs NumPy 1, ONNX Runtime and torch need
-NumPy 2), so this file imports Triton's utilities and a copy of `frames.py` only; `optpipe.deploy.session_process` is the other end.
+NumPy 2), so this file imports only Triton's utilities and a copy of `frames.py`; `optpipe.deploy.session_process` is the other
+end.
 """
 
 import json
@@ -14,10 +15,8 @@ from optpipe_frames import SharedMemory, read_frame, write_frame
 
 
 class TritonPythonModel:
-    """One session; Triton calls these three methods."""
-
     def initialize(self, args: dict[str, str]) -> None:
-        """Starts the session's process and waits until it has loaded."""
+        """Starts the session's process and waits until it is ready."""
         config = json.loads(args["model_config"])
         parameters = {name: each["string_value"] for name, each in config.get("parameters", {}).items()}
         here = os.path.join(args["model_repository"], args["model_version"])
@@ -40,7 +39,6 @@ class TritonPythonModel:
         self._receive()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers all requests of a batch by one call of the session."""
         self.sent.rewind()
         for request in requests:
             arrays = {each.name(): each.as_numpy() for each in request.inputs()}
@@ -54,7 +52,6 @@ class TritonPythonModel:
         return answers
 
     def finalize(self) -> None:
-        """Ends the process."""
         self.process.stdin.close()
         self.process.wait(10)
 
@@ -65,4 +62,4 @@ class TritonPythonModel:
         header, arrays = frame
         if "fatal" in header:
             raise pb_utils.TritonModelException(header["fatal"])
-        return header, [each.copy() for each in arrays.values()]  # the next batch's outputs come to the same place
+        return header, [each.copy() for each in arrays.values()]  # the next batch overwrites these outputs

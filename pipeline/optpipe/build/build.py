@@ -1,4 +1,4 @@
-"""From a model to verified artifacts: export, reference, precision, build, proof, verification, in this order."""
+"""From a model to verified artifacts: export, reference, precision, build, proof, verification."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -49,32 +49,27 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """What to build."""
-
     precisions: tuple[Precision, ...]
     backends: tuple[Backend, ...]
     named: bool
-    """Whether the backends were named one by one: then one that is missing is an error, not a skip."""
+    """Whether the backends were named one by one: a missing one is then an error, not a skip."""
     automatic: bool = False
-    """Whether optpipe chose the backends: then one without kernels for a precision is built in FP32 beside, and says so."""
+    """Whether optpipe chose the backends: one without kernels for a precision is then built in FP32, with a warning."""
     device: Device | None = None
     images: Path | None = None
     calibration: Path | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options by backend name."""
+    """By backend name."""
     budget: Budget | None = None
-    """The most that FP16, INT8 and FP8 may cost; layers that cost more stay out of them."""
+    """The highest cost of FP16, INT8 and FP8; layers that cost more stay out of them."""
     truncate: bool = False
-    """Whether calibration texts that are longer than the model's input are cut."""
+    """Whether calibration texts longer than the model's input are cut."""
     minimum_snr_db: float | None = None
-    """Of every output, in place of the precision's own."""
+    """Of every output, in place of the precision's minimum."""
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
-    """Builds and verifies every combination in `plan`; one that fails does not stop the others.
-
-    Raises what export raises: without an exported model there is nothing to build.
-    """
+    """Builds and verifies every combination in `plan`; a failed one does not stop the others. Raises what export raises."""
     times: list[StageTime] = []
     _require_available(plan)
     _require_known_options(plan, listener)
@@ -87,7 +82,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         model = replace(model, source=replace(model.source, example=plan.images or plan.calibration))
     model, stored = prepare_model(model, store, listener)
     _require_evaluable(model, stored, store)
-    if plan.images is not None:  # what cannot be read is refused before the export
+    if plan.images is not None:  # reject unreadable data before the export
         from optpipe.quantize.calibrate import resolve_data
 
         card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
@@ -135,10 +130,10 @@ def _is_table(path: Path) -> bool:
 
 
 def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener) -> BuildPlan:
-    """`plan` with the calibration data of the model's own file, and those that were given checked against its inputs.
+    """`plan` with its calibration data checked against the model's inputs, or with those of the model's file.
 
-    Raises BadInputError before anything is exported where INT8 or FP8 is wanted and there is nothing to calibrate on, or a budget is
-    in points and the model's task is not evaluated.
+    Raises BadInputError before the export if INT8 or FP8 has no calibration data, or a budget is in points and the model's task is
+    not evaluated.
     """
     if plan.budget is not None:
         _require_measurable(plan.budget, plan.calibration, read_card(model, stored))
@@ -175,7 +170,7 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
 
 
 def find_calibration(model: Model, precision: Precision, store: Store) -> Path | None:
-    """The data that a build without --calibration takes from elsewhere than the model's code: of its card, or its last table."""
+    """The calibration data of a build without --calibration: the card's, or the last table. None for those of the model's code."""
     from optpipe.models.sources.resolve import CardSource
     from optpipe.quantize.calibrated_graph import find_tables
 
@@ -183,7 +178,7 @@ def find_calibration(model: Model, precision: Precision, store: Store) -> Path |
         return Path(data)
     if model.source.runs_code and model.load().calibration is not None:
         return None
-    drawn = replace(model, weights=WeightsRequest("random", model.weights.seed))  # taken where there are no others
+    drawn = replace(model, weights=WeightsRequest("random", model.weights.seed))  # if there are no trained weights
     stored = find_stored_model(model, store) or find_stored_model(drawn, store)
     tables = find_tables(precision, stored, store) if stored is not None else []
     return tables[-1] if tables else None
@@ -203,7 +198,7 @@ def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> N
 
 
 def require_artifacts(built: ModelBuild) -> None:
-    """Raises MissingError, BadInputError or StageError with the reasons of all where nothing could be built."""
+    """Raises MissingError, BadInputError or StageError with all reasons if nothing could be built."""
     if built.artifacts:
         return
     reasons = "; ".join(dict.fromkeys(each.reason for each in (*built.failed, *built.skipped)))
@@ -212,13 +207,13 @@ def require_artifacts(built: ModelBuild) -> None:
 
 
 def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backend, Precision, Device]]:
-    """What to build, precision by precision, each combination once."""
+    """Each combination once, ordered by precision."""
     wanted: dict[tuple[Backend, Precision, Device], None] = {}  # an ordered set
     for precision in plan.precisions:
         for backend in plan.backends:
             device = backend.choose_device(plan.device)
             if plan.automatic and precision is Precision.FP8 and precision not in backend.precisions(device):
-                continue  # one that has it is in the plan
+                continue  # another backend of the plan has it
             built = precision
             if plan.automatic and precision not in backend.precisions(device):
                 listener.warn(
@@ -230,7 +225,7 @@ def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backen
 
 
 def _require_available(plan: BuildPlan) -> None:
-    """Fails at once, before any work, where a backend or device that was named is not here."""
+    """Raises MissingError before any work for a named backend or device that is not here."""
     if not plan.named and plan.device is None:
         return
     for backend in plan.backends:
@@ -241,7 +236,7 @@ def _require_available(plan: BuildPlan) -> None:
 
 
 def _require_known_options(plan: BuildPlan, listener: Listener) -> None:
-    """Fails at once, before any work, for an option that its backend does not have, or not with that value; says which have no effect."""
+    """Raises BadInputError before any work for an unknown option or value; warns about options without effect."""
     for name in sorted({*plan.options} - {each.name for each in plan.backends}):
         listener.warn(f"--option {name}.… has no effect: {name} is not built")
     for backend in plan.backends:
@@ -250,7 +245,7 @@ def _require_known_options(plan: BuildPlan, listener: Listener) -> None:
 
 
 def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> None:
-    """Fails at once, before any work, where none of the combinations that were asked for can be built."""
+    """Raises MissingError before any work if none of the combinations can be built."""
     if plan.automatic and plan.precisions != (Precision.FP8,):
         return
     reasons = []
@@ -262,7 +257,7 @@ def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> Non
 
 
 def warn_of_plugins(plan: BuildPlan, listener: Listener) -> None:
-    """Says which libraries of others will run inside this process."""
+    """Names the third-party libraries that will run in this process."""
     named = [
         path for each in plan.backends for path in str(plan.options.get(each.name, {}).get("plugins", "")).split(",")
     ]
@@ -359,7 +354,7 @@ def _run_step(name: str, times: list[StageTime], listener: Listener, work: Calla
 REVISION = 4
 BUILD_LOG = "build.log"
 LISTED_FINDINGS = 10
-"""How many of the linter's findings a manifest names."""
+"""The number of linter findings in a manifest."""
 
 
 def build_artifact(
@@ -375,7 +370,7 @@ def build_artifact(
 ) -> tuple[Entry[ArtifactInfo], bool]:
     """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision.
 
-    Raises `StageError` for operators that the backend cannot take, named before the build starts.
+    Raises StageError before the build for operators that the backend does not support.
     """
     card = card_from_file(model.file(CARD))
     recipe = {
@@ -415,7 +410,7 @@ def build_artifact(
 
 
 def _lint_graph(graph: Entry[ModelInfo] | Entry[GraphInfo], device: Device, precision: Precision) -> LintSummary:
-    """What may keep the graph from Tensor Cores; all of it is in the graph's entry or `optpipe calibrate`."""
+    """Obstacles to Tensor Cores, the first ones in full; the graph's entry or `optpipe calibrate` lists all."""
     import onnx
 
     from optpipe.backends.onnx_lint import lint_graph
@@ -440,10 +435,10 @@ def verify_artifact(
     listener: Listener,
     minimum_snr_db: float | None = None,
 ) -> tuple[Entry[VerificationInfo], bool]:
-    """The store entry `verification`: errors per output and sample, and whether each output has the SNR that it must have.
+    """The store entry `verification`: errors per output and sample, and whether each output has its minimum SNR.
 
-    Code for single batch sizes is run at those too, and the worst counts. Reruns where the artifact's bytes, the reference or the
-    GPU differ.
+    Code for single batch sizes also runs at those sizes, and the worst result counts. Repeated if the artifact's bytes, the
+    reference or the GPU change.
     """
     card = card_from_file(model.file(CARD))
     recipe = {

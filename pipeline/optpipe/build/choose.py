@@ -1,4 +1,4 @@
-"""`build --precision auto`: the fastest build within an accuracy budget, of every backend and precision that can be had here."""
+"""`build --precision auto`: the fastest build within an accuracy budget, of every backend and precision available here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,24 +44,22 @@ from optpipe.workspace.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ChoicePlan:
-    """What `--precision auto` was asked for."""
-
     build: BuildPlan
     """Without precisions all are tried."""
     budget: Budget | None = None
-    """None: by default a drop of accuracy where there are labels, else an SNR."""
+    """Default: a drop of accuracy if there are labels, otherwise an SNR."""
     batch_sizes: tuple[int, ...] | None = None
-    """Where candidates are compared; None: the profile's `opt`."""
+    """The batch sizes of the comparison; None: the profile's `opt`."""
     final_rounds: int = FINAL_ROUNDS
-    """Processes of each of the fastest few, once the race has found them."""
+    """Processes of each of the fastest few after the race."""
 
 
 def plan_candidates(
     model: Model, plan: BuildPlan, stored: Entry[ModelInfo] | None, store: Store, listener: Listener
 ) -> tuple[BuildPlan, tuple[Omission, ...]]:
-    """Every backend that can build and run here, every precision that one of them has kernels for; and what is left out.
+    """The plan with every backend and precision that can run here, and the omissions.
 
-    Raises MissingError where a backend that was named cannot run here, or none can.
+    Raises MissingError if a named backend cannot run here, or none can.
     """
     backends, omitted = [], []
     for backend in plan.backends:
@@ -98,7 +96,7 @@ def plan_candidates(
 
 
 def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -> BuildPlan:
-    """`plan` with code for each of `sizes` alone, on a GPU, from the backend that can compile it; given options come first."""
+    """`plan` with code for each of `sizes` alone, on a GPU, if a backend can compile it; given options take precedence."""
     options = dict(plan.options)
     for backend in plan.backends if card.batched else ():
         device = backend.choose_device(plan.device)
@@ -112,9 +110,9 @@ SHORT_LOAD = LoadSpec(
     output_checks=4, cache_probes=2,
 )  # fmt: skip
 START_S = {"cpu": 4.0, "cuda": 10.0}
-"""About what a process takes until it measures: imports, loading, on a GPU the capture of a CUDA graph."""
+"""Estimated seconds until a process measures: imports, loading, on a GPU the capture of a CUDA graph."""
 LOAD_S = 1.5
-"""About what one short load takes."""
+"""Estimated seconds of one short load."""
 
 
 class CandidateTimer:
@@ -135,15 +133,15 @@ class CandidateTimer:
         }
         self.measurements: list[Measurement] = []
         self.failures: dict[str, str] = {}
-        """Why an artifact has no time, by id."""
+        """The reason by artifact id."""
         self._processes = 0
 
     def expect(self, name: str, processes: int) -> None:
-        """Lets workers stand by."""
+        """Starts workers in advance."""
         self._subjects[name].expect(processes)
 
     def measure(self, name: str, sizes: Sequence[int]) -> dict[int, float]:
-        """One fresh process. A size at which it fails, or gives wrong outputs, is missing."""
+        """Measures in one new process. Sizes at which it fails, or gives wrong outputs, are missing."""
         subject, found = self._subjects[name], {}
         with subject.open() as worker:
             for size in sizes:
@@ -152,7 +150,7 @@ class CandidateTimer:
                 if one.interrupted:
                     raise KeyboardInterrupt
                 self.measurements.append(replace(one, process=self._processes))
-                median = one.latency_ns.median if one.latency_ns else None  # needs no interval: that is over processes
+                median = one.latency_ns.median if one.latency_ns else None  # the interval is over processes
                 wrong = [each.message for each in one.reasons if each.code in WRONG_OUTPUTS]
                 if median is not None and not wrong:  # noise counts: the order of processes is drawn
                     found[size] = median
@@ -168,11 +166,8 @@ class CandidateTimer:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """The JSON document of `optpipe build --precision auto`."""
-
     decision: Decision
     build: BuildResult
-    """All that was built, as `optpipe build` tells of it."""
     run_dir: str
     exit_status: ExitStatus
     warnings: tuple[str, ...] = ()
@@ -181,8 +176,8 @@ class ChoiceResult:
 def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, listener: Listener) -> ChoiceResult:
     """Builds, judges and races every candidate, and writes the decision's run; all builds stay in the store.
 
-    `weights` is how they were asked for. Raises BadInputError for a budget that cannot be judged or a batch size outside the
-    profile, before anything is exported; and what says why nothing could be built.
+    `weights` is the text of the option. Raises BadInputError before the export for a budget that cannot be judged or a batch size
+    outside the profile; and the reasons if nothing could be built.
     """
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
@@ -252,11 +247,11 @@ def _announce(plan: BuildPlan, sizes: Sequence[int], final_rounds: int, listener
 def _judge_all(
     judge: Judge, model: Model, build: ModelBuild, store: Store, listener: Listener
 ) -> tuple[list[Judged], str]:
-    """Every build with its accuracy, the more precise first; and what it was judged on."""
+    """Every build with its accuracy, the more precise first; and a description of the data."""
     whole = [each for each in build.artifacts if find_flaw(each) is None]
     accuracy, judged_on = judge_accuracy(judge, model, whole, store, listener) if whole else ({}, "nothing")
     infos = {each.entry.id: each.entry.info for each in build.artifacts}
-    # the more precise first, then the backend that `--backend auto` prefers: what decides between equally fast builds
+    # between equally fast builds the more precise wins, then the backend that `--backend auto` prefers
     ranks = {
         id: (list(Precision).index(info.precision), list(BACKENDS).index(info.backend)) for id, info in infos.items()
     }
@@ -273,7 +268,7 @@ def _race(
     store: Store,
     listener: Listener,
 ) -> tuple[dict[int, RaceResult], dict[str, str]]:
-    """The race at each batch size, and why some have no time; nothing is measured where there is nobody."""
+    """The race at each batch size, and why some builds have no time."""
     if not built:
         return {}, {}
     artifacts = {each.entry.id: find_artifacts(each.entry.id, store)[0] for each in built}
@@ -292,7 +287,7 @@ def _race(
 
 
 def judge_status(decision: Decision, judged: Sequence[Judged]) -> ExitStatus:
-    """FAIL where nothing keeps the budget, INCONCLUSIVE where more data may show that something does."""
+    """FAIL if nothing is within the budget, INCONCLUSIVE if more data may show that something is."""
     if decision.winners:
         return ExitStatus.DONE
     if any(each.keeps for each in judged):

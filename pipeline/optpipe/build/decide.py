@@ -1,4 +1,4 @@
-"""What candidates of `build --precision auto` are judged by, and why each is chosen or not."""
+"""The judgment of the candidates of `build --precision auto`, and the reasons of the choice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Judged:
 
     built: BuiltArtifact
     accuracy: CandidateAccuracy | None
-    """None where it has a flaw."""
+    """None for a build with a flaw."""
 
     @property
     def id(self) -> str:
@@ -46,7 +46,7 @@ class Judged:
 
 
 def find_flaw(built: BuiltArtifact) -> str | None:
-    """Why a build cannot be a candidate whatever the budget: it does not run here, or is not what was asked for."""
+    """Why a build cannot be a candidate with any budget: it does not run here, or is not what was requested."""
     if built.why_not is not None:
         return built.why_not
     proof, verified = built.entry.info.precision_proof, built.verification
@@ -60,7 +60,7 @@ def find_flaw(built: BuiltArtifact) -> str | None:
 def list_candidates(
     judged: Sequence[Judged], races: Mapping[int, RaceResult], failures: Mapping[str, str], budget: Budget
 ) -> tuple[Candidate, ...]:
-    """Winners first, then by time at the first batch size; then those that were not timed, in the order given."""
+    """Winners first, then by time at the first batch size; then those without a time, in the given order."""
     infos = {each.id: each.built.entry.info for each in judged}
     found = []
     for each in judged:
@@ -130,7 +130,7 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
 
 
 def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]) -> str:
-    """By how much the winner leads: over the best that is slower, and over those that are not told from it."""
+    """The winner's lead over the best slower build, and over those that the race cannot distinguish from it."""
     if not race.ratios:
         alone = "within the budget" if len(race.times) == 1 else "with a time in every round"
         return f"batch {size}: the only build {alone}"
@@ -165,18 +165,16 @@ def _format_doubt(ratio: Ratio) -> str:
 
 
 SNR_FLOOR = Budget(30.0, "dB")
-"""Where accuracy cannot be judged: the outputs' error is about 3 % of them."""
+"""Used if accuracy cannot be judged: the outputs' error is about 3% of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What candidates are judged by."""
-
     budget: Budget
     data: Path | None
-    """Labeled samples; None where the budget is an SNR."""
+    """Labeled samples; None if the budget is an SNR."""
     truncate: bool = False
-    """Whether texts that are longer than the model's input are cut."""
+    """Whether texts longer than the model's input are cut."""
     score: str = ""
     """The score that drops; empty if the budget is an SNR."""
 
@@ -184,9 +182,9 @@ class Judge:
 def require_judgeable(
     budget: Budget | None, images: Path | None, card: ModelCard, *, trained: bool
 ) -> tuple[Path | None, str | None]:
-    """The labeled data for a drop of accuracy, or why there are none before they are read.
+    """The labeled data for a drop of accuracy, or why there are none, before they are read.
 
-    Raises BadInputError for a budget in points where no drop can be measured.
+    Raises BadInputError for a budget in points if no drop can be measured.
     """
     given = images or (Path(card.data["validation"]) if "validation" in card.data else None)
     obstacle = None
@@ -216,9 +214,9 @@ def choose_judge(
     *,
     truncate: bool = False,
 ) -> Judge:
-    """The budget asked for, or the default: a drop of BUDGET where there are labels and trained weights, else SNR_FLOOR.
+    """The given budget, or by default a drop of BUDGET with labels and trained weights, otherwise SNR_FLOOR.
 
-    Raises BadInputError for a drop in points where it cannot be measured.
+    Raises BadInputError for a drop in points that cannot be measured.
     """
     if budget is not None and budget.unit == "dB":
         return Judge(budget, None)
@@ -239,7 +237,7 @@ def choose_judge(
 def judge_accuracy(
     judge: Judge, model: Model, built: Sequence[BuiltArtifact], store: Store, listener: Listener
 ) -> tuple[Mapping[str, CandidateAccuracy], str]:
-    """The accuracy of each artifact by id, and what it was judged on."""
+    """The accuracy of each artifact by id, and a description of the data."""
     if judge.data is None:
         samples = next((each.verification.info.samples for each in built if each.verification), 0)
         found_db = {each.entry.id: each.verification.info.snr_db if each.verification else -inf for each in built}

@@ -1,4 +1,4 @@
-"""What this machine can do for optpipe, tool by tool, and how to get what it lacks."""
+"""The tools and devices of this machine, and how to install missing ones."""
 
 import shutil
 import subprocess
@@ -11,49 +11,43 @@ from optpipe.workspace.environment import describe_environment, get_package_vers
 
 @dataclass(frozen=True, slots=True)
 class ToolStatus:
-    """One tool or device."""
-
     name: str
     found: bool
     version: str | None
     adds: str
-    """What it is good for."""
+    """Its purpose."""
     note: str | None = None
-    """What limits it here."""
+    """Its limits here."""
     install: str | None = None
-    """What brings it, where it is missing."""
+    """The command that installs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What `optpipe doctor` found."""
-
     findings: tuple[ToolStatus, ...]
     environment: Environment
 
 
 @dataclass(frozen=True, slots=True)
 class BackendOption:
-    """One option of one backend, as `--option BACKEND.NAME=VALUE` takes it."""
+    """`--option BACKEND.NAME=VALUE`."""
 
     backend: str
     name: str
     default: bool | int | float | str
     taken_by: str
-    """`build`, or `run` for what every session takes."""
+    """`build`, or `run` for options of every session."""
     help: str
     choices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OptionListing:
-    """The JSON document of `optpipe doctor --options`."""
-
     options: tuple[BackendOption, ...]
 
 
 def list_options() -> tuple[BackendOption, ...]:
-    """The options of all backends, each once; imports no framework."""
+    """Each option once; imports no framework."""
     found = {
         (backend.name, each.name): BackendOption(
             backend.name, each.name, each.default, "build" if each.builds else "run", each.help, each.choices
@@ -66,7 +60,7 @@ def list_options() -> tuple[BackendOption, ...]:
 
 
 def diagnose_machine() -> Diagnosis:
-    """Looks at everything; imports no framework, so it takes well under a second."""
+    """Imports no framework, so it takes well under a second."""
     findings = (
         _check_gpu(),
         _check_package("CUDA runtime", "nvidia-cuda-runtime", "required by PyTorch and ONNX Runtime"),

@@ -1,4 +1,4 @@
-"""A build, a decision between builds, and a diagnosis of the machine as documents."""
+"""The documents of builds, decisions between builds, and diagnoses of the machine."""
 
 from collections.abc import Iterator, Sequence
 from math import log10
@@ -30,13 +30,12 @@ from optpipe.report.document import (
 )
 from optpipe.stats.agreement import LOW_SNR_DB
 
-if TYPE_CHECKING:  # they import what a build does not need
+if TYPE_CHECKING:  # a build does not need their imports
     from optpipe.build.choose import ChoiceResult
     from optpipe.build.doctor import BackendOption, ToolStatus
 
 
 def document_from_build(result: BuildResult) -> Document:
-    """What was built, what is proven of it, and whether it computes what the model does; then what was not built, and why."""
     weights = result.weights
     return make_document(
         [
@@ -106,7 +105,7 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
 
 
 def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
-    """What a row of the table has no place for, the same thing of all artifacts together."""
+    """The details that the table has no column for, grouped by kind."""
     for text in sorted({f"{each.backend}: {each.why_not}" for each in artifacts if each.why_not}):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
     for data, samples in dict.fromkeys((each.parity.data, each.parity.samples) for each in artifacts if each.parity):
@@ -153,7 +152,6 @@ _TONES = {Standing.CHOSEN: Tone.GOOD, Standing.FAILED: Tone.BAD, Standing.NOT_PR
 
 
 def document_from_choice(result: "ChoiceResult") -> Document:
-    """Every candidate with its outcome, the winner at each batch size, then what was not built."""
     decision = result.decision
     if decision.budget.endswith("dB"):
         budget = f"an SNR of at least {decision.budget}"
@@ -249,7 +247,6 @@ def _list_left_out(decision: Decision) -> Iterator[Sentence]:
 
 
 def document_from_diagnosis(findings: "Sequence[ToolStatus]") -> Document:
-    """What is here with its version and limits; then what is missing, what it would add, and how to get it."""
     found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
     return make_document(
         [
@@ -269,7 +266,6 @@ def document_from_diagnosis(findings: "Sequence[ToolStatus]") -> Document:
 
 
 def document_from_options(options: "Sequence[BackendOption]") -> Document:
-    """A row for each option: how to give it, its default, and what it does."""
     rows: list[Row] = []
     for each in options:
         default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"

@@ -1,4 +1,4 @@
-"""What a build has come to: its artifacts, what was left out, and what `optpipe build` tells of it."""
+"""The artifacts and omissions of a build, and the document of `optpipe build`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,6 @@ from optpipe.workspace.entry import Entry
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """One step of a build."""
-
     name: str
     seconds: float
     cached: bool
@@ -29,24 +27,24 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class BuiltArtifact:
-    """One artifact with the outcome of its verification, or the reason why it could not be run here."""
+    """One artifact with its verification, or the reason why it cannot run here."""
 
     entry: Entry[ArtifactInfo]
     verification: Entry[VerificationInfo] | None
     why_not: str | None
     kept: tuple[SkippedLayer, ...] = ()
-    """What its graph leaves in floating point, where the precision is INT8 or FP8."""
+    """Layers of an INT8 or FP8 graph that stay in floating point."""
 
     @property
     def passed(self) -> bool:
-        """Precision proven and, where it could run and there was something to compare, outputs verified."""
+        """Whether the precision is proven and the outputs, if they could be compared, are verified."""
         verified = self.verification is None or self.verification.info.passed is not False
         return self.entry.info.precision_proof.proven and verified
 
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """A combination that was asked for and is not there."""
+    """A requested combination that was not built."""
 
     backend: str
     precision: str
@@ -56,8 +54,6 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactResult:
-    """One artifact as `optpipe build` tells of it."""
-
     id: str
     backend: str
     precision: Precision
@@ -67,7 +63,7 @@ class ArtifactResult:
     size_bytes: int
     build_seconds: float
     why_not: str | None
-    """Why it cannot run on this machine; None where it can."""
+    """Why it cannot run on this machine; None if it can."""
     precision_proof: PrecisionProof
     lint: LintSummary
     parity: VerificationInfo | None
@@ -77,8 +73,6 @@ class ArtifactResult:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What `optpipe build` tells of a build."""
-
     model: str
     source: str
     model_id: str
@@ -95,19 +89,19 @@ class BuildResult:
 
 @dataclass
 class ModelBuild:
-    """What a build has come to so far."""
+    """A build in progress."""
 
     model: Entry[ModelInfo]
     fallback_reason: str | None
     artifacts: list[BuiltArtifact] = field(default_factory=list)
     skipped: list[Omission] = field(default_factory=list)
-    """Cannot be had here or at all, and nobody insisted."""
+    """Not available here or anywhere, and not named."""
     failed: list[Omission] = field(default_factory=list)
     stages: list[StageTime] = field(default_factory=list)
 
     @property
     def status(self) -> ExitStatus:
-        """The worst of what happened; a build without any artifact is never DONE."""
+        """The most severe failure; a build without any artifact is never DONE."""
         statuses = [each.status for each in self.failed]
         if any(not each.passed for each in self.artifacts):
             statuses.append(ExitStatus.FAIL)
@@ -118,7 +112,6 @@ class ModelBuild:
 
 
 def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequence[str]) -> BuildResult:
-    """What `optpipe build` tells of a build."""
     info = result.model.info
     return BuildResult(
         model=info.name,

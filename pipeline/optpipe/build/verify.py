@@ -42,7 +42,7 @@ def verify_session(
     about: ReferenceInfo,
     sizes: Sequence[int] = (),
 ) -> tuple[VerificationInfo, dict[str, RowErrors]]:
-    """All samples in batches as large as the profile allows, and again in batches of each of `sizes`: the worst of these."""
+    """The worst result of all samples in the largest batches of the profile and in batches of each of `sizes`."""
     found = []
     for size in (None, *sizes):
         tensors = reference if size is None else fill_batches(reference, size)
@@ -60,7 +60,7 @@ def verify_session(
 
 
 def fill_batches(reference: Reference, size: int) -> Reference:
-    """The same samples, repeated until they fill batches of `size`."""
+    """The samples repeated until they fill batches of `size`."""
     import numpy as np
 
     times = size // gcd(count_rows(reference.inputs), size)
@@ -79,7 +79,7 @@ def compare_to_reference(
     about: ReferenceInfo,
     size: int | None = None,
 ) -> tuple[VerificationInfo, dict[str, RowErrors]]:
-    """Outputs (samples, ...) of batches of `size` by name against the reference's, without the samples that no batch held; and the
+    """Outputs (samples, ...) of batches of `size` by name against the reference's, without samples that no batch held; and the
     errors of each sample by output.
 
     Agreement only for classifiers whose reference predictions vary.
@@ -119,10 +119,10 @@ def compare_to_reference(
 def observe_outputs(
     checked: Entry[VerificationInfo], build: JudgedBuild, confidence: float
 ) -> dict[str, dict[str, Observation]]:
-    """`snr` (dB), `cosine`, `agreement` (fraction) and `abs_error` of each output from the errors of each sample; empty where they
-    are not there or not those of `checked`, and for an output without values.
+    """`snr` (dB), `cosine`, `agreement` (fraction) and `abs_error` of each output, from the errors of each sample.
 
-    The cosine is the mean of the samples' own, the error the largest, up to a bound for the next sample.
+    Empty if these are missing or not those of `checked`, and for an output without values. The cosine is the mean over samples,
+    the error the largest, up to a bound for the next sample.
     """
     with read_as_user_file(checked.path / OUTPUT_ERRORS, "errors of outputs"):
         return {
@@ -133,13 +133,13 @@ def observe_outputs(
 
 
 def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ...]:
-    """The errors of each output, from those of each sample; empty where they are not there."""
+    """The errors of each output from those of each sample; empty if these are missing."""
     with read_as_user_file(checked.path / OUTPUT_ERRORS, "errors of outputs"):
         return tuple(pool_errors(name, rows) for name, rows in read_output_errors(checked).items())
 
 
 def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:
-    """The errors of each sample by output; empty where they are not there, or not those of `checked`."""
+    """The errors of each sample by output; empty if they are missing or not those of `checked`."""
     import polars as pl
 
     if OUTPUT_ERRORS not in checked.manifest.files or not checked.files.has(OUTPUT_ERRORS):

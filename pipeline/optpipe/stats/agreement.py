@@ -1,4 +1,4 @@
-"""How far two outputs are apart, and how far they may be."""
+"""The differences of two outputs, and their limits."""
 
 from collections.abc import Mapping
 from math import log, log10, sqrt
@@ -22,19 +22,19 @@ TOLERATED_RELATIVE_ERROR: Mapping[Precision, float] = {
 }
 """Largest relative L2 error of an output, by precision.
 
-The unit roundoff is 6e-8 for FP32, 5e-4 for FP16 and TF32, 4e-3 for BF16; a network of some fifty layers adds up to a
-few dozen of them, and FP32 sums in another order. INT8 and FP8 are held to being the same function at all (SNR of 10 dB): whether
-it is good enough is a question for `optpipe evaluate`, which asks it of labelled images.
+The unit roundoff is 6e-8 for FP32, 5e-4 for FP16 and TF32, 4e-3 for BF16; a network of some fifty layers accumulates a few
+dozen of them, and FP32 sums have another order. For INT8 and FP8 the limit (an SNR of 10 dB) only shows that the function is the
+same: `optpipe evaluate` judges their accuracy on labeled images.
 """
 LOW_SNR_DB = 20.0
-"""An output below it is reported as a warning: the error is more than a tenth of it."""
+"""An output below it causes a warning: the error is more than a tenth of it."""
 
 RowErrors = Mapping[str, "np.ndarray"]
-"""By name what is known of each sample's error: the columns of `compute_row_errors`."""
+"""Each sample's errors: the columns of `compute_row_errors` by name."""
 
 
 def compute_output_error(name: str, reference: "np.ndarray", got: "np.ndarray") -> OutputError:
-    """Error figures in float64; outputs of different shapes, as two lists of boxes may be, are as wrong as can be."""
+    """Error figures in float64; outputs of different shapes, such as two lists of boxes, have the largest error."""
     return (
         pool_errors(name, compute_row_errors(reference, got))
         if reference.shape == got.shape
@@ -43,8 +43,9 @@ def compute_output_error(name: str, reference: "np.ndarray", got: "np.ndarray") 
 
 
 def compare_rows(reference: "np.ndarray", got: "np.ndarray") -> RowErrors:
-    """`compute_row_errors`, and the hash of where the largest values lie along the last axis, of both; outputs of different shapes
-    have no finite error."""
+    """`compute_row_errors`, and of both the hash of the places of the largest values along the last axis; outputs of different
+    shapes have no finite error.
+    """
     import numpy as np
 
     if reference.shape != got.shape:
@@ -64,12 +65,12 @@ def _hash_best(output: "np.ndarray") -> "np.ndarray":
 
 
 def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
-    """Per sample (first axis) the sums that `pool_errors` needs: kept beside a proof, they give its figures again."""
+    """Per sample (first axis) the sums for `pool_errors`; stored with a proof, they reproduce its figures."""
     import numpy as np
 
     count = len(reference) if reference.ndim else 1
     expected, found = (each.astype(np.float64).reshape(count, -1 if each.size else 0) for each in (reference, got))
-    with np.errstate(invalid="ignore", over="ignore"):  # `finite` says it
+    with np.errstate(invalid="ignore", over="ignore"):  # `finite` reports it
         difference = np.abs(found - expected)
         return {
             "values": np.full(count, expected.shape[1]),
@@ -84,7 +85,7 @@ def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str,
 
 
 def pool_errors(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
-    """The error figures over all samples together, from what `compute_row_errors` gave for each."""
+    """The error figures over all samples together, from their `compute_row_errors`."""
     if not rows["finite"].all():
         return _as_wrong_as_can_be(name)
     norm, distance, length = (sqrt(float(rows[f"{of}_square"].sum())) for of in ("reference", "difference", "output"))
@@ -102,14 +103,14 @@ def pool_errors(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
 
 
 FEWEST_FOR_SNR = 60
-"""Samples that the error has to be spread over for its interval: outputs of a few say little of the next."""
+"""Samples that the error must be spread over for its interval: the outputs of a few predict little."""
 
 
 def compute_snr_interval(rows: "Mapping[str, np.ndarray]", confidence: float) -> tuple[float, float] | None:
-    """The interval in dB of the pooled signal-to-noise ratio, from what `compute_row_errors` gave for each sample.
+    """The interval in dB of the pooled signal-to-noise ratio, from the `compute_row_errors` of each sample.
 
     Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
-    2.11) on its logarithm. None where the error is zero, or spread over fewer than FEWEST_FOR_SNR samples.
+    2.11) on its logarithm. None if the error is zero, or spread over fewer than FEWEST_FOR_SNR samples.
     """
     import numpy as np
 
@@ -129,11 +130,11 @@ def _as_wrong_as_can_be(name: str) -> OutputError:
 
 
 _BIG = 1e30
-"""Stands for infinity where JSON must stay valid."""
+"""Infinity, which JSON does not have."""
 
 
 def cut_to_same_rows(reference: "np.ndarray", got: "np.ndarray") -> "tuple[np.ndarray, np.ndarray]":
-    """Both cut to the rows that both have: a fixed batch size may have left out the last few."""
+    """Both cut to their common rows: a fixed batch size may have left out the last few."""
     count = min(len(reference), len(got))
     return reference[:count], got[:count]
 
@@ -141,8 +142,7 @@ def cut_to_same_rows(reference: "np.ndarray", got: "np.ndarray") -> "tuple[np.nd
 def compute_top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
     """The share of samples with the same largest class, over (samples, classes) or (samples, classes, 1, 1).
 
-    None where the reference gives all samples the same class: a network with random weights does, and then agreement
-    would be 100 % of nothing.
+    None if the reference gives all samples the same class, as with random weights: agreement would then prove nothing.
     """
     import numpy as np
 

@@ -11,16 +11,18 @@ if TYPE_CHECKING:
 
 
 POOLING_RISK = 0.25
-"""Runs count as one where an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
-Statistics 27, 1956)."""
+"""Runs count as one if an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
+Statistics 27, 1956).
+"""
 SIMILAR_RUNS_FREEDOM = 1.5
-"""Degrees of freedom for each run after the first where the runs seem alike. With those of all processes the interval would cover
-86 % (two runs) and 91 % (three) where runs scatter as much as processes do, for the F test mostly misses that; with 1.5 it
-covers 94 % at 95 % whatever the scatter of either (`benchmarks/calibration_of_intervals.py`)."""
+"""Degrees of freedom for each run after the first if the runs seem alike. With those of all processes the interval would cover
+86% (two runs) and 91% (three) if runs scatter as much as processes do, since the F test mostly misses that; with 1.5 it
+covers 94% at 95% whatever the scatter of either (`benchmarks/calibration_of_intervals.py`).
+"""
 MAX_RUNS = 20
 """More are not suggested."""
 MIN_VALUES = 3
-"""An interval from two values would be 13 standard errors wide either way."""
+"""An interval from two values would be 13 standard errors wide on either side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +35,21 @@ class Mean:
     freedom: float
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """Two-sided."""
         half = compute_t_quantile(0.5 + confidence / 2, self.freedom) * self.error
         return self.value - half, self.value + half
 
     def take_logarithm(self) -> "Mean":
-        """That of a positive value, by the delta method: ratios of the values themselves come of differences of these."""
+        """The mean of the logarithm, by the delta method: ratios of values are differences of logarithms."""
         return Mean(log(self.value), self.error / self.value, self.freedom)
 
     def compute_p_value_above(self, limit: float) -> float:
-        """The probability of a value this far above `limit` or farther, were `limit` the truth."""
+        """The probability of a value at least this far above `limit` if `limit` is the truth."""
         if self.error == 0:
             return 0.0 if self.value > limit else 1.0
         return compute_t_tail((self.value - limit) / self.error, self.freedom)
 
     def compute_p_value_below(self, limit: float) -> float:
-        """The probability of a value this far below `limit` or farther, were `limit` the truth."""
+        """The probability of a value at least this far below `limit` if `limit` is the truth."""
         return Mean(-self.value, self.error, self.freedom).compute_p_value_above(-limit)
 
 
@@ -71,8 +72,8 @@ def compute_t_tail(value: float, freedom: float) -> float:
 def mean_from_values(values: Sequence[float], known: Sequence[float] | None = None) -> Mean | None:
     """The mean of independent `values`, such as the figures of processes; None for fewer than MIN_VALUES.
 
-    `known` are those of the values whose scatter decided how many there would be, if any did: the error is then theirs, for
-    the scatter of all is too small where few were enough (Stein, Annals of Mathematical Statistics 16, 1945).
+    `known` are the values whose scatter determined the number of values, if any did: they give the error, since the scatter of
+    all is too small if a few were enough (Stein, Annals of Mathematical Statistics 16, 1945).
     """
     known = values if known is None else known
     if len(known) < MIN_VALUES:
@@ -83,7 +84,7 @@ def mean_from_values(values: Sequence[float], known: Sequence[float] | None = No
 
 
 def predict_next_upper_bound(values: Sequence[float], confidence: float) -> float | None:
-    """What one more of such `values` exceeds with probability (1 − `confidence`) / 2; None for fewer than MIN_VALUES.
+    """The value that one more of `values` exceeds with probability (1 − `confidence`) / 2; None for fewer than MIN_VALUES.
 
     The prediction bound of normal values (Hahn & Meeker, Statistical Intervals, 1991, section 4.8).
     """
@@ -95,14 +96,14 @@ def predict_next_upper_bound(values: Sequence[float], confidence: float) -> floa
 
 
 def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None = None) -> Mean | None:
-    """The mean over processes that were started in several runs; `runs` holds the figures of each run's processes.
+    """The mean over processes of several runs; `runs` holds the figures of each run's processes.
 
-    `first` says how many of each run's processes decided how many there would be; all, where it is not given.
+    `first` counts each run's processes that determined the number of processes; default: all.
 
-    Processes of one run share what the run had (the hour, other work, the temperature), so every run weighs the same, however
-    many processes it has. Where an F test sees that the runs differ, the run is the unit and there are as many values as runs;
+    Processes of one run share its conditions (time, other work, temperature), so every run has the same weight, however
+    many processes it has. If an F test shows that the runs differ, the run is the unit and there are as many values as runs;
     otherwise the process is (Kalibera & Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013), with SIMILAR_RUNS_FREEDOM
-    for what the test misses. One run shows nothing about other runs. None for fewer than MIN_VALUES processes.
+    for differences that the test misses. One run shows nothing about other runs. None for fewer than MIN_VALUES processes.
     """
     groups = [list(each) for each in runs]
     every = [value for each in groups for value in each]
@@ -130,16 +131,16 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A standard deviation of logarithms: how much runs, or processes, of one build differ."""
+    """A standard deviation of logarithms, of runs or processes of one build."""
 
     sd: float
     freedom: float
 
 
 def estimate_run_scatter(builds: Iterable[Sequence[Sequence[float]]]) -> Scatter | None:
-    """How much the means of runs of one build differ, pooled over `builds`, each with the figures of each run's processes.
+    """The scatter of the means of runs of one build, pooled over `builds`, each with the figures of each run's processes.
 
-    None where no build was measured in two runs.
+    None if no build was measured in two runs.
     """
     squares, freedom = 0.0, 0
     for runs in builds:
@@ -151,9 +152,9 @@ def estimate_run_scatter(builds: Iterable[Sequence[Sequence[float]]]) -> Scatter
 
 
 def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: float, fewest: float = 0) -> int | None:
-    """How many runs in all make the interval `half` wide on either side, if the others are like `runs` and a look is after each.
+    """The total number of runs for an interval of ±`half`, if the others are like `runs` and each is followed by a look.
 
-    Together they have `fewest` processes or more. At least one more than there are; None for more than MAX_RUNS. Raises
+    Together they have at least `fewest` processes. At least one more than there are; None for more than MAX_RUNS. Raises
     ValueError for fewer than MIN_VALUES processes.
     """
     mean, processes = mean_from_runs(runs), sum(map(len, runs))
@@ -172,7 +173,7 @@ def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: 
 def compute_look_confidence(confidence: float, look: int) -> float:
     """The confidence of an interval at the `look`-th time, so that all looks together err no more often than 1 − `confidence`.
 
-    Shares of 1 / (k (k + 1)) add up to 1 over all k, so whoever looks until a verdict is decided gains nothing by it.
+    Shares of 1 / (k (k + 1)) add up to 1 over all k, so looking until a verdict is decided gains nothing.
     """
     return 1 - (1 - confidence) / (look * (look + 1))
 
@@ -186,9 +187,9 @@ def subtract_means(new: Mean, old: Mean) -> Mean:
 
 
 def subtract_across_runs(new: Mean, old: Mean, runs: tuple[int, int], scatter: Scatter | None) -> Mean | None:
-    """As `subtract_means`, of logarithms over processes of different runs, `runs` of either; None where a single one's error is not known.
+    """`subtract_means` of logarithms over processes of different runs, `runs` of either; None if a single run's error is unknown.
 
-    The mean of several runs holds what runs scatter already (`mean_from_runs`); that of one gets it from other builds.
+    The mean of several runs includes the scatter of runs (`mean_from_runs`); the mean of one run takes it from other builds.
     """
     if min(runs) > 1:
         return subtract_means(new, old)
@@ -199,16 +200,14 @@ def subtract_across_runs(new: Mean, old: Mean, runs: tuple[int, int], scatter: S
         for mean, count in zip((new, old), runs, strict=True)
     )
     found = subtract_means(*sides)
-    return Mean(
-        found.value, found.error, min(found.freedom, scatter.freedom)
-    )  # both sides may rest on the one estimate
+    return Mean(found.value, found.error, min(found.freedom, scatter.freedom))  # both sides may use the same estimate
 
 
 def count_processes_needed(first: Sequence[float], half: float, confidence: float) -> int:
-    """How many processes make the interval `half` wide on either side, decided from the figures of the `first` alone.
+    """The number of processes for an interval of ±`half`, by the figures of the `first` alone; at least as many as there are.
 
-    Stein's two-stage rule (Annals of Mathematical Statistics 16, 1945): whoever instead looks after every process whether
-    the interval is narrow enough stops when the scatter is small by luck. At least as many as there are.
+    Stein's two-stage rule (Annals of Mathematical Statistics 16, 1945): checking after every process whether the interval is
+    narrow enough would stop when the scatter is small by luck.
     """
     mean = mean_from_values(first)
     if mean is None or half <= 0:
@@ -224,10 +223,8 @@ def split_scatter(
 ) -> tuple[float, float] | None:
     """The scatter of processes' figures between and inside processes, from the half width of each one's interval.
 
-    Standard deviations as shares of the figure; that between is without what the noise inside explains.
-
-    The variance between processes' figures less the mean variance of one figure (one-way random effects). None for fewer
-    than MIN_VALUES.
+    Standard deviations as shares of the figure. The variance between processes is that of their figures less the mean variance of
+    one figure (one-way random effects). None for fewer than MIN_VALUES.
     """
     mean = mean_from_values(values)
     if mean is None or mean.value == 0:
@@ -241,11 +238,11 @@ def split_scatter(
 def compute_ratio_of_sums_interval(
     numerators: "np.ndarray", denominators: "np.ndarray", confidence: float = 0.95
 ) -> tuple[float, float] | None:
-    """Student's t interval for a rate, sum over sum, of independent windows; it holds the ratio of these very sums.
+    """Student's t interval for a rate, sum over sum, of independent windows; it contains the ratio of these sums.
 
     The ratio estimator of survey sampling (Cochran, Sampling Techniques, 3rd ed., 2.11): windows may differ in length,
-    and the longer weighs more. The mean of the windows' own ratios is another figure and may lie outside. None for
-    fewer than MIN_VALUES windows, or denominators that add up to nothing.
+    and longer ones have more weight. The mean of the windows' ratios is another figure and may lie outside. None for
+    fewer than MIN_VALUES windows, or denominators with sum 0.
     """
     import numpy as np
 
@@ -259,9 +256,9 @@ def compute_ratio_of_sums_interval(
 
 
 def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
-    """Which hypotheses are rejected so that none of the true ones is, but for a probability of `level`.
+    """Rejects hypotheses so that the probability of rejecting any true one is at most `level`.
 
-    Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979): the smallest p-value has to be at most
+    Holm's step-down procedure (Scandinavian Journal of Statistics 6, 1979): the smallest p-value must be at most
     level / k, the next level / (k − 1), and so on until one is not. It needs no independence.
     """
     found, left = [False] * len(p_values), len(p_values)
@@ -274,24 +271,24 @@ def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
 
 @cache
 def compute_pairwise_confidence(means: int, freedom: float, confidence: float) -> float:
-    """The confidence of Student's t interval of a difference of two of `means`, for those of all pairs to hold together.
+    """The confidence of Student's t interval of a difference of two of `means` that makes all pairs hold together.
 
-    Tukey's honestly significant difference: `freedom` is that of the one scatter that all intervals are made of.
+    Tukey's honestly significant difference: `freedom` is that of the common scatter of all intervals.
     """
     from scipy.stats import studentized_range
 
     return 1 - 2 * compute_t_tail(float(studentized_range.ppf(confidence, means, freedom)) / sqrt(2), freedom)
 
 
-# What a few processes that agree cannot exclude is that the build has two speeds, and all of them ran at one: memory layout and core
+# A few processes that agree cannot exclude that the build has two speeds and all of them ran at one: memory layout and core
 # placement differ from process to process. With a share p of the processes at the other speed, the long run lies p · gap from the one
 # that was drawn, and n processes all drew it with probability (1 - p)ⁿ. Distances and gaps are logarithms of ratios.
 SPEED_GAP = log1p(0.05)
-"""How far apart two speeds of one build are taken to be at least: processes of one host were seen 5 % apart (`benchmarks/README.md`)."""
+"""Smallest assumed distance of two speeds of one build: processes of one host differed by 5% (`benchmarks/README.md`)."""
 
 
 def compute_unseen_p_value(distance: float, processes: int, gap: float = SPEED_GAP) -> float:
-    """The largest probability of drawing `processes` at one speed where the long run lies `distance` from it."""
+    """The largest probability of drawing `processes` at one speed if the long run lies `distance` from it."""
     return max(0.0, 1 - distance / gap) ** processes
 
 
@@ -303,9 +300,9 @@ def widen_for_unseen_speed(
     gap: float = SPEED_GAP,
     percent: float = 0.0,
 ) -> tuple[tuple[float, float], str]:
-    """The interval of a positive `value` over `processes`, as wide as a speed that none of them drew may move the long run, and why.
+    """The interval of a positive `value` over `processes`, widened by a speed that none of them drew, and the reason.
 
-    A percentile of all requests, `percent` above 50, moves by the whole gap where a share of processes that it leaves is slow.
+    A percentile of all requests, `percent` above 50, moves by the whole gap if the share of slow processes can exceed its tail.
     """
     gap, share = max(gap, SPEED_GAP), 1 - exp(log((1 - confidence) / 2) / processes)
     reach = gap * share
@@ -319,6 +316,6 @@ def widen_for_unseen_speed(
 
 
 def count_processes_for_reach(distance: float, level: float, gap: float = SPEED_GAP, percent: float = 0.0) -> float:
-    """How many processes bring what an unseen speed can move down to `distance`; infinite for none."""
+    """The number of processes that limits the effect of an unseen speed to `distance`; infinite for none."""
     other = percent / 100 if percent > 50 and 0 < distance < gap else 1 - distance / gap
     return inf if distance <= 0 else 1 if other <= 0 else ceil(log(level) / log(other) - 1e-9)

@@ -17,27 +17,21 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided confidence interval."""
-
     low: float
     high: float
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Lower and upper."""
         return self.low, self.high
 
 
 def compute_normal_quantile(confidence: float) -> float:
-    """Half the width, in standard deviations, that holds this share of a normal distribution: 1.96 for 95 %."""
+    """Half the width, in standard deviations, that contains this share of a normal distribution: 1.96 for 95%."""
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
 def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
-    """The exact interval of a share (Clopper & Pearson, Biometrika 26, 1934): neither end errs more often than it says.
-
-    Raises ValueError for no samples.
-    """
+    """The exact interval of a share (Clopper & Pearson, Biometrika 26, 1934). Raises ValueError for no samples."""
     from scipy.special import betaincinv
 
     if n < 1:
@@ -49,14 +43,14 @@ def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) ->
 
 
 def compute_share_p_value(hits: int, n: int, limit: float) -> float:
-    """The probability of as few hits or fewer, were the true share `limit`: exact, by the binomial distribution."""
+    """The exact binomial probability of at most `hits` if the true share is `limit`."""
     from scipy.special import bdtr
 
     return float(bdtr(hits, n, limit))
 
 
 def compute_mcnemar_p_value(lost: int, won: int) -> float:
-    """The exact two-sided probability of so unequal a split if both were equally good; 1 where they never differ."""
+    """The exact two-sided probability of so unequal a split if both are equally good; 1 if they never differ."""
     from scipy.special import bdtr
 
     return float(min(1.0, 2 * bdtr(min(lost, won), lost + won, 0.5)))
@@ -64,57 +58,56 @@ def compute_mcnemar_p_value(lost: int, won: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`hits` of `n` independent samples, and how improbable that is."""
+    """`hits` of `n` independent samples."""
 
     hits: int
     n: int
 
     @property
     def value(self) -> float:
-        """The share."""
         return self.hits / self.n
 
     def interval(self, confidence: float) -> Interval:
-        """As `compute_share_interval`."""
         return compute_share_interval(self.hits, self.n, confidence)
 
     def resize(self, n: int) -> "Share":
-        """The share of `n` samples like these; what is not a hit is spread evenly over them."""
+        """The share of `n` samples like these; misses are spread evenly over them."""
         return Share(floor(self.hits * n / self.n), n)
 
     def compute_p_value_above(self, limit: float) -> float:
-        """The probability of as many hits or more, were the true share `limit`."""
+        """The probability of at least as many hits if the true share is `limit`."""
         return compute_share_p_value(self.n - self.hits, self.n, 1 - limit)
 
     def compute_p_value_below(self, limit: float) -> float:
-        """The probability of as few hits or fewer, were the true share `limit`."""
+        """The probability of at most as many hits if the true share is `limit`."""
         return compute_share_p_value(self.hits, self.n, limit)
 
 
 FEWEST_SAMPLES = 20
-"""Fewer give no interval: it spans all that the figure can be."""
+"""Fewer give no interval: it spans the whole range of the figure."""
 PSEUDO_SAMPLES = 2
-"""Samples of full effect that count as seen beside the others: models that never differ on few samples are not proven equal. With
-two, a build on its limit passes or fails in at most 2.9 % of draws at 95 %, however rarely and unequally the two models differ."""
+"""Assumed samples of full effect: models that never differ on few samples are not proven equal. With two, a build on its limit
+passes or fails in at most 2.9% of draws at 95%, however rarely and unequally the two models differ.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledFigure:
-    """A score of samples or a difference of two, known from what each sample adds to it: its mean, or nearly.
+    """A score of samples or a difference of two scores, by each sample's contribution: their mean, or nearly.
 
     Student's t with Johnson's correction for skewness (Journal of the American Statistical Association 73, 1978) and PSEUDO_SAMPLES:
-    an interval is never empty, and holds as well where few samples differ as where all do.
+    an interval is never empty, and holds whether few samples differ or all do.
     """
 
     value: float
     samples: int
     freedom: int
     squares: float
-    """Sum of squared deviations of what samples add; infinite where nothing is known of them."""
+    """Sum of squared deviations of the contributions; infinite if they are unknown."""
     cubes: float
-    """Sum of their cubes."""
+    """Sum of cubed deviations."""
     effect: float
-    """What a sample changes that is lost, times the number of samples."""
+    """The change by one lost sample, times the number of samples."""
     limits: tuple[float, float]
 
     def interval(self, confidence: float) -> Interval:
@@ -123,11 +116,11 @@ class SampledFigure:
         return Interval(max(self.limits[0], low), min(self.limits[1], high))
 
     def compute_p_value_above(self, limit: float) -> float:
-        """The probability of a figure this far above `limit` or farther, were `limit` the truth."""
+        """The probability of a figure at least this far above `limit` if `limit` is the truth."""
         return self._compute_p_value(-1, self.value - limit)
 
     def compute_p_value_below(self, limit: float) -> float:
-        """The probability of a figure this far below `limit` or farther, were `limit` the truth."""
+        """The probability of a figure at least this far below `limit` if `limit` is the truth."""
         return self._compute_p_value(1, limit - self.value)
 
     def resize(self, n: int) -> "SampledFigure":
@@ -137,7 +130,7 @@ class SampledFigure:
         return replace(self, samples=n, freedom=freedom, squares=self.squares * times, cubes=self.cubes * times)
 
     def _error_and_lean(self, side: int) -> tuple[float, float]:
-        """Of the sum over samples: its standard error, and a third of its skewness towards `side`."""
+        """The standard error of the sum over samples, and a third of its skewness towards `side`."""
         count, effect = self.freedom + 1, self.effect
         error = sqrt(self.squares * count / self.freedom + PSEUDO_SAMPLES * effect**2)
         return error, (side * self.cubes + effect**3) / (self.squares + effect**2) / 3
@@ -149,7 +142,7 @@ class SampledFigure:
         return self.value + side * (quantile * error + quantile**2 * lean) / self.samples
 
     def _compute_p_value(self, side: int, distance: float) -> float:
-        """How improbable the quantile is at which the bound of `side` is at the limit."""
+        """The probability of the quantile that puts the bound of `side` at the limit."""
         if self.squares == inf:
             return 0.5
         error, lean = self._error_and_lean(side)
@@ -165,10 +158,9 @@ def figure_from_samples(
     limits: tuple[float, float],
     effect: float = 1.0,
 ) -> SampledFigure:
-    """The figure `value` of `samples`, to which `parts` (samples,), or groups of them, add what they do.
+    """The figure `value` of `samples` with the contributions `parts` (samples,) of samples or groups of them.
 
-    A sample that is lost is taken to change the sum by `effect`. Parts that are too few or not finite give an interval that spans
-    `limits`.
+    A lost sample changes the sum by `effect`. Too few parts, or parts that are not finite, give an interval that spans `limits`.
     """
     import numpy as np
 
@@ -185,9 +177,9 @@ MAX_SAMPLES_SUGGESTED = 10_000_000
 def count_samples_needed(
     figure: Share | SampledFigure, limit: float, confidence: float = CONFIDENCE, *, at_least: bool = True
 ) -> int | None:
-    """How many samples like those of `figure` put its whole interval on the right side of `limit`.
+    """The number of samples like those of `figure` that puts its whole interval on the right side of `limit`.
 
-    None where the figure itself is not on that side, or for more than MAX_SAMPLES_SUGGESTED.
+    None if the figure is not on that side, or for more than MAX_SAMPLES_SUGGESTED.
     """
 
     def decides(n: int) -> bool:
@@ -208,7 +200,7 @@ def count_samples_needed(
 
 
 def mean_from_samples(values: "NDArray[np.float64]") -> Share | SampledFigure:
-    """The mean of `values` (samples,) from 0 to 1; a share, which is exact, where each is 0 or 1."""
+    """The mean of `values` (samples,) from 0 to 1; an exact share if each is 0 or 1."""
     import numpy as np
 
     if np.isin(values, (0.0, 1.0)).all():
@@ -217,10 +209,7 @@ def mean_from_samples(values: "NDArray[np.float64]") -> Share | SampledFigure:
 
 
 def compute_macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> float:
-    """The mean over classes, of those that occur, of the harmonic mean of precision and recall.
-
-    `labels` and `predicted` have the shape (samples,).
-    """
+    """The mean over occurring classes of the harmonic mean of precision and recall; arrays of shape (samples,)."""
     import numpy as np
 
     hits = np.bincount(labels[labels == predicted], minlength=classes)
@@ -249,14 +238,14 @@ def compare_macro_f1(
 
 
 def _sizes(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> "NDArray[np.int64]":
-    """Per class, as often as it is the label plus as often as it is predicted."""
+    """Per class, the number of its labels plus the number of its predictions."""
     import numpy as np
 
     return np.asarray(np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes))
 
 
 def _influence(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> "NDArray[np.float64]":
-    """What each sample adds to n times the macro F1 (samples,): its derivative by the sample's weight."""
+    """Each sample's contribution to n times the macro F1 (samples,): its derivative by the sample's weight."""
     import numpy as np
 
     hit, n = labels == predicted, len(labels)

@@ -1,10 +1,10 @@
 """Percentiles as order statistics, with distribution-free intervals and the sample counts that they need.
 
-A percentile is a value that was measured, never interpolated: the k-th smallest of n, k = ⌈n·p⌉. Its interval is a pair
+A percentile is a measured value, never interpolated: the k-th smallest of n, k = ⌈n·p⌉. Its interval is a pair
 of order statistics chosen by the binomial distribution of ranks (David & Nagaraja, Order Statistics, 7.1); it assumes
-nothing of the shape of the distribution. Latencies that follow each other are correlated, so ranks are drawn for the
+nothing about the shape of the distribution. Consecutive latencies are correlated, so ranks are drawn for the
 *effective* sample count: that of the indicator {x ≤ percentile}, bounded by that of the whole series, because the few
-samples beyond a high percentile can look independent by luck.
+samples above a high percentile can look independent by luck.
 """
 
 from collections.abc import Sequence
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 CONFIDENCE = 0.95
 FEWEST_STRETCHES = 25
-"""A series worth fewer independent samples is too short for its own correlation to be estimated."""
+"""A series worth fewer independent samples is too short to estimate its correlation."""
 CAUTION = 1.0
-"""Standard errors by which correlation is taken larger than estimated: of series near FEWEST_STRETCHES those are shown whose
-correlation seems small by luck, and without it their intervals covered p50 in 91 %."""
+"""Standard errors by which correlation is taken larger than estimated: near FEWEST_STRETCHES the series that are shown are those
+whose correlation seems small by luck, and without it their intervals covered p50 in 91%.
+"""
 TAIL_CREDIT = 5 / 3
-"""Samples beyond a high percentile resemble each other less than the series does; they count for at most this much more."""
+"""Samples above a high percentile are less correlated than the series; they count for at most this much more."""
 MARGIN = 1.25
-"""Over what an estimate of correlation asks for, so that a second estimate rarely asks for more."""
+"""Factor of the samples that an estimate of correlation requires, so that a second estimate rarely requires more."""
 
 
 @cache
 def count_samples_needed(percent: float, *, risk: float = 0.01) -> int:
-    """How many samples a percentile needs: two or more of them lie above it with probability 1 − `risk`.
+    """The samples that a percentile needs: two or more of them lie above it with probability 1 − `risk`.
 
     MLPerf LoadGen's rule with one sample over the limit allowed: p90 64, p95 130, p99 662, p99.9 6,636.
     """
@@ -60,10 +61,10 @@ def find_order_statistic(ordered: "np.ndarray", percent: float) -> float:
 
 
 def pool_percentile(processes: "Sequence[np.ndarray]", percent: float) -> list[float]:
-    """What each process adds to the percentile of all requests, every process weighing the same; the mean is that percentile.
+    """Each process's contribution to the percentile of all requests, with equal weights of processes; their mean is that percentile.
 
-    The values are the jackknife's: what is lost where one process of `processes` (samples,) each is left out. Their scatter gives the
-    percentile's error, and that of p50 of few processes it does not.
+    The values are the jackknife's: the loss from leaving out one process of `processes`, (samples,) each. Their scatter gives the
+    percentile's error, except that of p50 of few processes.
     """
     import numpy as np
 
@@ -111,10 +112,10 @@ def _binomial_quantile(level: float, trials: int, probability: float) -> int:
 
 
 def plan_sample_count(durations: "np.ndarray", percent: float, longest: int, confidence: float = CONFIDENCE) -> int:
-    """How many samples there must be for `percent` and the usual percentiles below it, given the `durations` so far.
+    """The samples for `percent` and the usual percentiles below it, given the `durations` so far; at most `longest`.
 
-    Decided once, from durations in the order in which they were measured: whoever looks again after every few samples
-    stops when the estimate of correlation is small by luck. `len(durations)` where they are enough, at most `longest`.
+    Decided once, from durations in measured order: repeated checks would stop when the estimate of correlation is small by
+    luck. `len(durations)` if they are enough.
     """
     import numpy as np
 
@@ -134,7 +135,7 @@ def plan_sample_count(durations: "np.ndarray", percent: float, longest: int, con
 def summary_from_ns(
     durations_ns: "np.ndarray", percents: Sequence[float] = PERCENTS, confidence: float = CONFIDENCE
 ) -> LatencySummary:
-    """Summarizes durations in the order in which they were measured. Raises ValueError for none."""
+    """Summarizes durations in measured order. Raises ValueError for none."""
     import numpy as np
 
     if len(durations_ns) == 0:
@@ -148,7 +149,7 @@ def summary_from_ns(
     withheld: dict[str, str] = {}
     for percent in sorted(percents):
         answer = _percentile(values, ordered, percent, confidence, stretches)
-        if withheld and not isinstance(answer, str):  # its few slow samples hide that they depend on each other
+        if withheld and not isinstance(answer, str):  # its few slow samples hide their dependence
             answer = f"{next(iter(withheld))}, which is below it, cannot be shown"
         if isinstance(answer, str):
             withheld[format_percentile_name(percent)] = answer
@@ -191,7 +192,7 @@ def _fewest_stretches(count: int) -> float:
 
 
 def _stretches(values: "np.ndarray", caution: float = 0.0) -> float:
-    """The effective count of the ranks: outliers do not hide how long the values resemble each other."""
+    """The effective count of the ranks: outliers do not hide the length of the correlation."""
     import numpy as np
 
     ordered = np.sort(values)
@@ -200,7 +201,7 @@ def _stretches(values: "np.ndarray", caution: float = 0.0) -> float:
 
 
 def _effective(values: "np.ndarray", value: float, percent: float, stretches: float) -> float:
-    """How many independent samples `values` are worth for the percentile that is `value`."""
+    """The number of independent samples that `values` are worth for the percentile `value`."""
     bound = _stretches(values, caution=CAUTION) if percent <= 50 else TAIL_CREDIT * stretches
     return min(compute_effective_count((values <= value).astype(float), caution=CAUTION), bound)
 
@@ -208,7 +209,7 @@ def _effective(values: "np.ndarray", value: float, percent: float, stretches: fl
 RELAXATIONS_LEFT_OUT = 10
 """A queue that starts empty is measured after this many relaxation times."""
 QUEUE_FACTOR = 3
-"""Relaxation times for each sample that a percentile needs: queries that wait for the same one resemble each other."""
+"""Relaxation times per sample of a percentile: queries that wait for the same one are correlated."""
 
 
 def compute_relaxation_queries(utilization: float) -> float:
@@ -220,12 +221,12 @@ def compute_relaxation_queries(utilization: float) -> float:
 
 
 def count_transient_queries(utilization: float, percent: float) -> int:
-    """How many queries are left out at first; at most as many as the percentile needs."""
+    """Queries to leave out at first; at most as many as the percentile needs."""
     most = count_samples_needed(percent)
     return most if utilization >= 1 else min(most, ceil(RELAXATIONS_LEFT_OUT * compute_relaxation_queries(utilization)))
 
 
 def count_queries_needed(utilization: float, percent: float) -> int:
-    """How many queries the percentile needs; beyond saturation, where no number suffices, what other loads need."""
+    """Queries that the percentile needs; at saturation, where no number suffices, as for other loads."""
     factor = 1.0 if utilization >= 1 else max(1.0, QUEUE_FACTOR * compute_relaxation_queries(utilization))
     return ceil(count_samples_needed(percent) * factor - 1e-6)

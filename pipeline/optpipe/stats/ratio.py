@@ -1,10 +1,10 @@
-"""Is B faster than A? Rounds of subjects in turn, fresh processes as the unit of replication, an interval on the ratio.
+"""Is B faster than A? Rounds of subjects in turn, new processes as the unit of replication, an interval on the ratio.
 
 Samples of one process share its memory layout, clocks and thread placement: a thousand of them are one observation of
-what the next process will do (Georges et al., OOPSLA 2007; Kalibera & Jones, ISMM 2013). So each process gives one
-number, the pair of one round gives one log ratio, and Student's t over the rounds gives the interval. Rounds are pairs
-in time, which takes slow changes of the machine out. The order is drawn for each round: a disturbance that comes back every
-few trials meets the same subject again and again in A B B A, and not in a drawn order (Fisher, The Design of Experiments, 1935).
+the next process (Georges et al., OOPSLA 2007; Kalibera & Jones, ISMM 2013). So each process gives one number, the pair of
+one round gives one log ratio, and Student's t over the rounds gives the interval. Pairs of a round are close in time, which
+removes slow changes of the machine. The order is drawn for each round: a disturbance that recurs every few trials hits the
+same subject again and again in A B B A, but not in a drawn order (Fisher, The Design of Experiments, 1935).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Change(StrEnum):
-    """What a comparison shows about the contender against the baseline."""
+    """The contender against the baseline."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -41,7 +41,7 @@ class Ratio:
     confidence: float
     p_value: float
     smallest_visible: float
-    """The smallest relative difference that this many rounds, this noisy, would show in 90 % of runs."""
+    """The smallest relative difference that this many rounds, this noisy, would show in 90% of runs."""
 
     def __str__(self) -> str:
         """`1.31 (1.29 to 1.32)`."""
@@ -49,7 +49,7 @@ class Ratio:
 
 
 SMALLEST_ROUNDS = 4
-"""With fewer rounds the interval of Student's t is so wide that the comparison would be theatre."""
+"""With fewer rounds the interval of Student's t is too wide for any conclusion."""
 
 
 class Order:
@@ -65,7 +65,7 @@ class Order:
 
 
 def alternate(subjects: Mapping[str, Callable[[], T]], rounds: int, seed: int) -> dict[str, list[T]]:
-    """Calls every subject once in each round; what they returned, by subject in the order of the rounds."""
+    """Calls every subject once in each round; returns their results in the order of the rounds."""
     order = Order(seed)
     found: dict[str, list[T]] = {name: [] for name in subjects}
     for _ in range(rounds):
@@ -77,12 +77,12 @@ def alternate(subjects: Mapping[str, Callable[[], T]], rounds: int, seed: int) -
 def ratio_from_rounds(
     baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95, first: int | None = None
 ) -> Ratio:
-    """The geometric-mean ratio of paired rounds, each value being one process's statistic (its median latency).
+    """The geometric-mean ratio of paired rounds; each value is one process's statistic (its median latency).
 
-    `first` is the number of rounds whose scatter decided how many there would be: their scatter then gives the interval
-    (`mean_from_values`), and the error rate stays what it is for a fixed number of rounds.
-    Mirrors exactly: exchanging the two inverts the value and the interval. Raises ValueError for fewer than
-    SMALLEST_ROUNDS rounds or durations that are not positive.
+    `first` is the number of rounds whose scatter determined their total: their scatter then gives the interval
+    (`mean_from_values`), and the error rate stays that of a fixed number of rounds.
+    Exchanging the two inverts the value and the interval. Raises ValueError for fewer than SMALLEST_ROUNDS rounds or
+    durations that are not positive.
     """
     logs = _log_ratios(baseline, contender)
     count = len(logs)
@@ -93,7 +93,7 @@ def ratio_from_rounds(
 
 
 def scatter_from_rounds(values: "Sequence[Sequence[float]] | np.ndarray") -> Scatter:
-    """Of processes, from `(contenders, rounds)` figures: what is left where contenders and rounds have levels of their own.
+    """The scatter of processes from `(contenders, rounds)` figures, after removing the levels of contenders and rounds.
 
     Raises ValueError for fewer than two of either.
     """
@@ -110,7 +110,7 @@ def scatter_from_rounds(values: "Sequence[Sequence[float]] | np.ndarray") -> Sca
 def ratio_from_few_rounds(
     baseline: Sequence[float], contender: Sequence[float], scatter: Scatter, confidence: float
 ) -> Ratio:
-    """As `ratio_from_rounds`, of one paired round or more, where `scatter` is known from other rounds of the same machine."""
+    """`ratio_from_rounds` of one paired round or more, with the `scatter` of other rounds of the same machine."""
     logs = _log_ratios(baseline, contender, 1)
     error = scatter.sd * sqrt(2 / len(logs))
     return _ratio(sum(logs) / len(logs), error, scatter.freedom, len(logs), confidence)
@@ -129,14 +129,14 @@ def compute_ratio_interval(
 
 
 MOST_ENUMERATED = 16
-"""Rounds whose exchanges are enumerated; of more, the mean is near enough to normal for Student's t."""
+"""Rounds whose exchanges are enumerated; the mean of more is close enough to normal for Student's t."""
 
 
 def compute_exchange_p_value(baseline: Sequence[float], contender: Sequence[float]) -> float:
     """How often exchanging the two in some rounds gives a mean log ratio as far from 0; 0 for over MOST_ENUMERATED rounds.
 
-    Fisher's randomization test for rounds whose order was drawn: exact whatever disturbed them, as long as both were disturbed
-    alike. Student's t over a few rounds is not where a disturbance has two levels only.
+    Fisher's randomization test for rounds of drawn order: exact for any disturbance that affects both alike. Student's t over a few
+    rounds is not exact for a disturbance with two levels.
     """
     import numpy as np
 
@@ -149,14 +149,14 @@ def compute_exchange_p_value(baseline: Sequence[float], contender: Sequence[floa
 
 
 def count_rounds_needed(ratio: Ratio, resolution: float) -> int:
-    """How many rounds as noisy as those of `ratio` would show a difference of `resolution` in 90 % of runs."""
+    """The number of rounds as noisy as those of `ratio` that would show a difference of `resolution` in 90% of runs."""
     return ceil(ratio.rounds * (log1p(ratio.smallest_visible) / log1p(resolution)) ** 2 - 1e-9)
 
 
 def count_rounds_to_settle(ratio: Ratio, limit: float) -> int:
-    """How many rounds as noisy as those of `ratio`, around the same value, would put its interval below 1 + limit or above 1.
+    """The number of rounds as noisy as those of `ratio`, around the same value, that puts its interval below 1 + limit or above 1.
 
-    Twice as many as there were, where the interval is there already and exchanging the two in so few rounds does not show it.
+    Twice as many as there were if the interval is there already, but exchanging the two in so few rounds does not show it.
     """
     centre = log(ratio.value)
     half, room = log(ratio.ci[1]) - centre, max(log1p(limit) - centre, centre)

@@ -1,4 +1,4 @@
-"""Was it one steady thing that was measured? Warm-up, drift, and runtimes with two speeds."""
+"""Warm-up, drift, and runtimes with two speeds."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 _DIRECT_LAGS = 64
-"""Lags that are computed one by one; a series that is correlated over more of them goes through a Fourier transform."""
+"""Lags that are computed one by one; more are computed by a Fourier transform."""
 
 
 def compute_effective_count(series: "np.ndarray", *, caution: float = 0.0) -> float:
-    """How many independent values `series` (values,) is worth for its mean: n / (1 + 2 Σ ρₖ), at most n.
+    """The number of independent values that `series` (values,) is worth for its mean: n / (1 + 2 Σ ρₖ), at most n.
 
     The sum of the autocorrelations ends by Geyer's initial monotone sequence (Practical Markov Chain Monte Carlo,
     Statistical Science 7, 1992, section 3.3): sums of two adjacent lags, while they are positive, none above the one
-    before it. With `caution` it is taken that many of its standard errors larger (Madras & Sokal, Journal of Statistical
-    Physics 50, 1988, appendix C), for where a small one decides whether a figure is shown at all.
+    before it. `caution` raises it by that many of its standard errors (Madras & Sokal, Journal of Statistical Physics 50,
+    1988, appendix C), for decisions whether to show a figure at all.
     """
     import numpy as np
 
@@ -66,7 +66,7 @@ def _covariance(centered: "np.ndarray", lag: int) -> float:
 
 STEADY_WINDOWS = 4
 STEADY_SPREAD = 1.05
-"""Medians of the last windows lie within 5 % of each other (perf_analyzer asks 10 % of three windows)."""
+"""Medians of the last windows lie within 5% of each other (perf_analyzer requires 10% of three windows)."""
 
 
 def is_steady(window_medians: Sequence[float]) -> bool:
@@ -84,7 +84,7 @@ class Trend:
     """A change over the whole measurement."""
 
     change: float
-    """Last over first level, less one: 0.05 is 5 % slower at the end. Of a change there and back, ends over middle."""
+    """Last over first level, less one: 0.05 is 5% slower at the end. Of a change there and back, ends over middle."""
     p_value: float
 
 
@@ -92,7 +92,7 @@ def find_trend(values: "np.ndarray", blocks: int = 20) -> Trend | None:
     """A change from the first to the last of `values` (samples,), or there and back; None for under 32 values.
 
     Mann-Kendall test and Theil-Sen slope over the medians of consecutive blocks, in their order and folded in the middle, so
-    that the ends meet; the p-value is for both. Of the two, the change that is less likely chance.
+    that the ends meet; the p-value is for both. Returns the change that is less likely chance.
     """
     import numpy as np
 
@@ -129,9 +129,9 @@ class Modes:
 
 
 SMALLEST_MODE = 0.05
-"""Fewer samples than this share are outliers, which percentiles show, not a second speed."""
+"""A smaller share of samples are outliers, which percentiles show, not a second speed."""
 SMALLEST_GAP = 0.04
-"""The slow mode is at least this much slower: a mode of 5 % is then found in spite of noise."""
+"""The slow mode is at least this much slower: a mode of 5% is then found in spite of noise."""
 CHANCE = 0.03
 """Largest probability that the second peak is a ripple of the first one's tail."""
 _CELLS = 400
@@ -172,7 +172,7 @@ def find_two_modes(values: "np.ndarray") -> Modes | None:
             int(np.searchsorted(ordered, center + 0.6 * scale) - np.searchsorted(ordered, center - 0.6 * scale))
             for center in (float(grid[lower]) + cell / 2, float(grid[valley]) + cell / 2)
         )
-        # the probability of so unequal counts, were the density as high at the valley as at the peak
+        # the probability of so unequal counts if the density is as high at the valley as at the peak
         ripple = float(bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
         if slow_at - fast_at >= log1p(SMALLEST_GAP) and ripple < CHANCE:
             return Modes(float(np.exp(fast_at)), float(np.exp(slow_at)), slow / len(values))
@@ -180,7 +180,7 @@ def find_two_modes(values: "np.ndarray") -> Modes | None:
 
 
 def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
-    """The highest peak with each other one that a valley of less than half its height lies before: peak, valley, other."""
+    """The highest peak with each other peak behind a valley of less than half its height: peak, valley, other."""
     import numpy as np
 
     inner = (density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])
@@ -194,14 +194,14 @@ def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
 
 
 FEWEST_FOR_VARIATION = 200
-"""Fewer independent samples than this do not show how far they scatter."""
+"""Fewer independent samples do not show their scatter."""
 
 
 def compute_variation_interval(values: "np.ndarray", confidence: float) -> tuple[float, float] | None:
-    """The interval of the coefficient of variation of `values` (samples,), in the order in which they were measured.
+    """The interval of the coefficient of variation of `values` (samples,), in measured order.
 
     By the delta method on its logarithm, with the effective count of the influences, taken one standard error smaller; None
-    where they are worth fewer than FEWEST_FOR_VARIATION independent ones, or do not vary.
+    if they are worth fewer than FEWEST_FOR_VARIATION independent ones, or do not vary.
     """
     import numpy as np
 

@@ -26,7 +26,6 @@ MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 
 
 def document_from_evaluation(found: Evaluation) -> Document:
-    """The source model first, then its predictions in every artifact, then what could not be evaluated."""
     return make_document(
         [
             Sentence(f"{found.model} on {found.dataset.identify()}"),
@@ -86,7 +85,7 @@ def _tabulate(found: Evaluation) -> Table:
 
 
 def _format_accuracy(row: EvaluatedModel, *, texts: bool) -> list[str]:
-    """Of a classifier: top-1, top-5 or macro F1, and what they lost; of the source model without losses."""
+    """Figures of a classifier: top-1, top-5 or macro F1, and losses except for the source model."""
     accuracy = row.accuracy
     if accuracy is None:
         return [""] * (5 if texts else 4)
@@ -99,7 +98,6 @@ def _format_accuracy(row: EvaluatedModel, *, texts: bool) -> list[str]:
 
 
 def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
-    """The scores of another task, and the drop of the first."""
     if row.scores is None:
         return [""] * (count + 1)
     first = row.scores.scores[0]
@@ -108,7 +106,7 @@ def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
 
 
 def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
-    """The classes that explain an artifact's drop, where it is more than a tenth of a point."""
+    """The classes with the largest drops, if an artifact's drop is over a tenth of a point."""
     for row in found.results:
         if row.artifact is None or row.scores is None or row.scores.scores[0].drop < MENTIONED_DROP:
             continue

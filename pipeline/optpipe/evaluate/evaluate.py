@@ -1,6 +1,6 @@
-"""Task scores of the source model and of every artifact that can run here, on the same labeled samples, and their run folder.
+"""Scores the source model and every artifact that can run here on the same samples, and writes the run.
 
-What is judged is the difference on paired predictions, with its interval: two scores side by side prove little.
+The judged figure is the difference on paired predictions, with its interval, because two separate scores prove little.
 """
 
 import json
@@ -46,39 +46,39 @@ if TYPE_CHECKING:
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 EVALUATION_BATCH = 32
 KEPT_VALUES = 1 << 26
-"""Of the first output at most as many are kept for its SNR: those of the first samples."""
+"""Values of the first output that are kept for its SNR, from the first samples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What one model predicts for every sample, as its task decodes it, and the rows of its first output (samples, values)."""
+    """Decoded predictions of one model for every sample, and its first output, (samples, values)."""
 
     values: Values
     outputs: "NDArray[np.float32]"
-    """Of the first samples only, where they are many; where sizes differ from batch to batch, all values in one row."""
+    """Only the first samples of a large set; one row of all values if sizes differ between batches."""
     classes: int
-    """Of the first output's last axis; 0 where there is none."""
+    """Size of the first output's last axis; 0 without one."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedArtifact:
-    """An artifact's predictions, or why it could not run; `entry` is None for the source model."""
+    """An artifact's predictions, or the reason why it could not run; `entry` is None for the source model."""
 
     entry: Entry[ArtifactInfo] | None
     predictions: Predictions | None
     why_not: str | None = None
     failed: bool = False
-    """Whether it should have run here and did not."""
+    """True if it can run on this machine but did not."""
     calibrated_on: int = 0
-    """How many of the samples its INT8 ranges were computed from: accuracy on those flatters."""
+    """Samples that its INT8 ranges were computed from, which overestimate its accuracy."""
 
 
 def list_model_artifacts(model_id: str, store: Store) -> list[Entry[ArtifactInfo]]:
-    """The stored artifacts of the exported model with that id, the newest of each backend, device, precision, options and graph."""
+    """The stored artifacts of an exported model, the newest of each backend, device, precision, options, and graph."""
     found = {}
     for entry in store.list_entries(ArtifactInfo):
         if model_id in entry.manifest.parents:
-            options = tuple(sorted(entry.info.options.items()))  # a layout that breaks outputs is an option
+            options = tuple(sorted(entry.info.options.items()))  # layout options may break outputs
             found[entry.info.label, options, entry.manifest.parents] = entry
     return list(found.values())
 
@@ -92,7 +92,6 @@ def evaluate_artifacts(
     store: Store,
     listener: Listener,
 ) -> list[EvaluatedArtifact]:
-    """Runs the source model, then each artifact, over `samples`."""
     card = card_from_file(exported.file(CARD))
 
     def predict(run: Runner, name: str) -> Predictions:
@@ -116,7 +115,7 @@ def evaluate_artifacts(
         try:
             with backend.load(store.verify_entry(entry).path, entry.info, {}) as session:
                 found = predict(session.run, f"{backend.name} {entry.info.precision}")
-        except StageError as error:  # one broken artifact must not hide what the others do
+        except StageError as error:  # continue with the other artifacts
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
             continue
         if used := _count_calibration_samples(entry, samples, store):
@@ -129,7 +128,7 @@ def evaluate_artifacts(
 
 
 def _count_calibration_samples(artifact: Entry[ArtifactInfo], samples: SampleSet, store: Store) -> int:
-    """How many of `samples` are, by content, in the calibration set of an INT8 artifact, as far as the store knows it."""
+    """Samples that are also in the calibration set of an INT8 artifact, by content, if the store knows the set."""
     graphs = (each for each in store.list_entries(GraphInfo) if each.id in artifact.manifest.parents)
     used = next((each.info.set.sha256 for each in graphs if each.info.set), None)
     drawn = [each for each in store.list_entries(CalibrationInfo) if each.info.set.sha256 == used]
@@ -149,13 +148,15 @@ def predict_samples(
     run: Runner,
     step: ProgressStep = UNWATCHED,
 ) -> Predictions:
-    """The predictions of `run`, which maps a batch of the model's inputs to its outputs; `step` counts samples."""
+    """Decodes the outputs of `run` for all samples; `step` counts samples."""
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
     room, classes = KEPT_VALUES, 0
     for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
         rows = rows_from_outputs(card.outputs, run(batch), count)
-        if count < card.batch_range[0]:  # filled up; else all is kept: the first axis may count boxes of one image
+        if (
+            count < card.batch_range[0]
+        ):  # a filled batch; others stay whole, because the first axis may count boxes of one image
             rows = {key: each[:count] for key, each in rows.items()}
         first = rows[card.outputs[0].name]
         classes = int(first.shape[-1]) if first.ndim > 1 else 0
@@ -180,7 +181,7 @@ def score_artifacts(
     *,
     trained: bool,
 ) -> Iterator[EvaluatedModel]:
-    """The figures of every row; `labels` name the classes. Random weights have no accuracy: it would prove nothing."""
+    """Scores every row; `labels` name the classes. Random weights have no accuracy."""
     source = rows[0].predictions
     assert source is not None
     for row in rows:
@@ -206,10 +207,7 @@ def score_artifacts(
 
 
 def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -> Verdict | None:
-    """PASS where the whole interval of the drop is inside the budget, FAIL where all of it is outside.
-
-    For a PASS it has to hold with `TaskContract.bound_hidden_loss` too.
-    """
+    """PASS if the drop's whole interval, with `TaskContract.bound_hidden_loss`, is inside the budget; FAIL if all of it is outside."""
     if budget is None or row.artifact is None:
         return None
     if row.drop_ci is None:
@@ -223,7 +221,7 @@ def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -
 def write_predictions(
     path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
 ) -> None:
-    """Parquet: one row per sample with its truth and every model's prediction, so that anyone can recompute the figures."""
+    """One Parquet row per sample, with its truth and every model's prediction."""
     import polars as pl
 
     columns: dict[str, Any] = {
@@ -252,10 +250,10 @@ def run_evaluation(
     *,
     truncate: bool = False,
 ) -> Evaluation:
-    """Evaluates what is stored of `model`, or `only` some of it, by `user_task` instead of the card's where given; writes the run.
+    """Evaluates the stored artifacts of `model`, or `only` some of them, and writes the run.
 
-    `truncate` says that texts longer than the model's input are cut. Raises BadInputError where there are no images, or nothing
-    was built yet.
+    `user_task` replaces the card's task; `truncate` cuts texts that are longer than the model's input. Raises BadInputError without
+    samples or artifacts.
     """
     store.require_writable()
     require_existing(data, "--data")
@@ -280,7 +278,9 @@ def run_evaluation(
     source = data or Path(str(own))
     validates = count is None and own is not None and source.resolve() == Path(own).resolve()
     samples, unreadable = load_sample_set(exported, card, source, count, seed, listener, truncate=truncate)
-    truths = task.read_truths(samples, card, task.count_classes(card))  # what does not fit ends it before anything runs
+    truths = task.read_truths(
+        samples, card, task.count_classes(card)
+    )  # fails before anything runs if the truths do not fit
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
     assert rows[0].predictions is not None
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
@@ -321,7 +321,7 @@ def run_evaluation(
 def _warn_about_few(
     task: TaskContract, truths: Values | None, predictions: Values, samples: SampleSet, listener: Listener
 ) -> None:
-    """Where there are few samples, or the scores leave samples out."""
+    """Warns of few samples, and of samples that the scores leave out."""
     count, kind = task.count_samples(predictions), task.sample_kind or samples.kind
     if truths is not None:
         count, kind = task.count_units(truths), task.unit_kind or kind

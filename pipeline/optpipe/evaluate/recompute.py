@@ -1,4 +1,4 @@
-"""Scores, drop and agreement of an evaluation run, computed again from every stored prediction."""
+"""Recomputes scores, drop, and agreement of an evaluation run from its stored predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
-    """What the build's task says (`TaskContract.observe`) of the newest evaluation that has the build's file, as fractions.
+    """Observes the newest evaluation of the build's file by its task, recomputed from its predictions.
 
-    One on the whole validation set of the model's card goes before those on other data. Computed anew from the run's predictions.
+    An evaluation on the whole validation set of the model's card precedes those on other data.
     """
     found = [
         (run, read_evaluation(run).dataset)
@@ -45,12 +45,12 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
 
 
 def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:
-    """Whether an evaluation run is of another file under the build's id. Raises BadInputError as `read_evaluation`."""
+    """True for an evaluation of another file under the build's id. Raises BadInputError as `read_evaluation`."""
     return any(build.has_other_file(row.artifact, row.sha256) for row in read_evaluation(run).results)
 
 
 def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: str) -> Observation:
-    """The figure with its interval wide enough for what `TaskContract.bound_hidden_loss` says of the evaluation's record."""
+    """Widens the interval by `TaskContract.bound_hidden_loss` of the evaluation's record."""
     evaluated = read_evaluation(run)
     row = next((row for row in evaluated.results if row.artifact == artifact and row.calibrated_on), None)
     if row is None or figure.low is None or figure.high is None:
@@ -60,18 +60,18 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
     hidden = task.bound_hidden_loss(row)
     if name.startswith("drop"):
         return replace(figure, high=min(most - least, figure.high + hidden), about=about)
-    if name == "agreement":  # a share of samples, whatever the score
+    if name == "agreement":  # a share of samples for any score
         return replace(figure, low=max(0.0, figure.low - hidden / (most - least)), about=about)
     return replace(figure, low=max(least, figure.low - hidden), about=about)
 
 
 def read_evaluation(run: Run) -> Evaluation:
-    """The record of an evaluation run. Raises BadInputError where it is missing or of another form."""
+    """Raises BadInputError if the record is missing or invalid."""
     return record_from_files(run.files, EVALUATION, Evaluation)
 
 
 def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
-    """The results of an evaluation, where its predictions are there."""
+    """Yields nothing without predictions."""
     if not run.files.has(PREDICTIONS):
         return
     stored = read_evaluation(run)
@@ -91,14 +91,14 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
 
 
 def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dict[str, Observation]:
-    """The figures of one artifact's predictions in an evaluation run; none where it has none there."""
+    """The figures of one artifact's predictions; empty without predictions."""
     evaluated, frame = read_evaluation(run), _read_table(run)
     task = _find_task(evaluated)
     found, source = (_read_predictions(frame, task, str(name)) for name in (artifact, "source"))
     if found is None or source is None:
         return {}
     judged = replace(evaluated.dataset, count=task.count_samples(source))
-    # `verify` renders a report again byte for byte, and older versions' reports do not name the data
+    # reports of older versions do not name the data, and `verify` must render the same bytes
     about = judged.describe() if judged.validation is None else judged.identify()
     return task.observe(_read_truths(frame, task), source, found, confidence, about)
 

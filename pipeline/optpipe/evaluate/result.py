@@ -1,4 +1,4 @@
-"""What an evaluation found: the record in `evaluate.json`, printed by `--json` and shown on the terminal."""
+"""The records of an evaluation, as in `evaluate.json` and `--json`."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from optpipe.core.errors import ExitStatus, escape
 from optpipe.core.verdict import Verdict
 
 Bounds = tuple[float, float]
-"""The lower and upper bound of a 95 % confidence interval."""
+"""Bounds of a 95% confidence interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +21,22 @@ class MovedPredictions:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How often an artifact predicts the source model's class."""
+    """Share of samples with the source model's class."""
 
     share: float
     ci: Bounds
     moved: tuple[MovedPredictions, ...]
-    """The largest first."""
+    """Sorted by count, largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Accuracy on labeled samples, and the drop from the source model on the same samples; shares, not percent."""
+    """Accuracy on labeled samples, and the drop from the source model on the same samples, as shares."""
 
     top1: float
     top1_ci: Bounds
     top5: float | None
-    """None for models of no more than five classes."""
+    """None for models with five classes or fewer."""
     macro_f1: float
     macro_f1_drop: float
     macro_f1_drop_ci: Bounds
@@ -51,10 +51,10 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One score of a task, and its drop from the source model on the same samples; fractions, not percent."""
+    """One score of a task, and its drop from the source model on the same samples, as fractions."""
 
     name: str
-    """As in a policy: `mIoU`, `AP50`."""
+    """The name in a policy: `mIoU`, `AP50`."""
     value: float
     ci: Bounds
     drop: float
@@ -63,8 +63,6 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
-    """The task's first score of one class, and its drop."""
-
     label: str
     value: float
     drop: float
@@ -75,9 +73,9 @@ class TaskScores:
     """The scores of a task other than classification."""
 
     scores: tuple[Score, ...]
-    """The first is the one that is judged."""
+    """The first score is judged."""
     classes: tuple[ClassScore, ...]
-    """Of the classes that occur."""
+    """Only classes that occur."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +89,29 @@ class EvaluatedModel:
     artifact: str | None = None
     """None for the source model."""
     why_not: str | None = None
-    """Why it was not evaluated."""
+    """Reason why it was not evaluated."""
     failed: bool = False
-    """Whether it should have run here and did not."""
+    """True if it can run on this machine but did not."""
     calibrated_on: int = 0
-    """How many of the samples its INT8 ranges were computed from: accuracy on those is overestimated."""
+    """Samples that its INT8 ranges were computed from, which overestimate its accuracy."""
     snr_db: float | None = None
-    """Of the first output against the source model's; None where they are equal or there is nothing to compare."""
+    """SNR of the first output against the source model's; None if they are equal or cannot be compared."""
     same_sizes: bool = True
-    """Whether the first output has the size of the source model's, as boxes that were found may not."""
+    """False if the first output differs in size from the source model's, as a list of detected boxes may."""
     agreement: Agreement | None = None
-    """None where the source model predicts one class for all samples."""
+    """None if the source model predicts one class for all samples."""
     accuracy: Accuracy | None = None
-    """Of a classifier; None without labels or trained weights."""
+    """Accuracy of a classifier; None without labels or trained weights."""
     scores: TaskScores | None = None
-    """Of any other task; None without annotations or trained weights."""
+    """Scores of any other task; None without annotations or trained weights."""
     verdict: Verdict | None = None
-    """Whether the drop is within the budget; None for the source model and without a budget."""
+    """Judgment of the drop by the budget; None for the source model and without a budget."""
     sha256: str | None = None
-    """Of the artifact's files (`hash_engine`); None for the source model, and in records of versions that stored none."""
+    """`hash_engine` of the artifact; None for the source model, and in records of older versions."""
 
     @property
     def drop_ci(self) -> Bounds | None:
-        """The interval of the drop that is judged."""
+        """The interval of the judged drop."""
         if self.scores is not None:
             return self.scores.scores[0].drop_ci
         return None if self.accuracy is None else self.accuracy.drop_ci
@@ -121,22 +119,20 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The samples that were evaluated."""
-
     name: str
     kind: str
-    """What its samples are called, in the plural."""
+    """Name of its samples in the plural."""
     sha256: str
     count: int
     unreadable: tuple[str, ...]
     labeled: bool
     classes: int
     labels: tuple[str, ...] = ()
-    """Names of the classes, where scores are given by class."""
+    """Names of the classes, if scores are listed by class."""
     truncated: int = 0
     """Texts that were cut at the model's maximum input length."""
     validation: bool | None = None
-    """Whether it is the whole validation set that the model's card names; None in records of versions that did not say."""
+    """True for the whole validation set of the model's card; None in records of older versions."""
 
     def describe(self) -> str:
         """`400 texts`, `400 texts (2 truncated)`."""
@@ -149,8 +145,6 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What `optpipe evaluate` found."""
-
     model: str
     source: str
     model_id: str
@@ -162,11 +156,11 @@ class Evaluation:
     warnings: tuple[str, ...] = ()
     task: str = "classification"
     scoring: str = ""
-    """How outputs became predictions, where there is a choice: `NMS outside the engine, IoU 0.7`."""
+    """The choices between outputs and predictions: `NMS outside the engine, IoU 0.7`."""
 
     @property
     def status(self) -> ExitStatus:
-        """The worst of the verdicts; an artifact that failed to run is worse than any."""
+        """The worst verdict; STAGE_FAILED if an artifact failed to run."""
         verdicts = {row.verdict for row in self.results}
         if any(row.failed for row in self.results):
             return ExitStatus.STAGE_FAILED

@@ -1,6 +1,6 @@
-"""Figures as Altair and vl-convert draw them to SVG, without a browser or a network: lines, points and bars.
+"""Figures drawn by Altair and vl-convert as SVG, without a browser or a network: lines, points, and bars.
 
-Colors are placeholders that become CSS variables in the SVG, so that one drawing serves light, dark and print. Marks keep
+Colors are placeholders that become CSS variables in the SVG, so that one drawing serves light, dark, and print. Marks keep
 Vega's `aria-label`, which screen readers read and the page's script shows as a tooltip.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import altair as alt
 
 WIDTH, HEIGHT = 272, 195
-"""The plot in pixels: with its axes it fits a phone, so that text of 12 pixels stays readable there."""
+"""Size of the plot in pixels: with its axes it fits a phone, and its text of 12 pixels stays readable there."""
 FONT_SIZE, ROW_HEIGHT = 12, 40
 MAX_SPEEDUPS = 24
 SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
@@ -33,7 +33,7 @@ _FLAGS = {
     "INVALID": (LegendEntry("INVALID", _VARIABLES[BAD], "✚"), {"shape": "cross", "color": BAD, "filled": True, "size": 110}),
     "frontier": (LegendEntry("on the frontier", _VARIABLES[INK], "◯"), {"shape": "circle", "color": INK, "filled": False, "size": 160}),
 }  # fmt: skip
-"""What may be said of a point: its legend and the mark drawn over it."""
+"""The legend and the extra mark of a flagged point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The part of a row that `part` takes, in the figure's unit; `low` and `high` bound it where an interval is known."""
+    """A row's part; `low` and `high` are the bounds of a known interval."""
 
     label: str
     part: str
@@ -58,7 +58,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point with `text` beside it; `label` is its tooltip, `flag` one of `_FLAGS`; points of one `group` are joined."""
+    """A point labeled with `text`; `label` is its tooltip, `flag` one of `_FLAGS`; points of one `group` are joined."""
 
     series: str
     label: str
@@ -74,7 +74,7 @@ class Point:
 def draw_lines(
     title: str, caption: str, curves: Sequence[Curve], x: str, y: str, *, log: bool = False, shares: bool = False
 ) -> Figure:
-    """The curves over `x`; `shares` are steps from 0 % to 100 %."""
+    """`shares` are steps from 0% to 100%."""
     import altair as alt
 
     points = [{"x": _round(px), "y": _round(py), "series": curve.label} for curve in curves for px, py in curve.points]
@@ -104,7 +104,7 @@ def draw_points(
     *,
     limit: Sequence[tuple[float, float]] = (),
 ) -> Figure:
-    """The points with their intervals, below the line `limit`."""
+    """Draws the points with their intervals, below the line `limit`."""
     import altair as alt
 
     rows = [
@@ -149,7 +149,7 @@ def draw_bars(
     *,
     reference: float | None = None,
 ) -> Figure:
-    """One row for each label, its name above its bars, where a long one has the whole width; a line at `reference`."""
+    """Draws one row for each label, its name above its bars; a line at `reference`."""
     import altair as alt
 
     rows = [
@@ -183,14 +183,14 @@ def draw_comparison(
     stages: Sequence[Bar] = (),
     stage_files: tuple[RawFile, ...] = (),
 ) -> list[Figure]:
-    """Every figure that there are figures enough for, in reading order.
+    """Draws every figure with enough data, in reading order.
 
     `latencies` are empirical distribution functions: ms, share of the queries in [0, 1]. `machine` holds quantities with
     their units, each over seconds from the start of a measurement; `stages` are seconds by build and stage.
     """
     files = tuple(dict.fromkeys(file for curve in latencies for file in curve.files))
     measured = [row for row in comparison.rows if row.latency_ns and row.throughput_images_per_s]
-    # one percentile for all: p99 where every row has it
+    # p99 if every row has it, otherwise p50 for all
     percentile = "p99" if all("p99" in row.latency_ns for row in measured) else "p50"
     rows = [row for row in measured if percentile in row.latency_ns]
     sample, latency = name_sample(row.load.sample for row in rows), f"{percentile} latency (ms)"
@@ -260,12 +260,12 @@ def _make_point(row: ComparisonRow, x: float, y: float, interval: Estimate | Non
 
 
 def _round(value: float) -> float:
-    """To six digits: more than a drawing shows, and the same on every machine."""
+    """Six digits: more than a drawing shows, and the same on every machine."""
     return float(f"{value:.6g}")
 
 
 def choose_axis_scale(values: Sequence[float], padding: int) -> "alt.Scale":
-    """Logarithmic where the values span more than a factor of four; a narrow logarithmic axis is all tick labels."""
+    """Logarithmic if the values span more than a factor of four."""
     import altair as alt
 
     if values and min(values) > 0 and max(values) / min(values) > 4:
@@ -274,7 +274,7 @@ def choose_axis_scale(values: Sequence[float], padding: int) -> "alt.Scale":
 
 
 def _encode_color(labels: Sequence[str], field: str = "series") -> "alt.Color":
-    """One color for each distinct label, in their order; where there are more, `_encode_shape` tells them apart."""
+    """One color for each distinct label, in their order; `_encode_shape` separates labels of one color."""
     import altair as alt
 
     return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=None)
@@ -295,7 +295,7 @@ def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Sc
 
 
 def _list_legend(labels: Sequence[str], mark: str | None = None) -> tuple[LegendEntry, ...]:
-    """The legend of `_encode_color` and `_encode_shape`; every entry with `mark` if given."""
+    """The legend of `_encode_color` and `_encode_shape`; every entry has `mark` if set."""
     marks = tuple(SHAPES.values())
     return tuple(
         LegendEntry(label, f"var(--series-{at % len(SERIES) + 1})", mark or marks[at // len(SERIES) % len(marks)])
@@ -313,7 +313,7 @@ def _draw(
     width: int = WIDTH,
     height: int = HEIGHT,
 ) -> Figure:
-    """The figure in the page's fonts and colors, with ids that are unique to it and a size that fits its place."""
+    """Sets the page's fonts and colors, unique ids, and a size that fits its place."""
     import vl_convert
 
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE}
@@ -336,7 +336,7 @@ def _draw(
             gridOpacity=0.7,
             titlePadding=10,
         )
-        .configure_axisY(minExtent=44)  # the browser's digits are wider than those that this was laid out with
+        .configure_axisY(minExtent=44)  # the browser's digits are wider than those of the layout
         .configure_range(category=list(SERIES))
     )
     svg = vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[])
@@ -344,7 +344,7 @@ def _draw(
         svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     ids = {found: f"{slug}-{at}" for at, found in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', svg)))}
-    svg = re.sub(r'id="([^"]+)"', lambda match: f'id="{ids[match[1]]}"', svg)  # Vega counts on over a process's life
+    svg = re.sub(r'id="([^"]+)"', lambda match: f'id="{ids[match[1]]}"', svg)  # Vega's ids count on within a process
     svg = re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{ids[match[1]]})", svg)
     size = re.search(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)
     fluid = f' style="max-width:{size[1]}px"' if size else ""

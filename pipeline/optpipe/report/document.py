@@ -1,7 +1,6 @@
-"""What every report is made of: sentences, tables, figures and sections.
+"""Parts of every report: sentences, tables, figures, and sections.
 
-A document says what is shown and how important it is, never how it looks: the terminal, Markdown and HTML each render the
-same values.
+A document holds content and its importance, not its looks: the terminal, Markdown, and HTML render the same values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +24,11 @@ class Tone(StrEnum):
 
 
 TONES = {"PASS": Tone.GOOD, "FAIL": Tone.BAD, "INCONCLUSIVE": Tone.DOUBTFUL}
-"""The tone of each verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A statement: `label  text`, its `details` below it, and `remedy` as what to do about it.
+    """A statement: `label  text`, its `details` below it, and `remedy`, the way out.
 
     With a label, `tone` marks the label; without one it marks the text.
     """
@@ -47,13 +45,13 @@ class ColumnKind(StrEnum):
     FIGURE = "figure"
     """Aligned to the right, never cut or wrapped; sorted by `Cell.value`."""
     STATE = "state"
-    """A word out of a few, which a page can filter by."""
+    """One of a few words, by which a page can filter."""
     NAME = "name"
     """An identifier, set as code."""
 
 
 TEXT_ONLY, PAGE_ONLY = 3, 9
-"""The ranks of columns that a page has no room for, and of those that the terminal and Markdown have none for."""
+"""Ranks of columns that only the terminal and Markdown show, and of those that only a page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,11 @@ class Column:
     kind: ColumnKind = ColumnKind.TEXT
     unit: str = ""
     rank: int = 1
-    """Where a terminal is too narrow, columns of the highest rank move below their row first; those of rank 0 never do."""
+    """On a narrow terminal, columns of the highest rank move below their row first; those of rank 0 never move."""
     shared: bool = False
-    """Whether a value that all rows have may stand above the table instead."""
+    """A value that all rows share may stand above the table instead."""
     below: bool = False
-    """Whether a page shows it in small print below the cell on its left."""
+    """A page shows it in small print below the cell on its left."""
 
     @property
     def heading(self) -> str:
@@ -75,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """An observed value with its interval beside the limit that it is judged by."""
+    """An observed value with its interval and its limit."""
 
     value: float
     low: float
@@ -90,9 +88,9 @@ class Cell:
     text: str
     tone: Tone = Tone.PLAIN
     note: str = ""
-    """What belongs to the value, such as its interval."""
+    """An addition to the value, such as its interval."""
     value: float | None = None
-    """What the cell is sorted by; None sorts by `text`."""
+    """Sort key; None sorts by `text`."""
     gauge: Gauge | None = None
 
 
@@ -107,7 +105,7 @@ class Table:
     id: str = ""
 
     def list_columns(self, *, page: bool = False) -> list[int]:
-        """The columns in which some row has a text and for which a page, or the terminal and Markdown, have room, by position."""
+        """Positions of the columns with text that a page, or the terminal and Markdown, have room for."""
         return [
             at
             for at, column in enumerate(self.columns)
@@ -118,7 +116,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
-    """A file that figures were computed from; `path` is relative to the report."""
+    """A file with the data of a figure; `path` is relative to the report."""
 
     path: str
     sha256: str
@@ -127,17 +125,17 @@ class RawFile:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """One line of a figure's legend, which the page sets beside the drawing so that long names wrap."""
+    """One line of a figure's legend, which the page sets outside the drawing so that long names wrap."""
 
     label: str
     color: str
-    """As CSS: `var(--series-1)`."""
+    """A color in CSS: `var(--series-1)`."""
     mark: str = "●"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing with the files that its numbers are in; `image` is SVG, or a picture as a `data:` URI."""
+    """A drawing and its data files; `image` is SVG, or a picture as a `data:` URI."""
 
     title: str
     caption: str
@@ -152,7 +150,7 @@ class Section:
     parts: "tuple[Part, ...]"
     id: str = ""
     folded: bool = False
-    """Whether a page shows only the title until it is opened."""
+    """A page shows only the title until it is opened."""
 
 
 Part = Sentence | Table | Figure | Section
@@ -174,14 +172,14 @@ class Highlight:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A report of its own: the answer first, then sections, then the machine and the files that it rests on."""
+    """A separate report: the answer first, then sections, then the machine and the files."""
 
     title: str
     answer: str
     sections: tuple[Section, ...]
     verdict: str = ""
     tally: tuple[tuple[str, int], ...] = ()
-    """How many criteria have each verdict."""
+    """Number of criteria with each verdict."""
     alerts: tuple[Sentence, ...] = ()
     highlights: tuple[Highlight, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
@@ -192,7 +190,7 @@ class Page:
 
 
 def clean_text(text: str) -> str:
-    """`text` with its lines but no other control characters: none of a file may reach a terminal, a page, or XML."""
+    """Escapes all control characters except line breaks, so that none reaches a terminal, a page, or XML."""
     return text if text.isprintable() else "\n".join(map(escape, text.split("\n")))
 
 
@@ -226,7 +224,7 @@ def figure_columns(*names: str) -> list[Column]:
 
 
 def warn_of_random_weights(weights: WeightsRecord) -> Sentence | None:
-    """The warning about random weights, with those that a factory draws (`WeightsRecord.drawn`)."""
+    """Names the weights that a factory draws (`WeightsRecord.drawn`)."""
     if weights.trained:
         return None
     which = f" ({weights.drawn})" if weights.drawn else ""
@@ -234,7 +232,7 @@ def warn_of_random_weights(weights: WeightsRecord) -> Sentence | None:
 
 
 def cell_from_estimate(figure: Estimate | None, form: str, *, scale: float = 1.0, interval: bool = False) -> Cell:
-    """A figure times `scale` in the format `form`, with its interval beside it if asked for."""
+    """A figure times `scale` in the format `form`; `interval` adds its interval."""
     if figure is None:
         return Cell("")
     shown = figure.scale(scale)
@@ -245,7 +243,6 @@ def cell_from_estimate(figure: Estimate | None, form: str, *, scale: float = 1.0
 
 
 def cell_from_latency(ns: Estimate | None, *, interval: bool = False) -> Cell:
-    """A duration in ms with three digits."""
     return cell_from_estimate(ns, "{:.3g}", scale=1e-6, interval=interval)
 
 
@@ -261,7 +258,7 @@ def format_observed(one: CriterionResult) -> str:
 
 
 def format_rate_interval(ci: Sequence[float] | None) -> str:
-    """The interval of a rate in images per second; None where too few batches were timed for one."""
+    """None if too few batches were timed for an interval."""
     return f"{ci[0]:,.0f} – {ci[1]:,.0f}" if ci else "too few batches"
 
 
@@ -272,7 +269,7 @@ def format_drop(drop: float, interval: tuple[float, float]) -> str:
 
 
 def format_cost_snr(cost: PrecisionCost) -> str:
-    """`31.2 dB`; a dash where outputs differ in size."""
+    """`31.2 dB`; a dash if outputs differ in size."""
     return "–" if cost.snr_db is None else f"{cost.snr_db:.1f} dB"
 
 

@@ -1,4 +1,4 @@
-"""A page as one HTML file: the answer first, everything inside it, nothing fetched."""
+"""Renders a page as one HTML file without external resources."""
 
 from functools import cache
 from importlib import resources
@@ -17,7 +17,7 @@ GAUGE_WIDTH, GAUGE_HEIGHT = 120, 14
 
 
 def render_html(page: Page) -> str:
-    """The page. The same values give the same bytes."""
+    """The same values give the same bytes."""
     template = _make_environment().get_template("page.html.j2")
     html = template.render(
         page=page,
@@ -57,7 +57,7 @@ def _read_page_file(name: str) -> "Markup":
 
 
 def _mark_code(text: str) -> "Markup":
-    """The text, with what stands between backticks as code."""
+    """Marks text between backticks as code."""
     from markupsafe import Markup
 
     parts = text.split("`")
@@ -67,12 +67,12 @@ def _mark_code(text: str) -> "Markup":
 
 
 def _group_parts(parts: tuple[Part, ...]) -> list[tuple[str, list[Part]]]:
-    """Parts of one kind that follow each other, with their kind: figures share a grid."""
+    """Groups consecutive parts of one kind: figures share a grid."""
     return [(kind.__name__.lower(), list(each)) for kind, each in groupby(parts, type)]
 
 
 def _choose_columns(table: Table) -> list[list[int]]:
-    """The columns that a page shows, each followed by those below it, by position."""
+    """Positions of the columns that a page shows, each followed by those below it."""
     shown: list[list[int]] = []
     for at in table.list_columns(page=True):
         if table.columns[at].below:
@@ -83,7 +83,7 @@ def _choose_columns(table: Table) -> list[list[int]]:
 
 
 def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
-    """What the filter buttons choose a row by: its state."""
+    """The row's state, by which the filter buttons choose it."""
     states = (cell.text for cell, column in zip(row, table.columns, strict=True) if column.kind is ColumnKind.STATE)
     return next(states, "")
 
@@ -118,7 +118,7 @@ def _render_cell(cell: Cell, column: Column) -> "Markup":
 
 
 def _draw_gauge(gauge: Gauge) -> "Markup":
-    """The limit as a line, the observed interval as a bar, the forbidden side shaded; hidden from screen readers: it repeats the text."""
+    """The limit as a line, the interval as a bar, the forbidden side shaded; hidden from screen readers, because it repeats the text."""
     from markupsafe import Markup
 
     top = 1.15 * max(gauge.value, gauge.limit, gauge.high)

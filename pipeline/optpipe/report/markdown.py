@@ -1,4 +1,4 @@
-"""Pages and documents as GitHub-flavored Markdown. Figures are left out."""
+"""Pages and documents as GitHub-flavored Markdown, without figures."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,7 +9,7 @@ MARKS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
 
 
 def render_page(page: Page) -> str:
-    """A report without its figures, for a pull request or a CI step summary: the answer first, then tables."""
+    """Renders a report for a pull request or a CI step summary."""
     heading = f"{MARKS[page.verdict]} {page.verdict}: {page.title}" if page.verdict else page.title
     lines = [f"## {_escape(heading)}", "", _escape(page.answer), "", *_render_parts((*page.alerts, *page.sections))]
     return "\n".join(lines)
@@ -35,7 +35,7 @@ def _render_parts(parts: Iterable[Part]) -> Iterator[str]:
 
 
 def _render_sentence(sentence: Sentence) -> Iterator[str]:
-    """A paragraph; a quotation where it is a warning or has a label."""
+    """A paragraph; a quotation if it has a label."""
     label = f"**{_escape(sentence.label)}** " if sentence.label else ""
     remedy = f" → {_escape(sentence.remedy)}" if sentence.remedy else ""
     quote = "> " if sentence.label else ""
@@ -74,7 +74,6 @@ def _format_cell(cell: Cell, column: Column) -> str:
 def render_table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> Iterator[str]:
-    """A table's lines; the columns `right` are aligned to the right."""
     yield "| " + " | ".join(header) + " |"
     yield "|" + "|".join("---:" if at in right else "---" for at in range(len(header))) + "|"
     for row in rows:

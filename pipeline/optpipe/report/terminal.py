@@ -1,4 +1,4 @@
-"""A document on the terminal, laid out for its width: columns that do not fit move below their row, figures are never cut."""
+"""Renders a document for the width of the terminal: columns that do not fit move below their row, figures are never cut."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -29,7 +29,7 @@ STYLES = {
     Tone.STRONG: "bold",
 }
 GAPS = "   ", "  "
-"""Between columns, and where those would not fit."""
+"""Gaps between columns; the second one if the first is too wide."""
 NARROW, WORD = 12, 24
 """A column of text becomes no narrower than NARROW characters, nor than its longest word up to WORD."""
 
@@ -138,7 +138,7 @@ def _find_least_width(head: Text, cells: Sequence[Text], column: Column) -> int:
 
 
 def _shrink(widths: list[int], least: Sequence[int], width: int) -> list[int]:
-    """`widths` with the widest columns narrowed until their sum is `width`, first down to `least`, then below it."""
+    """Narrows the widest columns until the sum is `width`, first down to `least`, then below it."""
     widths = list(widths)
     for floor in (least, [1] * len(widths)):
         while sum(widths) > width and (wide := [at for at in range(len(widths)) if widths[at] > floor[at]]):
@@ -149,7 +149,7 @@ def _shrink(widths: list[int], least: Sequence[int], width: int) -> list[int]:
 def _join_cells(
     cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool], gap: str, console: Console
 ) -> Iterator[Text]:
-    """One row: as many lines as its highest cell has."""
+    """One row, with as many lines as its highest cell."""
     wrapped = [cell.wrap(console, width, overflow="fold") for cell, width in zip(cells, widths, strict=True)]
     for number in range(max(map(len, wrapped))):
         line = Text()

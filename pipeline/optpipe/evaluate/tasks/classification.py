@@ -1,4 +1,4 @@
-"""Classification of images, texts or tensors: the best classes of each sample, top-1 accuracy, exact intervals."""
+"""Classification of images, texts, or tensors: top-1 accuracy with exact intervals."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 TOP_K = 5
 MAX_MOVED_PAIRS = 10
-"""How many pairs of classes between which predictions moved are listed."""
+"""Listed pairs of classes between which predictions moved."""
 
 
 class Classification(TaskContract):
-    """A prediction is the list of the best classes in falling order, at most TOP_K; a truth is the class's index.
+    """A prediction lists the best classes, best first, at most TOP_K; a truth is a class index.
 
-    Shares have exact intervals (Clopper-Pearson).
+    Intervals of shares are exact (Clopper-Pearson).
     """
 
     form: ClassVar[str] = "(n, classes)"
@@ -55,7 +55,7 @@ class Classification(TaskContract):
         return None if found is None else found.tolist()
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
-        """Of equal scores the lower class comes first, as argmax has it."""
+        """Of equal scores the lower class comes first, as in argmax."""
         scores = outputs[card.outputs[0].name]
         return list_best_classes(scores.reshape(len(scores), -1))
 
@@ -81,7 +81,7 @@ class Classification(TaskContract):
         return self.gather(self.take_as_truths(source), found)[:, 0]
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
-        """Not where the source model predicts one class for all samples."""
+        """False if the source model predicts one class for all samples."""
         return len({each[0] for each in source}) > 1
 
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
@@ -89,16 +89,16 @@ class Classification(TaskContract):
 
 
 def list_best_classes(scores: "np.ndarray") -> list[list[int]]:
-    """From (samples, classes) scores, the best first."""
+    """Sorts (samples, classes) scores, best first."""
     best = np.argsort(-np.asarray(scores, np.float32), axis=1, kind="stable")[:, :TOP_K]
     found: list[list[int]] = best.tolist()
     return found
 
 
 def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -> Agreement | None:
-    """How often the best class is the source model's; both are (samples, k), the best first.
+    """Share of samples with the source model's best class; both are (samples, k), best first.
 
-    None where the source model predicts one class for all samples.
+    None if the source model predicts one class for all samples.
     """
     before, after = source[:, 0], found[:, 0]
     if np.unique(before).size < 2:
@@ -116,7 +116,7 @@ def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -
 def compute_accuracy(
     source: "NDArray[np.int64]", found: "NDArray[np.int64]", labels: "NDArray[np.int64]", *, top5: bool
 ) -> Accuracy:
-    """Accuracy on `labels` (samples,) and the drop from the source model; both predictions are (samples, k), the best first."""
+    """Accuracy on `labels` (samples,) and the drop from the source model; both predictions are (samples, k), best first."""
     before, after = source[:, 0], found[:, 0]
     right, was_right = after == labels, before == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)

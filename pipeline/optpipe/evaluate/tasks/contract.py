@@ -1,4 +1,4 @@
-"""What every task provides."""
+"""The interface of a task, and the scores, drops, and intervals that all tasks share."""
 
 import pickle
 from collections.abc import Sequence
@@ -20,53 +20,53 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Values = Sequence[Any]
-"""Predictions or truths of one task, one per sample, each a plain value that Parquet holds."""
+"""Predictions or truths of one task, one plain value per sample that Parquet can hold."""
 MOST_PARTS = 1000
-"""Of more samples, groups are left out of a score in turn."""
+"""With more samples, the jackknife leaves out groups instead of single ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one model's predictions give: what scores are computed from, every score, and what samples add to it."""
+    """Scores of one model's predictions, and each sample's part in them."""
 
     gathered: Any
     values: "NDArray[np.float64]"
     """(scores,)"""
     parts: "NDArray[np.float64]"
-    """(samples or groups of them, scores), as `stats.paired.figure_from_samples` takes them."""
+    """(samples or groups of them, scores), as in `stats.paired.figure_from_samples`."""
     samples: int
     are_means: bool
 
 
 class TaskContract:
-    """One task: what its predictions and truths are, and the scores of a set of samples."""
+    """One task: its predictions, truths, and scores."""
 
     form: ClassVar[str] = ""
-    """The axes of the first output, `(n, classes, height, width)`; empty where `require_model` says otherwise."""
+    """The axes of the first output, `(n, classes, height, width)`; empty if `require_model` checks them otherwise."""
     class_axis: ClassVar[int | None] = None
-    """The axis of the first output that counts classes."""
+    """The first output's axis of classes."""
     scores: ClassVar[tuple[str, ...]]
-    """The first is the one that a drop is of; the units in a policy: `"0.5 mIoU"`."""
+    """Drops are of the first score. The names are also units in a policy: `"0.5 mIoU"`."""
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
-    """The least and the most that its scores can be."""
+    """Range of the scores."""
     effect: ClassVar[float] = 1.0
-    """What a sample that is lost takes from a score's sum over samples."""
+    """The largest change of a score's sum over samples by one sample."""
     truth_column: ClassVar[str] = "truth"
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
-    """Whether scores are given by class."""
+    """True if the task lists scores by class."""
     sample_kind: ClassVar[str | None] = None
-    """What is counted, in the plural, where it is not the set's samples."""
+    """Name of the counted units in the plural, if they are not the set's samples."""
     unit_kind: ClassVar[str | None] = None
-    """What `count_units` counts, in the plural, where it is not what `count_samples` does."""
+    """Name of the units of `count_units` in the plural, if they differ from those of `count_samples`."""
 
     @property
     def score(self) -> str:
-        """The name of the score that a drop is of."""
+        """The score of the judged drop."""
         return self.scores[0]
 
     def require_model(self, card: ModelCard) -> None:
-        """Raises BadInputError where the model's outputs do not fit the task."""
+        """Raises BadInputError if the model's outputs do not fit the task."""
         shape = card.outputs[0].shape if card.outputs else ()
         if self.form and len(shape) != 1 + self.form.count(","):
             pool = "; pool it over tokens in the model" if card.task is Task.EMBEDDING and len(shape) == 3 else ""
@@ -78,29 +78,28 @@ class TaskContract:
             require_labels(card, self.count_classes(card), card.task)
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
-        """How outputs become predictions, where there is a choice."""
+        """The choices between outputs and predictions; empty without any."""
         return ""
 
     def describe_left_out(self, truths: Values) -> str:  # noqa: ARG002
-        """Which samples the scores leave out, where there are such."""
+        """The samples that the scores leave out; empty without any."""
         return ""
 
     def count_samples(self, predictions: Values) -> int:
-        """How many samples the predictions are of."""
         return len(predictions)
 
     def count_units(self, truths: Values) -> int:
-        """How many independent ones the scores are of: samples, where a task does not say otherwise."""
+        """Independent units behind the scores; the samples by default."""
         return self.count_samples(truths)
 
     def count_classes(self, card: ModelCard) -> int | None:
-        """How many classes the model's outputs have; None where they have none, or do not say."""
+        """Classes of the model's outputs; None if the task or the shape has none."""
         shape = card.outputs[0].shape if card.outputs and self.class_axis is not None else ()
         size = shape[self.class_axis] if self.class_axis is not None and self.class_axis < len(shape) else None
         return size if isinstance(size, int) else None
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
-        """What is true of every sample; None where the set does not say. Raises BadInputError for truths that do not fit."""
+        """The truth of every sample; None if the set has no truths. Raises BadInputError if they do not fit."""
         raise NotImplementedError
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
@@ -108,11 +107,11 @@ class TaskContract:
         raise NotImplementedError
 
     def take_as_truths(self, predictions: Values) -> Values:
-        """The source model's predictions as truths, where a set has none."""
+        """Makes truths of the source model's predictions for a set without any."""
         return predictions
 
     def gather(self, truths: Values, predictions: Values) -> Any:
-        """Whatever the scores are computed from; of a score that is a mean over samples, an array (samples, scores)."""
+        """The basis of the scores; an array (samples, scores) if a score is a mean over samples."""
         raise NotImplementedError
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
@@ -124,19 +123,19 @@ class TaskContract:
         return np.zeros(0)
 
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
-        """What `compute_class_scores` gives scores of: the card's labels, where a task does not say otherwise."""
+        """Names for `compute_class_scores`; the card's labels by default."""
         return labels
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """How far the two predict the same for each sample (samples,), from 0 to 1."""
+        """Agreement of both predictions for each sample (samples,), from 0 to 1."""
         return np.array([float(one == other) for one, other in zip(source, found, strict=True)])
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
-        """Whether agreement with the source model's predictions, or with `truths` a drop from them, says anything."""
+        """False if agreement with the source model, or a drop on `truths`, would say nothing."""
         return True
 
     def bound_hidden_loss(self, row: EvaluatedModel) -> float:
-        """What the drop may be larger by: on samples that the ranges were computed from accuracy flatters, and all may have been lost."""
+        """Largest drop hidden by the calibration samples, all of which may have been lost without them."""
         low, high = self.score_range
         return (high - low) * row.calibrated_on / max(row.samples, 1)
 
@@ -149,7 +148,6 @@ class TaskContract:
         labels: Sequence[str],
         classes: int,  # noqa: ARG002
     ) -> EvaluatedModel:
-        """The record of a model with what `score_predictions` says."""
         return replace(row, scores=self.score_predictions(truths, source, found, labels))
 
     def score_predictions(
@@ -190,14 +188,14 @@ class TaskContract:
         return mine, theirs, figures
 
     def measure_drop(self, truths: Values, source: Values, found: Values) -> SampledFigure | None:
-        """The drop of the first score; None where none can be measured."""
+        """The drop of the first score; None if it cannot be measured."""
         if not self.shows_something(source, truths):
             return None
         drop = self._compare(truths, source, found)[2][0][1]
         return drop if np.isfinite(drop.value) else None
 
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
-        """How far `found` predicts as `source` does; None where the source predicts the same for all samples."""
+        """Agreement of `found` with `source`; None if the source predicts the same for all samples."""
         if not self.shows_something(source):
             return None
         same = mean_from_samples(self.compute_sample_parity(source, found))
@@ -208,7 +206,7 @@ class TaskContract:
     ) -> dict[str, Observation]:
         """Figures for a policy, as fractions: `agreement`, and with truths `score` and `drop`, also by the score's name.
 
-        `about` says what was observed: `250 images`.
+        `about` describes the samples: `250 images`.
         """
 
         def make(figure: Share | SampledFigure, said: str) -> Observation:
@@ -228,9 +226,9 @@ class TaskContract:
 
 @lru_cache(maxsize=8)
 def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Measured:
-    """Scores of pickled predictions on pickled truths. The last few are kept: every comparison has the source model's again.
+    """Scores pickled predictions on pickled truths; cached because every comparison uses the source model's again.
 
-    What a sample adds to a score that is no mean is what the score loses without it (the jackknife).
+    If a score is not a mean, a sample's part is the score's loss without it (the jackknife).
     """
     true, predicted = pickle.loads(truths), pickle.loads(predictions)
     gathered, count = task.gather(true, predicted), task.count_units(true)
@@ -247,7 +245,7 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
 
 
 def suggest_task(card: ModelCard) -> str:
-    """What a refusal ends with where the ranks of the outputs are those of a task: `; task = "segmentation" would fit`."""
+    """Completes an error if the outputs have the ranks of another task: `; task = "segmentation" would fit`."""
     ranks = tuple(sorted(len(each.shape) for each in card.outputs))
     if card.tokenization is not None:
         fits = {(2,): Task.TEXT_CLASSIFICATION, (3,): Task.TOKEN_CLASSIFICATION, (2, 2): Task.QUESTION_ANSWERING}
@@ -259,7 +257,7 @@ def suggest_task(card: ModelCard) -> str:
 
 
 def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:
-    """Raises BadInputError where the card names another number of classes than the outputs have."""
+    """Raises BadInputError if the card's labels and the outputs differ in number."""
     if card.labels and classes is not None and len(card.labels) != classes:
         raise BadInputError(
             f"{card.name}: the model card has {len(card.labels)} labels, but its {task} output has {classes} classes"

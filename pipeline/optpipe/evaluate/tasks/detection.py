@@ -1,6 +1,6 @@
 """Object detection: boxes at the source's geometry, COCO's average precision with weights on images.
 
-pycocotools matches boxes once, every weighting of images sums again. With all weights 1 the figures are those of
+pycocotools matches boxes once, and each weighting of images sums again. With all weights 1 the figures are those of
 pycocotools and faster-coco-eval.
 """
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0, 1, 101)
 CELLS = 1 << 24
-"""Weights of detections that are held at once."""
+"""Weights of detections in memory at once."""
 MAX_BOXES = 100
-"""Boxes of an image and class that are judged, the best ones, as COCO does."""
+"""Judged boxes of an image and class, best first, as in COCO."""
 PARITY_SCORE, PARITY_IOU = 0.25, 0.5
-"""Boxes of at least this score are compared; two are the same that overlap this much."""
+"""Compares boxes with at least this score; boxes that overlap this much are the same."""
 
 
 @dataclass(frozen=True, eq=False)
 class MatchedClass:
-    """Detections of one class over all images, the best first, and how many objects each image has."""
+    """Detections of one class over all images, best first, and the number of objects in each image."""
 
     image: "NDArray[np.int64]"
-    """Of each detection, (detections,)."""
+    """Image of each detection, (detections,)."""
     right: "NDArray[np.bool_]"
     """(thresholds, detections): matched to an object that counts."""
     wrong: "NDArray[np.bool_]"
-    """(thresholds, detections): matched to none; what is matched to a crowd is neither."""
+    """(thresholds, detections): not matched; a match with a crowd is neither right nor wrong."""
     objects: "NDArray[np.float64]"
     """(images,), without crowds."""
 
@@ -51,8 +51,8 @@ class MatchedClass:
 def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[MatchedClass]:
     """COCO's matching at IoU 0.50 to 0.95, per class.
 
-    Of each image, truths are rows (left, top, width, height, class, area, crowd) and predictions (left, top, width, height,
-    score, class).
+    Truths of an image are rows (left, top, width, height, class, area, crowd), predictions (left, top, width, height, score,
+    class).
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -103,14 +103,14 @@ def _collect(images: Sequence[Any]) -> MatchedClass:
 
 
 def compute_average_precision(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """AP (rows, thresholds), where image j counts weights[i, j] times; NaN where a row has no object."""
+    """AP (rows, thresholds), where image j counts weights[i, j] times; NaN for a row without objects."""
     size = max(1, CELLS // max(matched.image.size, 1))
     parts = [_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)]
     return np.concatenate(parts)
 
 
 def _sum_up(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """Of a few rows. Recall rises at right detections only, and precision is largest there: no others are looked at."""
+    """Looks only at right detections, where recall rises and precision is largest."""
     objects, each = weights @ matched.objects, weights[:, matched.image]
     found = np.where((objects > 0)[:, None], np.zeros((1, len(THRESHOLDS))), np.nan)
     seen = np.cumsum(each, axis=1)
@@ -175,7 +175,7 @@ class Detection(TaskContract):
         return rows
 
     def take_as_truths(self, predictions: Values) -> Values:
-        """The boxes that a user would be shown."""
+        """Boxes with scores that a user would show."""
         return [
             [[*row[:4], row[5], row[2] * row[3], 0.0] for row in rows if row[4] >= PARITY_SCORE] for rows in predictions
         ]
@@ -197,7 +197,7 @@ class Detection(TaskContract):
         return np.array([compute_average_precision(one, np.ones((1, len(one.objects))))[0].mean() for one in gathered])
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """Per image the F1 of boxes of one class with an IoU of at least PARITY_IOU; 1 where neither model finds any."""
+        """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""
         return np.array([_compute_overlap(one, other) for one, other in zip(source, found, strict=True)])
 
 
@@ -223,7 +223,7 @@ def _compute_overlap(one: Sequence[Any], other: Sequence[Any]) -> float:
 
 
 def _compute_iou(one: Sequence[float], other: Sequence[float]) -> float:
-    """Of two boxes of one class; 0 for boxes of different classes."""
+    """0 for boxes of different classes."""
     if one[5] != other[5]:
         return 0.0
     wide = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])

@@ -1,4 +1,4 @@
-"""Embeddings of texts: cosine similarity of pairs, and Spearman's correlation with the similarity that people assigned."""
+"""Embeddings of texts: cosine similarity of pairs, and Spearman's correlation with human ratings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,31 +18,30 @@ if TYPE_CHECKING:
 
 FEWEST_PAIRS = 3
 ROUNDING = 1e-6
-"""Cosines of FP32 embeddings this near to one another are equal: what tells them apart is rounding, eight units or so of it."""
+"""Cosines of FP32 embeddings within this distance are equal: it is about eight units of rounding."""
 ALONE = [-1.0, 0.0]
-"""The truth of a text that belongs to no pair."""
+"""The truth of a text without a pair."""
 
 
 @dataclass(frozen=True, eq=False)
 class Similarities:
-    """The cosine of each pair's embeddings and the similarity that the set states, (pairs,) each."""
+    """The cosine of each pair's embeddings and the rating in the set, (pairs,) each."""
 
     cosine: "NDArray[np.float64]"
     stated: "NDArray[np.float64]"
 
 
 class Embedding(TaskContract):
-    """A prediction is a text's embedding; a truth is (number of its pair, similarity of the pair), or ALONE.
+    """A prediction is a text's embedding; a truth is (number of its pair, rating of the pair), or ALONE.
 
-    Two lines of a set that name the same `pair` belong together: `{"text": "...", "pair": "7", "score": 3.5}`. Pairs
-    are what is independent.
+    Two lines of a set with the same `pair` belong together: `{"text": "...", "pair": "7", "score": 3.5}`. Pairs are independent.
     """
 
     form: ClassVar[str] = "(n, values)"
     scores: ClassVar[tuple[str, ...]] = ("Spearman",)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     effect: ClassVar[float] = 6 * 15**-0.5
-    """Of a pair at a random rank, root mean square: 6 d² / n² for d ranks, of which d / n differs as two uniform values do."""
+    """Root mean square effect of a pair at a random rank: 6 d² / n² for d ranks, with d / n the difference of two uniform values."""
     names_classes: ClassVar[bool] = False
     unit_kind: ClassVar[str | None] = "pairs"
 
@@ -55,7 +54,7 @@ class Embedding(TaskContract):
         return f"{alone} of {len(truths)} texts belong to no pair; only their agreement is judged" if alone else ""
 
     def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
-        """Pairs and their similarities; None where there are fewer than FEWEST_PAIRS."""
+        """Pairs and their ratings; None with fewer than FEWEST_PAIRS."""
         if not isinstance(samples, TextSet):
             return None
         said = samples.read_objects()
@@ -66,7 +65,7 @@ class Embedding(TaskContract):
         pairs = {name: places for name, places in members.items() if len(places) == 2}
         if crowded := next((name for name, places in members.items() if len(places) > 2), None):
             raise BadInputError(f"{samples.name}: pair '{crowded}' has {len(members[crowded])} texts; a pair has two")
-        if len(pairs) < FEWEST_PAIRS:  # as of a few texts that were drawn from the set
+        if len(pairs) < FEWEST_PAIRS:  # such as a small sample of the set
             return None
         truths = [list(ALONE) for _ in said]
         for number, (name, places) in enumerate(pairs.items()):
@@ -87,7 +86,7 @@ class Embedding(TaskContract):
         return rows
 
     def take_as_truths(self, predictions: Values) -> Values:
-        """Neighbors in the set are pairs, as similar as the source model finds them."""
+        """Pairs neighbors in the set; their rating is the source model's similarity."""
         found = [list(ALONE) for _ in predictions]
         for first in range(0, len(predictions) - 1, 2):
             similarity = _compute_cosine(np.array(predictions[first]), np.array(predictions[first + 1]))
@@ -101,7 +100,7 @@ class Embedding(TaskContract):
         return truths is None or self.count_units(truths) >= FEWEST_PAIRS
 
     def gather(self, truths: Values, predictions: Values) -> Similarities:
-        """Cosines of all pairs, those within ROUNDING of one another as the least of them."""
+        """Cosines of all pairs; those within ROUNDING of each other become their least."""
         numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
         order = np.argsort(numbers, kind="stable")
         order = order[numbers[order] >= 0]
@@ -109,9 +108,9 @@ class Embedding(TaskContract):
         return Similarities(_join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Spearman's correlation: Pearson's of the ranks with each row of weights, ties ranked in the middle.
+        """Spearman's correlation: Pearson's of the ranks with each row of weights, with mean ranks for ties.
 
-        0 where all cosines, or all stated similarities, are equal: they order nothing.
+        0 if all cosines, or all ratings, are equal.
         """
         one, other = (_rank(values, weights) for values in (gathered.cosine, gathered.stated))
         total = weights.sum(axis=1, keepdims=True)
@@ -121,18 +120,18 @@ class Embedding(TaskContract):
         return np.asarray(np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None])
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """The cosine of both models' embeddings of each text, 0 where it is negative."""
+        """The cosine of both models' embeddings of each text, at least 0."""
         return np.maximum(_compute_cosine(np.array(source, np.float64), np.array(found, np.float64)), 0.0)
 
 
 def _compute_cosine(one: "NDArray[np.float64]", other: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """Of rows (…, values); 0 where either is zero."""
+    """Cosines of rows (…, values); 0 if either is zero."""
     lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
     return np.asarray((one * other).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny))
 
 
 def _join_equal(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """Each of `values` (pairs,) as the least of its group, which spans ROUNDING at most: a chain of near ones is several groups."""
+    """Replaces each of `values` (pairs,) by the least of its group; a group spans at most ROUNDING."""
     order, joined, start = np.argsort(values), np.empty_like(values), 0
     ordered = values[order]
     while start < len(values):
@@ -143,7 +142,7 @@ def _join_equal(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
 
 
 def _rank(values: "NDArray[np.float64]", weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """The rank of each value in each row (rows, pairs), where value j is there weights[i, j] times."""
+    """The rank of each value in each row (rows, pairs), where value j counts weights[i, j] times."""
     known, place = np.unique(values, return_inverse=True)
     counts = np.zeros((len(weights), len(known)))
     np.add.at(counts.T, place, weights.T)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("yolov5", "yolov8", "boxes6", "detr", "rt-detr", "torchvision")
 SUPPRESSED = ("yolov5", "yolov8")
-"""Layouts whose boxes overlap until they are suppressed (NMS) outside the engine."""
+"""Layouts that need non-maximum suppression (NMS) outside the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A detector's layout, and how its boxes are chosen. The defaults are those of Ultralytics' validation."""
+    """A detector's layout, and the choice of its boxes. The defaults are those of Ultralytics' validation."""
 
     layout: str
     minimum_score: float = 0.001
@@ -40,7 +40,6 @@ class Head:
 
     @property
     def description(self) -> str:
-        """For people."""
         kept = f"scores of at least {self.minimum_score:g}, at most {self.max_boxes} boxes"
         nms = (
             f"NMS outside the engine per class (IoU {self.nms_iou:g})"
@@ -52,7 +51,7 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Boxes of one image: corners (k, 4) in pixels of the input, scores (k,), class indices (k,); the best first."""
+    """Boxes of one image: corners (k, 4) in pixels of the input, scores (k,), class indices (k,); best first."""
 
     boxes: "NDArray[np.float64]"
     scores: "NDArray[np.float64]"
@@ -60,7 +59,7 @@ class Found:
 
 
 def find_head(card: ModelCard) -> Head:
-    """The head by the card's `[head]`, or by the shapes of the outputs. Raises BadInputError where none fits."""
+    """The head from the card's `[head]`, or from the shapes of the outputs. Raises BadInputError if none fits."""
     given = dict(card.head)
     layout = str(given.pop("layout", "")) or _guess_layout(card.outputs, len(card.labels))
     if layout not in LAYOUTS:
@@ -102,7 +101,7 @@ def _guess_layout(outputs: Sequence[TensorSpec], labels: int) -> str | None:
 
 
 def _find_torchvision(outputs: Sequence[TensorSpec]) -> tuple[str, str, str] | None:
-    """Names of boxes, scores and labels, by rank and type: torchvision's detectors order them differently."""
+    """Names of boxes, scores, and labels, by rank and type: torchvision's detectors order them differently."""
     boxes = [each.name for each in outputs if len(each.shape) == 2 and each.shape[-1] == 4]
     flat = [each for each in outputs if len(each.shape) == 1]
     labels = [each.name for each in flat if each.dtype.startswith("int")]
@@ -111,12 +110,12 @@ def _find_torchvision(outputs: Sequence[TensorSpec]) -> tuple[str, str, str] | N
 
 
 def lacks_image_axis(card: ModelCard) -> bool:
-    """Whether the outputs are the boxes of one image, without an axis for it. Raises BadInputError where no head fits."""
+    """True if the outputs are the boxes of one image, without an axis for it. Raises BadInputError if no head fits."""
     return card.task is Task.DETECTION and find_head(card).layout == "torchvision"
 
 
 def count_head_classes(card: ModelCard, head: Head) -> int | None:
-    """How many classes the outputs have; None where they do not say."""
+    """None if the outputs do not tell."""
     shape = card.outputs[0].shape
     sizes = {
         "yolov5": (shape[-1], 5),
@@ -129,7 +128,7 @@ def count_head_classes(card: ModelCard, head: Head) -> int | None:
 
 
 def decode_outputs(outputs: Arrays, card: ModelCard, head: Head, sides: tuple[int, int]) -> list[Found]:
-    """The boxes of every sample; `sides` are the input's height and width, for boxes that are shares of them."""
+    """The boxes of every sample; `sides` are the input's height and width, for layouts with relative boxes."""
     if head.layout == "torchvision":
         names = _find_torchvision(card.outputs)
         assert names is not None
@@ -149,7 +148,7 @@ def decode_outputs(outputs: Arrays, card: ModelCard, head: Head, sides: tuple[in
 
 
 def _decode_yolo(rows: "NDArray[np.float64]", head: Head) -> Found:
-    """Every class of a box above the minimum is a box of its own; then NMS within each class."""
+    """Each class of a box above the minimum becomes a separate box; then NMS within each class."""
     scores = rows[:, 4:] if head.layout == "yolov8" else rows[:, 5:] * rows[:, 4:5]
     place, labels = np.nonzero(scores >= head.minimum_score)
     chosen = Found(_to_corners(rows[place, :4]), scores[place, labels], labels)
@@ -162,14 +161,14 @@ def _decode_queries(logits: "NDArray[np.float64]", boxes: "NDArray[np.float64]",
         powers = np.exp(logits - logits.max(1, keepdims=True))
         shares = (powers / powers.sum(1, keepdims=True))[:, :-1]
         return _select(boxes, shares.max(1), shares.argmax(1), head)
-    scores = 1 / (1 + np.exp(-logits))  # every pair of query and class, as RT-DETR's own postprocessing
+    scores = 1 / (1 + np.exp(-logits))  # every pair of query and class, as in RT-DETR's postprocessing
     order = np.argsort(-scores, axis=None, kind="stable")[: head.max_boxes]
     query, label = np.unravel_index(order, scores.shape)
     return _select(boxes[query], scores[query, label], label, head)
 
 
 def suppress(found: Found, iou: float) -> "NDArray[np.int64]":
-    """Indices that non-maximum suppression within each class keeps (torchvision's `batched_nms`), the best first."""
+    """Indices that non-maximum suppression within each class keeps (torchvision's `batched_nms`), best first."""
     import torch
     from torchvision.ops import batched_nms
 
@@ -179,13 +178,12 @@ def suppress(found: Found, iou: float) -> "NDArray[np.int64]":
 
 
 def _select(boxes: "NDArray[Any]", scores: "NDArray[Any]", labels: "NDArray[Any]", head: Head) -> Found:
-    """The best boxes above the minimum score."""
     order = np.argsort(-scores, kind="stable")[: head.max_boxes]
     order = order[scores[order] >= head.minimum_score]
     return Found(boxes[order].astype(np.float64), scores[order].astype(np.float64), labels[order].astype(np.int64))
 
 
 def _to_corners(boxes: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """(k, 4) centers and sizes to corners."""
+    """Converts (k, 4) centers and sizes to corners."""
     center, half = boxes[:, :2], boxes[:, 2:4] / 2
     return np.concatenate([center - half, center + half], axis=1)

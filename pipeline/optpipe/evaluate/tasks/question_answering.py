@@ -1,4 +1,4 @@
-"""Questions whose answer is a span of their context: F1 and exact match, computed as by SQuAD's own script."""
+"""Question answering by spans of a context: F1 and exact match as in SQuAD's script."""
 
 import re
 import string
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LONGEST_ANSWER = 30
-"""Maximum number of tokens in an answer, as in Hugging Face's examples."""
+"""Maximum tokens of an answer, as in Hugging Face's examples."""
 
 
 class QuestionAnswering(TaskContract):
     """A prediction is of one window of a context: `{"question", "answer", "score", "none"}`; a truth is `{"question", "answers"}`.
 
-    The answer is the best span of all windows. In a set with unanswerable questions it is empty where `none`, the lowest score of
-    the first token over the windows, is higher; in other sets `none` is null. Questions are what is independent.
+    The answer is the best span of all windows. In a set with unanswerable questions it is empty if `none`, the lowest score of
+    the first token over the windows, is higher; in other sets `none` is null. Questions are independent.
     """
 
     scores: ClassVar[tuple[str, ...]] = ("F1", "exact match")
     sample_kind: ClassVar[str | None] = "questions"
 
     def require_model(self, card: ModelCard) -> None:
-        """Two outputs of (n, tokens): scores of the answer's first and last token."""
+        """Needs two outputs of (n, tokens): scores of the answer's first and last token."""
         shapes = [each.shape for each in card.outputs[:2]]
         if len(shapes) < 2 or any(len(shape) != 2 for shape in shapes):
             said = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
@@ -63,7 +63,7 @@ class QuestionAnswering(TaskContract):
         ]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        """The best span of each window, with its score and the score of having no answer."""
+        """The best span of each window, with its score and the score of no answer."""
         assert isinstance(samples, TextSet)
         first, last = (np.asarray(outputs[each.name], np.float64) for each in card.outputs[:2])
         found = []
@@ -106,7 +106,7 @@ def _list_known(truths: Values) -> dict[int, list[str]]:
 def find_best_span(
     first: "NDArray[np.float64]", last: "NDArray[np.float64]", spans: Sequence[tuple[int, int]], context: str
 ) -> tuple[str, float]:
-    """The text of the span of context tokens with the highest sum of both scores, and that sum; `first`, `last` are (tokens,)."""
+    """The context's span with the highest sum of both scores, and that sum; `first` and `last` are (tokens,)."""
     inside = np.array([begin >= 0 for begin, _ in spans])
     places = np.flatnonzero(inside)
     if not len(places):
@@ -120,7 +120,7 @@ def find_best_span(
 
 
 def choose_answers(predictions: Values) -> dict[int, str]:
-    """The answer to each question over all of its windows; empty for no answer."""
+    """The answer to each question over all its windows; empty for no answer."""
     best: dict[int, tuple[float, str]] = {}
     none: dict[int, float] = {}
     for each in predictions:
@@ -135,7 +135,7 @@ def choose_answers(predictions: Values) -> dict[int, str]:
 
 
 def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
-    """F1 over words and exact match, the best over `truths`, as in SQuAD 2.0's script; without truths, no answer is right."""
+    """F1 over words and exact match, the best over `truths`, as in SQuAD 2.0's script; only "" matches without truths."""
     found, scores = normalize_answer(answer).split(), []
     for known in [words for each in truths if (words := normalize_answer(each).split())] or [[]]:
         same = sum((Counter(found) & Counter(known)).values())
@@ -145,7 +145,7 @@ def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
 
 
 def normalize_answer(text: str) -> str:
-    """In lower case, without punctuation, articles and extra white space: as SQuAD's script."""
+    """Lower case, without punctuation, articles, and extra white space, as in SQuAD's script."""
     bare = "".join(each for each in text.lower() if each not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 

@@ -33,9 +33,9 @@ _OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_
 
 
 def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
-    """Raises BadInputError, before any export, where the model's inputs or outputs do not fit its task.
+    """Raises BadInputError, before any export, if the model's inputs or outputs do not fit its task.
 
-    The outputs are those of the `stored` export; without one those of its ONNX file, or of its module's forward.
+    The outputs are those of the `stored` export, otherwise of its ONNX file, or of its module's forward.
     """
     if read_card(model, stored).task not in TASKS:
         return
@@ -48,7 +48,7 @@ def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
 
 
 def find_task(card: ModelCard) -> TaskContract:
-    """The task of a model. Raises BadInputError where optpipe does not evaluate it."""
+    """Raises BadInputError for a task that optpipe does not evaluate."""
     if card.task in TASKS:
         return TASKS[card.task]
     way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""

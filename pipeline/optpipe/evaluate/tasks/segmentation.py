@@ -1,4 +1,4 @@
-"""Semantic segmentation: the class of every pixel at the source's geometry, mean IoU and pixel accuracy."""
+"""Semantic segmentation: the class of every pixel at the source's geometry, mean IoU, and pixel accuracy."""
 
 import io
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MAX_CLASSES = 255
 
 @dataclass(frozen=True, eq=False)
 class PixelCounts:
-    """Pixels of each image and class, (images, classes) each, ignored ones left out."""
+    """Pixels of each image and class, (images, classes) each, without ignored ones."""
 
     both: "NDArray[np.float64]"
     predicted: "NDArray[np.float64]"
@@ -33,10 +33,10 @@ class PixelCounts:
 
 
 class Segmentation(TaskContract):
-    """A prediction or truth is a PNG file of class indices, as large as the source image.
+    """Predictions and truths are PNG files of class indices, as large as the source image.
 
-    Logits are interpolated bilinearly to the source's geometry, then the largest decides. The mean IoU is that of the whole
-    set, over the classes that occur (Everingham et al., IJCV 88, 2010), not of images.
+    Logits are interpolated bilinearly to the source's geometry before argmax. The mean IoU is that of the whole set, over the
+    classes that occur (Everingham et al., IJCV 88, 2010), not of images.
     """
 
     form: ClassVar[str] = "(n, classes, height, width)"
@@ -100,7 +100,7 @@ class Segmentation(TaskContract):
 
 
 def _make_interpolation(axis: Axis, side: int, cells: int) -> "NDArray[np.float32]":
-    """The matrix (source pixels, output cells) of linear interpolation between the centers of cells, held at the border.
+    """The matrix (source pixels, output cells) of linear interpolation between centers of cells, clamped at the border.
 
     `side` is the input's; the output's cells divide it evenly.
     """
@@ -119,7 +119,7 @@ def _divide(part: "NDArray[np.float64]", whole: "NDArray[np.float64]") -> "NDArr
 
 
 def encode_mask(mask: "NDArray[np.uint8]") -> bytes:
-    """A mask (height, width) as a PNG file."""
+    """Writes a mask (height, width) as a PNG file."""
     target = io.BytesIO()
     Image.fromarray(mask).save(target, "PNG")
     return target.getvalue()

@@ -1,4 +1,4 @@
-"""Tags of words, such as names in a text: F1, precision and recall of whole entities."""
+"""Tags of words, such as names: F1, precision, and recall of whole entities."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,14 +19,14 @@ OUTSIDE = "O"
 BEGINS, ENDS = ("B", "S", "U"), ("E", "L", "S", "U")
 """Prefixes of the first and the last word of an entity."""
 Entity = tuple[str, int, int]
-"""The type, first word and last word."""
+"""Type, first word, and last word."""
 
 
 class TokenClassification(TaskContract):
-    """A prediction and a truth are the tags of a text's words, `["B-PER", "I-PER", "O"]`.
+    """Predictions and truths are the tags of a text's words, `["B-PER", "I-PER", "O"]`.
 
-    A word has the tag of its first token, as Hugging Face's examples have it; a word beyond the longest input is outside. An entity is
-    right where its type and both ends are; scores are micro-averages.
+    A word has the tag of its first token, as in Hugging Face's examples; a word beyond the longest input is outside. An entity is
+    right if its type and both ends are; scores are micro-averages.
     """
 
     form: ClassVar[str] = "(n, tokens, tags)"
@@ -65,7 +65,7 @@ class TokenClassification(TaskContract):
         return _list_types(truths)
 
     def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
-        """Correct, predicted and true entities (texts, types, 3); the last type holds all that no truth has."""
+        """Correct, predicted, and true entities (texts, types, 3); the last type holds all types that no truth has."""
         types = {name: place for place, name in enumerate(_list_types(truths))}
         counts = np.zeros((len(truths), len(types) + 1, 3))
         for row, true, predicted in zip(counts, truths, predictions, strict=True):
@@ -76,7 +76,7 @@ class TokenClassification(TaskContract):
         return counts
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """F1, precision and recall over all types; NaN without an entity."""
+        """F1, precision, and recall over all types; NaN without an entity."""
         right, found, true = (weights @ gathered.sum(axis=1)).T
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
@@ -87,7 +87,7 @@ class TokenClassification(TaskContract):
             return np.asarray(2 * right / (found + true))
 
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
-        """The share of words with the same tag; 1 for a text without words."""
+        """Share of words with the same tag; 1 for a text without words."""
         shares = [
             np.mean([one == other for one, other in zip(*pair, strict=True)] or [1])
             for pair in zip(source, found, strict=True)
@@ -96,9 +96,9 @@ class TokenClassification(TaskContract):
 
 
 def find_entities(tags: Sequence[str]) -> set[Entity]:
-    """The entities of BIO tags, as CoNLL-2000's `conlleval` reads them: B- begins one, and so does an I- of another type than before it.
+    """The entities of BIO tags, as in CoNLL-2000's `conlleval`: B-, or an I- of another type than before, begins one.
 
-    Of IOBES and BILOU tags E- and L- end one, S- and U- are one. A tag without a prefix is a type that goes on while it stays the same.
+    E- and L- end an entity of IOBES and BILOU tags, S- and U- are a whole one. A tag without a prefix continues the same type.
     """
     found: set[Entity] = set()
     begin, open_type, before = 0, None, ""

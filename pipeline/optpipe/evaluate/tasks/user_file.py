@@ -1,12 +1,12 @@
-"""A user's task: a Python file that says `TASK = ...`, an object with
+"""A user's task: a Python file that defines `TASK`, an object with
 
-    name = "word-accuracy"                           # what its score is called
+    name = "word-accuracy"                           # the name of its score
     def read_truths(self, paths): ...                # a truth for each sample's path (texts: line number), or None
-    def decode(self, outputs, path): ...             # one sample's outputs by name to a prediction, of what JSON holds
+    def decode(self, outputs, path): ...             # one sample's outputs by name to a prediction that JSON can hold
     def score(self, prediction, truth): ...          # from 0 to 1, larger is better
 
-Its score on a set is the mean over samples. What is stored is each sample's prediction and score, so that `verify` needs
-none of the user's code: it computes means, drops and intervals from the stored scores.
+Its score on a set is the mean over samples. The run stores each sample's prediction and score, so `verify` computes means,
+drops, and intervals without the user's code.
 """
 
 import json
@@ -33,7 +33,7 @@ _METHODS = ("read_truths", "decode", "score")
 
 
 class StoredScores(TaskContract):
-    """A user's task as it is stored: a prediction is its JSON text and its score (null without truths)."""
+    """A stored user's task: a prediction is its JSON text and its score (null without truths)."""
 
     scores: ClassVar[tuple[str, ...]] = ("score",)
     names_classes: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class UserTask(StoredScores):
 
     @property
     def name(self) -> str:
-        """As in the record of an evaluation."""
+        """The task's name in an evaluation's record."""
         return f"{PREFIX}{self._task.name}"
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002

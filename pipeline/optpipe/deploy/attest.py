@@ -30,8 +30,6 @@ NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in k
 
 @dataclass(frozen=True, slots=True)
 class AttestRecord:
-    """The JSON document of `optpipe signoff attest`."""
-
     folder: str
     dossier: str
     dossier_sha256: str
@@ -43,10 +41,7 @@ class AttestRecord:
 
 
 def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> AttestRecord:
-    """Verifies the dossier and writes its signed statement to the new folder `output`.
-
-    Raises BadInputError if the dossier fails verification, the key cannot be read, or `output` exists or cannot be made.
-    """
+    """Raises BadInputError if the dossier fails verification, the key cannot be read, or `output` exists."""
     require_unused_path(output)
     signer = _open_key(key, public=False)
     content, verdict, _ = verify_dossier(dossier).require_intact()

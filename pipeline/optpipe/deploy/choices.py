@@ -44,10 +44,7 @@ class _Point:
 
 
 def choose_settings(build: SignedBuild) -> Settings:
-    """Chooses all settings, each with the measurement behind it.
-
-    The longest measured sequence length decides, within the strictest latency limit that the policy sets for it.
-    """
+    """The longest measured sequence length decides, within the strictest latency limit that the policy sets for it."""
     every = group_processes(build.measured)
     valid = [group for group in every if group.valid]
     length = max((group.load.length or 0 for group in valid), default=0) or None
@@ -96,10 +93,7 @@ def leave_out_batching(settings: Settings) -> Settings:
 
 
 def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[_Point]:
-    """One point for each batch size that was measured in single-stream, where latency contains no wait in a queue.
-
-    Uses only the percentile that is `limited`; without a limit p99, otherwise p50.
-    """
+    """Single-stream measurements, without waits in a queue, by batch size; of `limited`, otherwise of p99 or p50."""
     found = {}
     for group in groups:
         latency = group.estimate(limited or "p99", 0.95) or (None if limited else group.estimate("p50", 0.95))

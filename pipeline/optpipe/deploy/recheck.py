@@ -93,10 +93,7 @@ print(json.dumps({"missing": [each for each in needed if importlib.util.find_spe
 
 
 def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) -> Interpreter:
-    """Opens the interpreter of an environment, or this one, and reads the versions of `packages`.
-
-    Raises BadInputError if `path` is not an environment, MissingError with the command if the worker lacks a package.
-    """
+    """Raises BadInputError if `path` is not an environment, MissingError with the command if the worker lacks a package."""
     program = sys.executable if path is None else str(find_python(path, "--python"))
     source = scratch / "source"
     source.mkdir(exist_ok=True)
@@ -158,11 +155,7 @@ def list_output_changes(
 
 
 def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Listener) -> RecheckRecord:
-    """Measures and compares.
-
-    Raises BadInputError for a dossier without usable measurements, MissingError if its artifact cannot run here, StageError if a
-    process fails.
-    """
+    """Raises BadInputError without usable measurements, MissingError if it cannot run here, StageError if a process fails."""
     info = build.artifact.info
     require_enough_rounds(plan.rounds)
     if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:

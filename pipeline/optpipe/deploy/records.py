@@ -54,8 +54,6 @@ class DossierReference:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
-    """Content of `deployment.json`."""
-
     target: str
     model: str
     artifact: str
@@ -150,8 +148,6 @@ class ProofRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeployResult:
-    """The JSON document of `optpipe deploy`."""
-
     folder: str
     deployment: DeploymentRecord
     differences: tuple[str, ...] = ()
@@ -213,8 +209,6 @@ class LatencyChange:
 
 @dataclass(frozen=True, slots=True)
 class RecheckRecord:
-    """The JSON document of `optpipe signoff recheck`."""
-
     dossier: str
     artifact: str
     verdict: Verdict

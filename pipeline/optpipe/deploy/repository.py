@@ -317,10 +317,7 @@ def write_card(build: SignedBuild, path: Path) -> None:
 
 
 def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path) -> DeploymentRecord:
-    """Writes the engine, its preprocessing, `predict.py`, and its `loader.json`; returns the record with the preprocessing.
-
-    Raises BadInputError for a backend without a loader.
-    """
+    """Returns the record with the preprocessing. Raises BadInputError for a backend without a loader."""
     if serving.loader is None:
         raise BadInputError(
             f"--to folder has no loader for artifacts of {build.artifact.info.backend}; use --to triton"

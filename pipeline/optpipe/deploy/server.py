@@ -46,10 +46,7 @@ class ServerProgram:
 
 
 def find_server(wanted: str | None) -> ServerProgram:
-    """The program or environment of `--server`, or the server on PATH.
-
-    Raises MissingError if there is none, BadInputError for an environment that would serve wrong tensors.
-    """
+    """Finds `--server`, or a server on PATH. Raises MissingError, or BadInputError if it would serve wrong tensors."""
     wanted = wanted or os.environ.get(SERVER_VARIABLE) or None
     if wanted is None:
         if (program := shutil.which("tritonserver")) is None:

@@ -109,10 +109,7 @@ def main() -> None:
 
 
 def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) -> Answer:
-    """Loads the artifact in `folder` after checking every byte against its manifest.
-
-    On a GPU with a CUDA graph for each batch size up to `largest`.
-    """
+    """Checks every byte of the artifact; on a GPU it gets a CUDA graph for each batch size up to `largest`."""
     import numpy as np
 
     from optpipe.backends.registry import BACKENDS

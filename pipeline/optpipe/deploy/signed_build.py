@@ -157,10 +157,7 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
 
 
 def list_signed_images(build: SignedBuild) -> tuple[tuple[Path, RequestImage], ...]:
-    """Images of the evaluation in the dossier with their signed-off predictions.
-
-    Only images with the recorded hash on this machine; empty without an evaluation.
-    """
+    """Unchanged images of the evaluation on this machine, with their signed-off predictions; empty without any."""
     import polars as pl
 
     source, classifies = build.card.data.get("validation"), build.card.task is Task.CLASSIFICATION

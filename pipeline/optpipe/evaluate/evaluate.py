@@ -68,9 +68,7 @@ class EvaluatedArtifact:
     predictions: Predictions | None
     why_not: str | None = None
     failed: bool = False
-    """True if it can run on this machine but did not."""
     calibrated_on: int = 0
-    """Samples that its INT8 ranges were computed from, which overestimate its accuracy."""
 
 
 def list_model_artifacts(model_id: str, store: Store) -> list[Entry[ArtifactInfo]]:

@@ -80,8 +80,6 @@ class TaskScores:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """The source model, or one artifact."""
-
     backend: str
     precision: str
     device: str
@@ -89,7 +87,6 @@ class EvaluatedModel:
     artifact: str | None = None
     """None for the source model."""
     why_not: str | None = None
-    """Reason why it was not evaluated."""
     failed: bool = False
     """True if it can run on this machine but did not."""
     calibrated_on: int = 0

@@ -90,10 +90,7 @@ def evidence_from_runs(
     left_out: Sequence[RecordedMeasurement] = (),
     removed: int = 0,
 ) -> BuildEvidence:
-    """Collects the evidence of `runs`, and of measurements with the policy's options; without a baseline.
-
-    `left_out` measurements and `removed` runs are not judged, but count as looks.
-    """
+    """Evidence without a baseline; `left_out` measurements and `removed` runs are not judged, but count as looks."""
     every = tuple(measured)
     seen = Counter(load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)})
     look = max(seen.values(), default=1) + removed

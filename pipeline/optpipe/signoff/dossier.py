@@ -40,8 +40,6 @@ BUILD_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class DossierRequest:
-    """Content of `request.json`."""
-
     model: str
     artifact: str
     waivers: Mapping[str, str]
@@ -62,7 +60,6 @@ class DossierRequest:
     network: str | None = None
     """`describe_network` of the judged build; None if the store had no record of it, and in older dossiers."""
     baseline_network: str | None = None
-    """`describe_network` of the approved build."""
     since: str | None = None
     """Bench runs that started earlier are in the dossier but not judged."""
     schema_version: int = 1

@@ -222,10 +222,7 @@ TRUST_CRITERIA = ("trust.weights", "trust.precision", "trust.outputs", "trust.en
 
 
 def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
-    """Recomputes the evidence of a dossier from its raw files, and judges it by its policy.
-
-    Raises BadInputError if a file is missing or damaged.
-    """
+    """Recomputes the evidence from raw files and judges it. Raises BadInputError if a file is missing or damaged."""
     request, policy = dossier.request, dossier.policy
     for run in dossier.every_run:
         require_unchanged(run, whole=False)

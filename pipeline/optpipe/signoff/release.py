@@ -157,10 +157,7 @@ def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: 
 
 
 def _place_notes(plan: PipelinePlan, built: ModelBuild, store: Store) -> Path:
-    """The file that lists the finished steps of exactly this pipeline, with their runs.
-
-    Raises BadInputError for data that cannot be read.
-    """
+    """The file of exactly this pipeline's finished steps. Raises BadInputError for data that cannot be read."""
     own = card_from_file(built.model.file(CARD)).data.get("validation")
     validation = Path(own) if own and Path(own).exists() else None
     decisive = {

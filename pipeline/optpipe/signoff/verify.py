@@ -61,7 +61,6 @@ class VerifiedDossier:
     verdict: VerdictRecord | None = None
     """The recomputed verdict; None if the folder is too damaged."""
     evidence: BuildEvidence | None = None
-    """The recomputed evidence for `verdict`."""
     unbacked: tuple[str, ...] = ()
     """Statements without a raw file in the dossier."""
     not_compared: tuple[str, ...] = ()

@@ -149,10 +149,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
     """Selects the part that the measured range launched, without warm-up and tear-down.
 
     `range_name` defaults to the range of optpipe's own recordings. A trace without it is cut to its iterations after the
-    warm-up; a trace without iterations stays whole.
-
-    Raises:
-        BadInputError: the trace has no range called `range_name`.
+    warm-up; a trace without iterations stays whole. Raises BadInputError if the trace has no range called `range_name`.
     """
     wanted = range_name or MEASURED_RANGE
     named = (pl.col("name").cast(pl.String) == wanted) | (pl.col("family") == wanted)

@@ -44,11 +44,7 @@ _TABLE_OF = {
 
 
 def trace_from_path(path: Path) -> Trace:
-    """Reads any kind of recording.
-
-    Raises:
-        BadInputError: `path` is not a recording, or is damaged. MissingError: it needs nsys to export it, and nsys is missing.
-    """
+    """Reads any kind of recording. Raises BadInputError if it is damaged, and MissingError if only nsys could read it."""
     if path.is_dir():
         return trace_from_folder(path)
     if path.name.endswith((".json", ".json.gz")):
@@ -70,11 +66,7 @@ def _open_export_file(path: Path) -> Iterator[Path]:
 
 
 def redact(path: Path, target: Path) -> None:
-    """Writes the recording at `path` as an export at `target`, without the process environment.
-
-    Raises:
-        BadInputError: `path` is not an nsys recording, or `target` exists. MissingError: nsys is missing.
-    """
+    """Writes an export without the process environment. Raises BadInputError for other files, or if `target` exists."""
     with _open_export_file(path) as export:
         write_redacted_export(export, target)
 
@@ -144,11 +136,7 @@ class _Document:
 
 
 def trace_from_torch(path: Path) -> Trace:
-    """Reads the output of `torch.profiler.profile.export_chrome_trace`, compressed if the name ends in .gz.
-
-    Raises:
-        BadInputError: the file is missing, damaged, or not such a trace.
-    """
+    """Reads torch's `export_chrome_trace`, also with .gz. Raises BadInputError for a missing, damaged, or other file."""
     rows: dict[str, list[tuple[object, ...]]] = {table: [] for table in _TABLE_OF.values()}
     try:
         content = path.read_bytes()

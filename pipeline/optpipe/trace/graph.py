@@ -53,10 +53,7 @@ _PRODUCT = "MatMul"
 def graph_costs_from_onnx(
     path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
 ) -> GraphCosts:
-    """MACs and bytes of every node, with inputs at `batch_size`.
-
-    With `tf32`, products of fp32 tensors count as TF32. Products of dequantized tensors count as INT8.
-    """
+    """With `tf32`, products of fp32 tensors count as TF32; products of dequantized tensors count as INT8."""
     import onnx
 
     from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
@@ -158,10 +155,7 @@ def _sum_constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, in
 def _find_leaders(
     nodes: Sequence[Any], same: Mapping[str, str], constants: Mapping[str, int], scores: frozenset[str]
 ) -> dict[int, int]:
-    """The first node of the group that computes each node; views and constants have none.
-
-    An elementwise node joins the last of its producers' groups: the others are complete by then.
-    """
+    """The first node of each node's group: an elementwise node joins its last producer. Views and constants have none."""
     leaders: dict[int, int] = {}
     group: dict[str, int] = {}
     for index, node in enumerate(nodes):
@@ -231,8 +225,7 @@ def add_node_ranges(
 ) -> Trace:
     """Adds a range for every node that ran inside the marked iterations; `names` maps runtime names to layer names.
 
-    Raises:
-        StageError: these iterations are not in the recording, or the clocks cannot be aligned.
+    Raises StageError if these iterations are not in the recording, or the clocks cannot be aligned.
     """
     name = pl.col("name").cast(pl.String)
     layers = trace.ranges.filter(name == LAYERS_RANGE)
@@ -259,10 +252,9 @@ def add_node_ranges(
 
 
 def estimate_clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[ClockAnchor]) -> tuple[int, int]:
-    """The least and largest offset of the system's clock from the recording's that all `anchors` allow.
+    """The range of the system clock's offset from the recording's that all `anchors` allow.
 
-    Raises:
-        StageError: the numbers of iterations differ, or the anchors contradict each other by more than 50 µs.
+    Raises StageError if the numbers of iterations differ, or the anchors contradict each other by more than 50 µs.
     """
     if iterations.height != len(anchors) or not anchors:
         raise StageError(f"the recording has {iterations.height} layer iterations, but {len(anchors)} were run")
@@ -276,10 +268,7 @@ def estimate_clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[ClockA
 
 
 def _choose_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeRun], allowed: tuple[int, int]) -> int:
-    """The allowed offset at which most launches lie inside one node.
-
-    The anchors leave some microseconds open, and nodes follow each other within one.
-    """
+    """The allowed offset at which most launches lie inside one node: the anchors leave some microseconds open."""
     inside = (pl.col("start_ns") >= iterations["start_ns"].min()) & (pl.col("end_ns") <= iterations["end_ns"].max())
     launches = trace.api.filter(inside).join(trace.kernels.select("correlation_id"), on="correlation_id", how="semi")
     candidates = np.arange(allowed[0], allowed[1] + 1, _STEP_NS)

@@ -50,10 +50,7 @@ class Recording:
 
 
 def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
-    """The `nsys profile` command for `version` (2022.4 to 2025.x), without the program.
-
-    `whole` records the whole process: some drivers record no kernels of CUDA graphs that were made before the range.
-    """
+    """For `version` 2022.4 to 2025.x. `whole`: some drivers do not record CUDA graphs that were made before the range."""
     traced = [
         "nvtx",
         *(("cuda", "cublas", "cudnn") if on_gpu else ()),
@@ -76,11 +73,7 @@ def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu:
 def record_program(
     program: Sequence[str], directory: Path, extras: Set[Extra], *, on_gpu: bool, whole: bool = False
 ) -> Recording:
-    """Runs `program` under nsys. The recording in `directory` contains the whole environment.
-
-    Raises:
-        MissingError: nsys is not installed, or cannot run.
-    """
+    """Runs `program`; the recording contains the whole environment. Raises MissingError if nsys cannot run."""
     output = directory / "recording"
     nsys = find_nsys()
     command = [str(nsys), *make_nsys_command(extras, read_nsys_version(), output, on_gpu=on_gpu, whole=whole), *program]
@@ -91,11 +84,7 @@ def record_program(
 
 
 def export_recording(recorded: Recording, directory: Path) -> Path:
-    """Exports a recording to SQLite.
-
-    Raises:
-        StageError: nsys reports a full disk. MissingError: nsys did not record.
-    """
+    """Raises StageError if nsys reports a full disk, and MissingError if it did not record."""
     if "no space left" in recorded.log.lower():
         raise StageError(
             f"the disk is full: no space for the recording in {directory}; choose another location with --workspace"
@@ -141,8 +130,7 @@ def _groups_of(directory: Path) -> set[int]:
 def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
     """Runs `command`, which has `directory` among its arguments, and ends all its processes with this one.
 
-    Raises:
-        StageError: it timed out. MissingError: it cannot run.
+    Raises StageError after `timeout_s`, and MissingError if it cannot run.
     """
     log = directory / "nsys.log"
     try:
@@ -185,9 +173,7 @@ def find_nsys(otherwise: str = "") -> Path:
 def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     """Exports a .nsys-rep or .qdstrm into `directory`.
 
-    Raises:
-        MissingError: nsys, or the importer of a .qdstrm, is missing.
-        BadInputError: nsys cannot read the recording. StageError: the export failed for another reason.
+    Raises MissingError without nsys or a .qdstrm's importer, BadInputError if nsys cannot read the recording, StageError otherwise.
     """
     if recording.stat().st_size == 0:
         raise BadInputError(f"{recording}: the file is empty")

@@ -95,10 +95,7 @@ def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: i
 
 
 def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
-    """Builds the artifacts of `plan`; INT8 ones without calibration data come from the store if it has any.
-
-    Raises the errors of building, and the reasons if nothing could be built.
-    """
+    """INT8 artifacts without calibration data come from the store if it has any. Raises the errors of building."""
     stored: tuple[StoredArtifact, ...] = ()
     if plan.calibration is None and Precision.INT8 in plan.precisions:
         with suppress(BadInputError):  # the store has none
@@ -121,9 +118,8 @@ def profile_model(
 ) -> ModelProfileDocument:
     """Profiles every stage in `plan`; a failed one does not stop the others.
 
-    Raises:
-        MissingError: nsys is missing. BadInputError: no stage can be profiled, or a length is outside the builds' profile.
-        OptpipeError: all stages failed; the error of the first.
+    Raises MissingError without nsys, BadInputError if no stage can be profiled or a length is outside the builds' profile, and the
+    first stage's error if all failed.
     """
     card = card_from_file(model.file(CARD))
     for each in artifacts:

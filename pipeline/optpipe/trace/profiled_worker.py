@@ -199,10 +199,7 @@ def _measure(
     by_layers: Callable[[], None] | None = None,
     anchors: list[ClockAnchor] | None = None,
 ) -> float:
-    """Warms up, times iterations without a recording, then records iterations, and last those `by_layers`.
-
-    Returns the median iteration without a recording, in nanoseconds.
-    """
+    """Warms up, times, records, and last records `by_layers`; returns the median of the timed iterations in ns."""
     deadline = time.perf_counter() + _WARM_UP_S
     warmed = 0
     while warmed < job.warm_up or time.perf_counter() < deadline:

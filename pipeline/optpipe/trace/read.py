@@ -142,8 +142,6 @@ KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host n
 
 @dataclass(frozen=True, slots=True)
 class NsysExport:
-    """An export file and the columns of each of its tables."""
-
     path: Path
     columns: Mapping[str, frozenset[str]]
 
@@ -153,11 +151,7 @@ class NsysExport:
 
 
 def open_export(path: Path) -> NsysExport:
-    """Checks that `path` is a complete export of Nsight Systems.
-
-    Raises:
-        BadInputError: the file is missing, empty, truncated, not an SQLite database, or not an export of nsys.
-    """
+    """Raises BadInputError if `path` is not a complete export of Nsight Systems."""
     _check_whole(path)
     with closing(_connect(path)) as connection:
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -229,8 +223,7 @@ def _check_whole(path: Path) -> None:
 def write_redacted_export(source: Path, target: Path) -> None:
     """Copies the tables and columns that a trace needs into a new export at `target`.
 
-    Raises:
-        BadInputError: `source` is not a complete export, or `target` exists. StageError: `target` cannot be written.
+    Raises BadInputError if `source` is not a complete export or `target` exists, StageError if `target` cannot be written.
     """
     with read_as_user_file(source, _EXPORT, _WAY_OUT):
         export = open_export(source)
@@ -299,11 +292,7 @@ _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
 
 def trace_from_sqlite(path: Path) -> Trace:
-    """Reads an export of nsys.
-
-    Raises:
-        BadInputError: the file is not a complete export of nsys, or the recording is empty.
-    """
+    """Raises BadInputError if the file is not a complete export of nsys, or the recording is empty."""
     with read_as_user_file(path, _EXPORT, _WAY_OUT):
         export = open_export(path)
         raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)})

@@ -106,7 +106,6 @@ class WorkerJob:
 
     @property
     def result(self) -> Path:
-        """The file of the `WorkerResult`."""
         return self.scratch / "job-result.json"
 
     @property
@@ -129,7 +128,6 @@ class WorkerResult:
     """Results of a profiled process in addition to its recording, or its error."""
 
     unprofiled_iteration_ns: float | None = None
-    """The median iteration before the recording began."""
     peaks: Peaks | None = None
     program: ProgramCosts | None = None
     """Costs of a torch program's layers."""
@@ -185,11 +183,7 @@ class ProfileJob:
 
 
 def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, WorkerResult]:
-    """Runs `job` and returns its trace, layers included, and the results of the profiled process.
-
-    Raises:
-        OptpipeError: the stage's own error. MissingError: nsys refused, or never started it.
-    """
+    """Runs `job`; returns its trace, layers included, and its results. Raises the stage's error, MissingError if nsys refused."""
     worker_job = write_job(make_worker_job(job, plan, scratch))
     if plan.tracer == "torch":
         status, said = run_recorded(make_worker_command(worker_job), scratch)
@@ -234,10 +228,8 @@ def _record_with_nsys(
 def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> WorkerJob:
     """Makes the job file's content, and writes the inputs of an inference into `scratch`.
 
-    The inputs are the rows that the model is verified on, repeated to the batch size, or to `length` tokens.
-
-    Raises:
-        BadInputError: the batch size is outside the artifact's profile.
+    The inputs are the rows that the model is verified on, repeated to the batch size, or to `length` tokens. Raises BadInputError
+    for a batch size outside the artifact's profile.
     """
     import numpy as np
 
@@ -280,11 +272,7 @@ def make_worker_command(job: WorkerJob) -> list[str]:
 
 
 def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
-    """Reads the profiled process's result; its error takes precedence over that of nsys.
-
-    Raises:
-        OptpipeError: the process failed, or died. MissingError: nsys never started it.
-    """
+    """Raises the error of the profiled process, which takes precedence over that of nsys, or StageError if it died."""
     if job.result.is_file():
         try:
             found = read_record(job.result, WorkerResult)

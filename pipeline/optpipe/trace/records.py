@@ -151,8 +151,6 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class TraceViews:
-    """The tables of a trace or a part of it, longest first."""
-
     totals: Totals
     kernels: tuple[KernelRow, ...]
     kernel_kinds: tuple[KindRow, ...]
@@ -188,7 +186,6 @@ class TraceProfile:
     gpus: tuple[Gpu, ...]
     trace_quality: Quality
     scope: str
-    """`trace`, or the range that bounds the judged part."""
     totals: Totals
     measured: TraceViews
     iterations: Iterations | None
@@ -241,17 +238,11 @@ class FailedStage:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRecord:
-    """`profile.json`: every stage of one run."""
-
     stages: tuple[StageProfile, ...]
     failed: tuple[FailedStage, ...] = ()
 
 
 def rows_from_table(table: pl.DataFrame, kind: type[Row]) -> tuple[Row, ...]:
-    """Turns the rows of `table` into records of type `kind`.
-
-    Raises:
-        BadInputError: a value has another type, as in a damaged trace.
-    """
+    """Raises BadInputError if a value has another type, as in a damaged trace."""
     names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     return record_from_plain(table.select(names).to_dicts(), tuple[kind, ...], "the trace")  # type: ignore[valid-type]

@@ -63,10 +63,8 @@ def profile_from_trace(
 ) -> TraceProfile:
     """Judges the part of `trace` inside `range_name`, or inside optpipe's measured range, or all of it.
 
-    With the model's `graph` its layers are compared with the roofline. Several ranges of one trace share one `Analysis`.
-
-    Raises:
-        BadInputError: the trace has no range called `range_name`.
+    With the model's `graph` its layers are compared with the roofline. Several ranges of one trace share one `Analysis`. Raises
+    BadInputError if the trace has no range called `range_name`.
     """
     whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
     measured, gpus = select_measured_part(whole, range_name), whole.trace.gpus

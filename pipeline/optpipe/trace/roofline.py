@@ -72,10 +72,7 @@ def peaks_from_data_sheet(device: str) -> Peaks | None:
 
 
 def measure_gpu_peaks() -> Peaks:
-    """Measures the current CUDA device for about a second: square matrix products per type, and a copy of 1 GiB.
-
-    A type that the device, or torch, cannot multiply has no peak.
-    """
+    """Measures for about a second: square matrix products of all types that torch can multiply, and a copy of 1 GiB."""
     import torch
 
     size = 8192

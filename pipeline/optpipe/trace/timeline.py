@@ -201,10 +201,7 @@ def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
 
 
 def _list_operations(trace: Trace) -> Operations:
-    """Sorts kernels and copies by start; of those that start together, the one launched first comes first.
-
-    The operation that ends a gap decides the gap's cause, so it must not depend on the order of rows.
-    """
+    """Sorts by start, then by launch: the operation that ends a gap decides its cause, whatever the order of rows."""
     columns = ("start_ns", "end_ns", "correlation_id", "pid")
     found = pl.concat(
         frame.select(*columns, is_kernel=pl.lit(frame is trace.kernels)).with_row_index("row")

@@ -30,10 +30,7 @@ MAX_MOVED_PAIRS = 10
 
 
 class Classification(TaskContract):
-    """A prediction lists the best classes, best first, at most TOP_K; a truth is a class index.
-
-    Intervals of shares are exact (Clopper-Pearson).
-    """
+    """A prediction lists the best classes, best first, at most TOP_K; a truth is a class index."""
 
     form: ClassVar[str] = "(n, classes)"
     scores: ClassVar[tuple[str, ...]] = ("top1",)
@@ -55,7 +52,7 @@ class Classification(TaskContract):
         return None if found is None else found.tolist()
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
-        """Of equal scores the lower class comes first, as in argmax."""
+        """Equal scores put the lower class first, as argmax does."""
         scores = outputs[card.outputs[0].name]
         return list_best_classes(scores.reshape(len(scores), -1))
 
@@ -96,10 +93,7 @@ def list_best_classes(scores: "np.ndarray") -> list[list[int]]:
 
 
 def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -> Agreement | None:
-    """Share of samples with the source model's best class; both are (samples, k), best first.
-
-    None if the source model predicts one class for all samples.
-    """
+    """Share of equal best classes, both (samples, k); None if the source model predicts one class for all samples."""
     before, after = source[:, 0], found[:, 0]
     if np.unique(before).size < 2:
         return None

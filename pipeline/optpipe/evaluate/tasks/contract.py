@@ -89,7 +89,7 @@ class TaskContract:
         return len(predictions)
 
     def count_units(self, truths: Values) -> int:
-        """Independent units behind the scores; the samples by default."""
+        """Number of independent units; the samples by default."""
         return self.count_samples(truths)
 
     def count_classes(self, card: ModelCard) -> int | None:
@@ -204,10 +204,7 @@ class TaskContract:
     def observe(
         self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
     ) -> dict[str, Observation]:
-        """Figures for a policy, as fractions: `agreement`, and with truths `score` and `drop`, also by the score's name.
-
-        `about` describes the samples: `250 images`.
-        """
+        """Figures for a policy, as fractions: `agreement`, and with truths `score` and `drop`, also by the score's name."""
 
         def make(figure: Share | SampledFigure, said: str) -> Observation:
             low, high = figure.interval(confidence).bounds

@@ -108,10 +108,7 @@ class Embedding(TaskContract):
         return Similarities(_join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """Spearman's correlation: Pearson's of the ranks with each row of weights, with mean ranks for ties.
-
-        0 if all cosines, or all ratings, are equal.
-        """
+        """Spearman's correlation with weights and mean ranks for ties; 0 if all cosines, or all ratings, are equal."""
         one, other = (_rank(values, weights) for values in (gathered.cosine, gathered.stated))
         total = weights.sum(axis=1, keepdims=True)
         one, other = (each - (weights * each).sum(1, keepdims=True) / total for each in (one, other))

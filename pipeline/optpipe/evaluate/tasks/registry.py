@@ -33,10 +33,7 @@ _OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_
 
 
 def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
-    """Raises BadInputError, before any export, if the model's inputs or outputs do not fit its task.
-
-    The outputs are those of the `stored` export, otherwise of its ONNX file, or of its module's forward.
-    """
+    """Raises BadInputError, before any export, if the model's inputs or outputs do not fit its task."""
     if read_card(model, stored).task not in TASKS:
         return
     card = read_card(model, stored) if stored else read_outputs_early(model.load())

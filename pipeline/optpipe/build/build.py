@@ -59,7 +59,6 @@ class BuildPlan:
     images: Path | None = None
     calibration: Path | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By backend name."""
     budget: Budget | None = None
     """The highest cost of FP16, INT8 and FP8; layers that cost more stay out of them."""
     truncate: bool = False
@@ -257,7 +256,6 @@ def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> Non
 
 
 def warn_of_plugins(plan: BuildPlan, listener: Listener) -> None:
-    """Names the third-party libraries that will run in this process."""
     named = [
         path for each in plan.backends for path in str(plan.options.get(each.name, {}).get("plugins", "")).split(",")
     ]
@@ -354,7 +352,6 @@ def _run_step(name: str, times: list[StageTime], listener: Listener, work: Calla
 REVISION = 4
 BUILD_LOG = "build.log"
 LISTED_FINDINGS = 10
-"""The number of linter findings in a manifest."""
 
 
 def build_artifact(

@@ -133,11 +133,9 @@ class CandidateTimer:
         }
         self.measurements: list[Measurement] = []
         self.failures: dict[str, str] = {}
-        """The reason by artifact id."""
         self._processes = 0
 
     def expect(self, name: str, processes: int) -> None:
-        """Starts workers in advance."""
         self._subjects[name].expect(processes)
 
     def measure(self, name: str, sizes: Sequence[int]) -> dict[int, float]:
@@ -268,7 +266,6 @@ def _race(
     store: Store,
     listener: Listener,
 ) -> tuple[dict[int, RaceResult], dict[str, str]]:
-    """The race at each batch size, and why some builds have no time."""
     if not built:
         return {}, {}
     artifacts = {each.entry.id: find_artifacts(each.entry.id, store)[0] for each in built}

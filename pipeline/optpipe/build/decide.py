@@ -29,11 +29,8 @@ from optpipe.workspace.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A build before the race."""
-
     built: BuiltArtifact
     accuracy: CandidateAccuracy | None
-    """None for a build with a flaw."""
 
     @property
     def id(self) -> str:
@@ -41,7 +38,6 @@ class Judged:
 
     @property
     def keeps(self) -> bool:
-        """Whether it may win."""
         return self.accuracy is not None and self.accuracy.keeps is True
 
 
@@ -172,11 +168,8 @@ SNR_FLOOR = Budget(30.0, "dB")
 class Judge:
     budget: Budget
     data: Path | None
-    """Labeled samples; None if the budget is an SNR."""
     truncate: bool = False
-    """Whether texts longer than the model's input are cut."""
     score: str = ""
-    """The score that drops; empty if the budget is an SNR."""
 
 
 def require_judgeable(

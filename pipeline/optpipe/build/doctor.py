@@ -15,11 +15,8 @@ class ToolStatus:
     found: bool
     version: str | None
     adds: str
-    """Its purpose."""
     note: str | None = None
-    """Its limits here."""
     install: str | None = None
-    """The command that installs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +27,6 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class BackendOption:
-    """`--option BACKEND.NAME=VALUE`."""
-
     backend: str
     name: str
     default: bool | int | float | str

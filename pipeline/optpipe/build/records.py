@@ -27,8 +27,6 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class BuiltArtifact:
-    """One artifact with its verification, or the reason why it cannot run here."""
-
     entry: Entry[ArtifactInfo]
     verification: Entry[VerificationInfo] | None
     why_not: str | None
@@ -44,8 +42,6 @@ class BuiltArtifact:
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """A requested combination that was not built."""
-
     backend: str
     precision: str
     reason: str
@@ -63,7 +59,6 @@ class ArtifactResult:
     size_bytes: int
     build_seconds: float
     why_not: str | None
-    """Why it cannot run on this machine; None if it can."""
     precision_proof: PrecisionProof
     lint: LintSummary
     parity: VerificationInfo | None
@@ -89,8 +84,6 @@ class BuildResult:
 
 @dataclass
 class ModelBuild:
-    """A build in progress."""
-
     model: Entry[ModelInfo]
     fallback_reason: str | None
     artifacts: list[BuiltArtifact] = field(default_factory=list)

@@ -48,7 +48,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "doctor": "store:doctor",
     },
 }
-"""In the order of the help."""
 
 SHARED_OPTIONS = "--workspace DIR and --json go with every command; optpipe --help explains them."
 

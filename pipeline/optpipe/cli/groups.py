@@ -28,7 +28,6 @@ class Outcome:
     document: Any
     """A record or a mapping for `--json`. The terminal's warnings are added to the record's own."""
     show: "Callable[[Any], Document | str]"
-    """Makes the text for people from the document."""
     status: ExitStatus = ExitStatus.DONE
 
 
@@ -49,7 +48,6 @@ class _Signature:
     records: Mapping[str, tuple[type, bool]]
     """By parameter: the record, and whether the command gets only the given fields."""
     fields: Mapping[str, tuple[Field, ...]]
-    """By parameter: the fields that are options or settings."""
 
     @property
     def settings(self) -> tuple[Field, ...]:
@@ -208,11 +206,9 @@ class SectionedGroup(TyperGroup):
     sections: Mapping[str, Iterable[str]] = {}
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Moves `--workspace` and `--json` to the front."""
         return super().parse_args(ctx, move_shared_options(args))
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
-        """Writes one section for each group, with one column of descriptions."""
         width = max(map(len, self.commands))
         for title, names in self.sections.items():
             with formatter.section(title):
@@ -224,7 +220,6 @@ class SectionedGroup(TyperGroup):
 
 
 def move_shared_options(words: Sequence[str]) -> list[str]:
-    """`words` with the global options in front."""
     front: list[str] = []
     rest = list(words)
     at = 0
@@ -249,7 +244,6 @@ class DefaultGroup(TyperGroup):
         return super().parse_args(ctx, args if named else [next(iter(self.commands)), *args])
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Writes the options of the default command, then the commands."""
         default = next(iter(self.commands.values()))
         inside = default.make_context(default.name, [], parent=ctx, resilient_parsing=True)
         default.format_options(inside, formatter)

@@ -50,8 +50,6 @@ class PipelineRun(SignedPlace):
 
 
 class Failure(TypedDict):
-    """Of any command that fails."""
-
     message: str
     exit_status: int
 

@@ -54,7 +54,6 @@ def require_step_summary() -> None:
 
 
 def write_ci_files(signed: "SignedDossier", junit: Path | None) -> None:
-    """Writes the JUnit file, if given, and the step summary."""
     from optpipe.signoff.reports import JUNIT, MARKDOWN
 
     if junit is not None:

@@ -105,7 +105,6 @@ def _judge(
 
 
 def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
-    """The slots and the executor of this host or of a cluster."""
     from optpipe.core.errors import BadInputError
     from optpipe.sweep.cluster import selector_from_text
     from optpipe.sweep.local import LocalExecutor

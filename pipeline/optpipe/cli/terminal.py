@@ -69,7 +69,6 @@ class Terminal:
 
     @contextmanager
     def _heartbeat(self, name: str, started: float) -> Iterator[None]:
-        """In a log, reports every `HEARTBEAT_S` that the step is still running."""
         over = threading.Event()
 
         def beat() -> None:

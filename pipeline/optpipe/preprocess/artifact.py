@@ -60,7 +60,6 @@ def build_preprocessing_artifact(
 
 
 def make_triton_config(transform: Transform, plan: DaliPlan) -> str:
-    """`config.pbtxt`: the inputs are encoded files of any length, the output is the model's tensor."""
     kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
     # no name: Triton uses the folder's name and rejects a model whose folder has another
     return f"""backend: "dali"

@@ -30,7 +30,6 @@ Sides = Any
 """Height and width in pixels: a tuple if the transform fixes them, otherwise a node with a vector of two int32."""
 
 Arguments = Mapping[str, Any]
-"""Keyword arguments of a DALI operator."""
 Arithmetic = Literal["exact", "two-pass", "fused"]
 """How to resize: with the renormalized border of the module's docstring; without it; by one DALI operator."""
 
@@ -96,7 +95,6 @@ def resize_image(image: GraphImage, step: Resize, arithmetic: Arithmetic, *, bor
 
 
 def crop_image(image: GraphImage, step: CenterCrop) -> GraphImage:
-    """Cuts or pads to a fixed size, with the start computed in integers."""
     from nvidia.dali import fn
 
     pixels = fn.slice(

@@ -337,7 +337,6 @@ def explain_operator_error(text: str) -> str | None:
 
 
 def explain_failure(failure: JobFailure, limit_s: float) -> str:
-    """The most informative line of a failed process."""
     stderr, status = failure.stderr, failure.exit_status
     if status is None:
         return f"timed out after {limit_s:.0f} s"

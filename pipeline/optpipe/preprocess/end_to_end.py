@@ -40,7 +40,6 @@ class EndToEndJob:
     transform: Transform
     plan: DaliPlan
     options: Mapping[str, Any]
-    """All runtime options."""
     seconds: float
 
 
@@ -52,10 +51,8 @@ class OverlappedBatches:
     latency_ns: tuple[int, ...]
     """From scheduling a batch until its predictions are there; every image waits for its batch."""
     wait_ns: tuple[int, ...]
-    """Waiting for preprocessing."""
     launch_ns: tuple[int, ...]
     output_ns: tuple[int, ...]
-    """Waiting for predictions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,6 @@ class EndToEndMeasurement:
     cpu_share: float
     """Share of all cores, while both parts ran."""
     other_cpu_cores: float
-    """Cores that other processes used meanwhile."""
     handover: str
     """Copies between DALI and the runtime."""
     environment: Mapping[str, str | None]
@@ -107,7 +103,6 @@ class EndToEndMeasurement:
 class EndToEndFigures:
     images_per_s: float
     ci: tuple[float, float] | None
-    """95% interval of the rate; None for too few batches."""
     latency_p50_ns: float | None
     """None if there are too few batches for the percentile."""
     latency_p99_ns: float | None
@@ -124,7 +119,6 @@ class EndToEndFigures:
     bottleneck: str
     """The limit of the whole path: `I/O`, `CPU`, `copy`, `GPU` or `launch`."""
     reason: str
-    """The numbers behind the bottleneck."""
     check: PredictionCheck
 
 
@@ -232,8 +226,6 @@ SLOW_CPU = 5
 
 @dataclass(frozen=True, slots=True)
 class EndToEndRequest:
-    """Raises BadInputError."""
-
     images: Path
     batch_size: int | None = None
     """None: the tuned plan's, within the artifact's profile."""

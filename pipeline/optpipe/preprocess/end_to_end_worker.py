@@ -43,7 +43,6 @@ TOP_K = 5
 
 class Consumer(Protocol):
     handover: str
-    """Copies between DALI and the runtime."""
     in_flight: int
 
     def launch(self, tensor: Any) -> Any:
@@ -254,7 +253,6 @@ def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
 def _check_predictions(
     latest: Mapping[int, int], session: Session, paths: Sequence[Path], transform: Transform, size: int
 ) -> PredictionCheck:
-    """Compares predictions of the timed run with those of the reference preprocessing in the same session."""
     chosen = sorted(latest)[:: max(1, len(latest) // CHECKED_PREDICTIONS)][:CHECKED_PREDICTIONS]
     name, spec = session.outputs[0].name, session.inputs[0]
     rows = [paths[index] for index in chosen]

@@ -62,8 +62,6 @@ class ComparedImage:
 
 @dataclass
 class PixelDifferences:
-    """Accumulates the differences of pixels while images are compared."""
-
     transform: Transform
     plan: DaliPlan
     cumulative: list[Difference] = field(default_factory=list)
@@ -139,7 +137,6 @@ def _read_content(source: bytes | Path) -> bytes:
 
 
 def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: PixelDifferences) -> None:
-    """Runs every step alone on the reference's input of the step."""
     transform = pixels.transform
     plan = replace(pixels.plan, batch_size=1)
     chosen = [_read_content(source) for _, source in files[:: max(1, len(files) // STEP_IMAGES)][:STEP_IMAGES]]
@@ -255,7 +252,6 @@ def _levels_from_tensor(tensor: "np.ndarray", transform: Transform) -> "np.ndarr
 
 
 WORST = 3
-"""Images that are stored for inspection."""
 NEAR_MEAN_LEVELS, NEAR_MAX_LEVELS = 0.5, 8.0
 """A file whose result stays within these is the same image; above them it is another."""
 

@@ -53,8 +53,6 @@ MAX_THREADS, MAX_BATCH_SIZE = 1024, 65536
 
 @dataclass(frozen=True, slots=True)
 class PreprocessRequest:
-    """Raises BadInputError."""
-
     images: Path | None = None
     limit: int | None = 1000
     max_unreadable: int | None = None

@@ -182,13 +182,10 @@ _CLASSES = ("reference_class", "dali_class", "class")
 
 @dataclass(frozen=True)
 class PredictionDecoder:
-    """Decodes outputs into predictions of a task, and holds the truths of the images."""
-
     task: TaskContract
     card: ModelCard
     samples: ImageSet
     truths: Mapping[Path, Any]
-    """Empty without annotations."""
 
     def decode(self, outputs: "Mapping[str, np.ndarray]", paths: Sequence[Path]) -> list[Any]:
         return list(self.task.decode(outputs, _name_files(paths, self.samples.root), self.samples, self.card))
@@ -196,7 +193,6 @@ class PredictionDecoder:
     def add_columns(
         self, rows: "pl.DataFrame", paths: Sequence[Path], reference: list[Any], got: list[Any]
     ) -> "pl.DataFrame":
-        """The rows of the images `paths` with predictions and truths."""
         import polars as pl
 
         columns = dict(zip(_COLUMNS, (reference, got), strict=True))
@@ -237,7 +233,6 @@ def _name_files(paths: Sequence[Path], root: Path) -> tuple[SetFile, ...]:
 
 
 def find_stored_task(name: str | None) -> TaskContract | None:
-    """The task of detection or segmentation; None for others."""
     return TASKS[Task(name)] if name in _TASKS else None
 
 

@@ -45,15 +45,12 @@ class RefusedImage:
 
 @dataclass(frozen=True, slots=True)
 class WorstImage:
-    """One of the images that differ most."""
-
     image: str
     mean_levels: float
     max_levels: float
     file: str
     """The image of reference, result and difference side by side, in the run's folder."""
     difference_times: float
-    """The factor by which the file amplifies the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,6 @@ class EdgeCaseFile:
 
     @property
     def matches(self) -> bool:
-        """Whether both pipelines give the same image, or neither gives one."""
         return self.outcome in ("equal", "refused by both")
 
 
@@ -81,8 +77,6 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Top-1 accuracy on images with labels."""
-
     reference: float
     dali: float
 
@@ -115,11 +109,9 @@ class Proof:
     remedy: str | None
     output: OutputError
     top1_agreement: Agreement | None
-    """Of a classifier whose predictions vary."""
     accuracy: Accuracy | None
     task_score: TaskScore | None = None
     prediction_agreement: PredictionAgreement | None = None
-    """Of a detector or segmenter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +122,6 @@ class ParityRecord:
     largest_step: str
     far: int
     refused: tuple[RefusedImage, ...]
-    """Images that Pillow decodes and DALI does not."""
     edge_cases: tuple[EdgeCaseFile, ...]
     worst: tuple[WorstImage, ...] = ()
 
@@ -155,7 +146,6 @@ class ImagesRecord:
     count: int
     unreadable: tuple[RefusedImage, ...] = ()
     left_out: int = 0
-    """Images over the limit."""
 
 
 @dataclass(frozen=True, slots=True)

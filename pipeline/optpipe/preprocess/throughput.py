@@ -59,7 +59,6 @@ PATIENCE = 2.0
 """A slow or unsteady configuration ends after this many times the given seconds."""
 
 Implementation = Literal["dali", "dali-decode", "dataloader"]
-"""`dali-decode` is decoding alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,6 @@ class ThroughputJob:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """The batches of one measurement in its steady state."""
-
     reader_ns: tuple[int, ...]
     """Per batch, the time until its data arrive."""
     batch_ns: tuple[int, ...]
@@ -109,8 +106,6 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The times of each repetition of a configuration, or its error."""
-
     job: ThroughputJob
     repeats: tuple[BatchTimes, ...] = ()
     error: str | None = None
@@ -161,8 +156,6 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRecord:
-    """One configuration's steady-state rate, or its error."""
-
     implementation: Implementation
     plan: DaliPlan | None
     loader: LoaderPlan | None
@@ -187,12 +180,9 @@ class ThroughputTuning:
     dali: ThroughputRecord
     decode_only: ThroughputRecord
     speedup: float
-    """DALI over DataLoader."""
     speedup_ci: tuple[float, float] | None
     share_of_decode_only: float
-    """DALI over its decoding alone."""
     left_out: str | None
-    """What was not tried, and why."""
     seed: int = 0
     """Of the order in which the fastest were measured again."""
 
@@ -267,7 +257,6 @@ class TuningSearch:
     paths: Sequence[Path]
     transform: Transform
     plan: DaliPlan
-    """The start of the search."""
     cores: int
     seconds: float
     """Measuring time of the winners; QUICK of it while searching."""

@@ -81,8 +81,6 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
 
 
 class _Files:
-    """A map-style dataset with the reference preprocessing of each file."""
-
     def __init__(self, paths: Sequence[Path], transform: Transform) -> None:
         self.paths, self.transform = paths, transform
 

@@ -158,7 +158,6 @@ def name_table_file(method: str) -> str:
 
 
 def tables_from_entry(entry: Entry[CalibrationInfo]) -> dict[str, CalibrationTable]:
-    """By method."""
     return {method: read_table(entry.file(name_table_file(method))) for method in entry.info.methods}
 
 
@@ -171,7 +170,6 @@ def _compute_ranges(
     device: str,
     listener: Listener,
 ) -> dict[str, dict[str, TensorRange]]:
-    """By method and tensor."""
     import onnx
 
     from optpipe.quantize.collect import Collector, choose_batch_size

@@ -44,7 +44,6 @@ METHOD_CHOICE_IMAGES = 32
 
 
 def choose_calibration_device() -> str:
-    """The device of the passes over calibration data."""
     return "cuda" if list_gpus() else "cpu"
 
 

@@ -53,7 +53,6 @@ class CalibrationPlan:
     budget: Budget | None = None
     output: Path | None = None
     truncate: bool = False
-    """Whether texts longer than the model's input are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,6 @@ class CalibrationSet:
 
 @dataclass(frozen=True, slots=True)
 class MethodResult:
-    """One method's table, and the cost of the graph quantized with it."""
-
     method: str
     path: str
     sha256: str
@@ -87,20 +84,16 @@ class CalibrationResult:
     target: Target
     tables: tuple[MethodResult, ...]
     best: str
-    """The method whose graph is nearest to FP32."""
     compared_on_images: int
     skipped: tuple[SkippedLayer, ...]
-    """Layers that stay in floating point."""
     lint: tuple[LintFinding, ...]
     sensitivity: SensitivityInfo | None = None
     selection: SelectionInfo | None = None
     table: str | None = None
-    """The path of the table that keeps the selection in floating point."""
     warnings: tuple[str, ...] = ()
 
 
 def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> CalibrationResult:
-    """Draws the set, makes and compares the tables; optionally ranks layers and keeps some in floating point."""
     import onnx
 
     if plan.output is not None:

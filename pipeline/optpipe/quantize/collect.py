@@ -33,8 +33,6 @@ Batch = Mapping[str, "NDArray[Any]"]
 
 @dataclass
 class Collector:
-    """A session that exposes `tensors`, with their statistics so far."""
-
     graph: Path
     tensors: tuple[str, ...]
     histograms: bool

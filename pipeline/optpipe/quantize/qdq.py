@@ -111,7 +111,6 @@ class _Writer:
         self._initializers: dict[str, Any] = {}
 
     def activation(self, name: str, each: TensorRange) -> None:
-        """Adds the pair for one activation."""
         import onnx
 
         found = quantize_activation(each, self._target)
@@ -125,7 +124,6 @@ class _Writer:
         ]
 
     def connect(self, placed: Placement) -> None:
-        """Connects the placed edges, and all readers of `after`, to the dequantized tensors."""
         for layer, position in placed.edges:
             node = self._nodes[layer]
             node.input[position] = f"{node.input[position].removesuffix('_dq')}_dq"
@@ -194,7 +192,6 @@ class _Writer:
         return name
 
     def finished(self) -> Any:
-        """The graph with sorted nodes and without unused weights."""
         graph = self._model.graph
         graph.initializer.extend(self._initializers.values())
         nodes = _sort_nodes(

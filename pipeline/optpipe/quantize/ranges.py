@@ -65,7 +65,6 @@ class CalibrationTable:
     transform_sha256: str | None
     set: SampleSetSummary
     keep: tuple[str, ...] = ()
-    """Names of layers that stay in floating point."""
     ranges: Mapping[str, TensorRange]
     """By tensor, in the graph's order."""
 
@@ -87,7 +86,6 @@ def read_table(path: Path) -> CalibrationTable:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file starts as a calibration table."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

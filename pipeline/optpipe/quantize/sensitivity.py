@@ -51,8 +51,6 @@ Others = Mapping[str, "NDArray[Any]"]
 
 @dataclass(frozen=True, eq=False)
 class Fp32Reference:
-    """The FP32 graph's predictions on some samples, for comparison with graphs of lower precision."""
-
     model: Entry[ModelInfo]
     card: ModelCard
     samples: SampleSet
@@ -67,7 +65,6 @@ class Fp32Reference:
         return "agreement" if self.truths is None else self.task.score
 
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
-        """Runs `graph` over the samples and compares its outputs."""
         found, others = _predict(graph, self.model, self.card, self.samples, self.task, step)
         pairs = [(self.reference.outputs, found.outputs)]
         pairs += [(value, others[name]) for name, value in self.others.items()]
@@ -127,8 +124,6 @@ RANKING_IMAGES = 128
 
 @dataclass(frozen=True, slots=True)
 class MethodsInfo:
-    """The cost of the INT8 graph of every calibration method."""
-
     KIND: ClassVar[str] = "methods"
 
     images: int
@@ -138,8 +133,6 @@ class MethodsInfo:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """The cost of lowering one layer alone, with its MACs."""
-
     layer: str
     cost: PrecisionCost
     macs: int
@@ -158,8 +151,6 @@ class SensitivityInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoweredLayers:
-    """The layers of a graph that a precision can be given to."""
-
     layers: tuple[str, ...]
     """By name, in the graph's order."""
     lower: Callable[[Collection[str]], Any]
@@ -173,7 +164,6 @@ class Lowering:
     """The properties that identify it in the store."""
     load: Callable[[], LoweredLayers]
     images: int = RANKING_IMAGES
-    """Of the ranking."""
 
 
 def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: "Target") -> Lowering:

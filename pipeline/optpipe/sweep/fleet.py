@@ -135,7 +135,6 @@ class FleetRow:
     batch_size: int
     latency_ns: Estimate
     throughput: Estimate
-    """Images or samples per second."""
     artifact: str | None
     run: str | None
     best: bool = False
@@ -143,7 +142,6 @@ class FleetRow:
     gpus: Estimate | None = None
     """For the load, within the limit; the interval follows from that of the measured times."""
     length: int | None = None
-    """Tokens of every sequence."""
     sample: str = "image"
 
 

@@ -45,7 +45,6 @@ class Recipe:
     seed: int = 0
     calibration: str | None = None
     options: tuple[str, ...] = ()
-    """`BACKEND.KEY=VALUE`."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Hashes of `model` (with its weights) and `calibration`. Without `model` the content is unknown here."""
     truncate: bool = False
@@ -64,7 +63,6 @@ class Cell:
     kind: str
     """The GPU as NVML names it, or `cpu`."""
     options: tuple[str, ...] = ()
-    """`BACKEND.KEY=VALUE`."""
     processes: int = 1
     max_cv: float = 0.025
 
@@ -108,17 +106,13 @@ class Task:
     kind: str
     cells: tuple[Cell, ...] = ()
     load_s: float = LOAD_S
-    """Expected seconds of each cell."""
     workspace: str = ""
     artifact: str | None = None
     """To measure; for a build, an artifact of the same model."""
     cpus: tuple[int, ...] = ()
     attempts: tuple[str, ...] = ()
-    """Why earlier tries failed."""
     side_by_side: int = 1
-    """The most slots of the host that time at once."""
     serialized: bool = False
-    """Whether the GPUs of the host time one after the other because they disturb each other."""
 
     @property
     def timing(self) -> bool:
@@ -126,7 +120,6 @@ class Task:
 
     @property
     def expected_s(self) -> float:
-        """Seconds, with the start of the process."""
         return START_S + self.load_s * len(self.cells)
 
     @property
@@ -172,7 +165,6 @@ class Place:
     slot: str
     cpus: tuple[int, ...]
     side_by_side: int
-    """The most slots of the host that timed at once."""
     clock_ahead_s: float = 0.0
     """How far the host's clock was at least ahead of the driver's; negative: behind; 0: they agreed."""
 
@@ -198,7 +190,6 @@ def fail_task(task: Task, why: str, fingerprint: str, *, lost: bool = False) -> 
 
 
 def repeat_outcome(task: Task, outcome: CellOutcome) -> tuple[CellOutcome, ...]:
-    """One for every cell, or one for a build."""
     return (outcome,) * max(1, len(task.cells))
 
 
@@ -210,7 +201,6 @@ class JobRecord:
     cell: Cell
     state: JobState
     reason: str
-    """Why it is not DONE, or what was left out."""
     fingerprint: str
     environment: Environment = field(default_factory=Environment)
     place: Place | None = None
@@ -220,11 +210,9 @@ class JobRecord:
     seconds: float = 0.0
     started_utc: str = ""
     attempts: tuple[str, ...] = ()
-    """Why earlier tries of this sweep failed."""
 
     @property
     def sample(self) -> str:
-        """`image` or `sample`."""
         return (self.group or self.cell).load.sample
 
     @property
@@ -260,7 +248,6 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Param("Mean queries per second (server), comma-separated.", flag="rate", parse=params.numbers_from_text),
     ] = ()
     options: tuple[tuple[str, ...], ...] = ((),)
-    """Sets of runtime options."""
     gpus: Annotated[tuple[str, ...], params.GPU] = ()
     """NVML's names, or `cpu`; default: the kinds found here."""
     mode: Annotated[Mode, replace(params.MODE, setting=True)] = Mode.COMPUTE

@@ -68,7 +68,6 @@ def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
 
 
 def read_job(workspace: Path, key: str) -> JobRecord | None:
-    """The most informative record of one job, or None."""
     found = sort_records(_read_records(workspace, f"{key}-"))
     return found[0] if found else None
 
@@ -95,7 +94,6 @@ def claim_job(workspace: Path, key: str) -> Iterator[bool]:
 
 
 FOLDERS = ("store", RUNS, REMOVED)
-"""Folders whose entries have manifests."""
 
 
 @dataclass(frozen=True, slots=True)

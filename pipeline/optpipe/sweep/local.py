@@ -56,8 +56,6 @@ PROGRAM = (sys.executable, "-m", "optpipe.sweep.task")
 
 
 class LocalExecutor:
-    """Runs each task in a separate process group on this host, in exclusive use of its slot."""
-
     remote = False
 
     def __init__(self, workspace: Path, options: SweepOptions, program: Sequence[str] = PROGRAM) -> None:
@@ -115,7 +113,6 @@ def run_task(
 def _run_process(
     task: Task, slot: Slot, options: SweepOptions, stop: threading.Event, program: Sequence[str]
 ) -> tuple[tuple[CellOutcome, ...], bool]:
-    """The outcomes, and whether the process ended without one."""
     with Store(Path(task.workspace)).scratch("sweep") as scratch:
         write_bytes(scratch / "task.json", json_from_record(task))
         command = [*program, str(scratch / "task.json"), str(scratch / "outcome.json")]

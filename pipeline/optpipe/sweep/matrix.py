@@ -24,7 +24,6 @@ from optpipe.sweep.task import collect_contents, collect_contents_in_child
 from optpipe.workspace.store import Store
 
 LARGEST = 100_000
-"""Cells of a matrix."""
 
 
 def matrix_from_options(base: Matrix, given: Mapping[str, Any]) -> Matrix:

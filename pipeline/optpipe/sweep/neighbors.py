@@ -84,7 +84,6 @@ def list_disturbed_hosts(workspace: Path) -> tuple[str, ...]:
 
 
 def _list_effects(workspace: Path) -> dict[str, NeighborEffect]:
-    """The last effect of each neighborhood."""
     found = sorted((each.info for each in list_records(workspace, NeighborEffect)), key=lambda one: one.measured_utc)
     return {f"{one.host}-{one.fingerprint}": one for one in found}
 

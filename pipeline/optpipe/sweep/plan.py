@@ -24,7 +24,6 @@ class Standing(StrEnum):
     RUN = "to run"
     IMPOSSIBLE = "impossible"
     ELSEWHERE = "elsewhere"
-    """This host has no such GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,6 @@ class SweepRow:
     artifact: str | None = None
     run: str | None = None
     processes: int = 0
-    """VALID ones."""
     sample: str = "image"
     figures: Mapping[str, Estimate] | None = None
     """`p50` and other percentiles in ns, `throughput` in images or samples per s."""
@@ -97,7 +95,6 @@ _Times = Mapping[tuple[str, ...], Sequence[float]]
 
 
 def _learn_times(records: Sequence[JobRecord]) -> _Times:
-    """Seconds of a process of earlier jobs, by shared properties."""
     times: dict[tuple[str, ...], list[float]] = {}
     for one in records:
         if one.run is not None and one.seconds > 0:
@@ -139,7 +136,6 @@ def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, 
 
 
 def guess_load_s(cell: Cell) -> float:
-    """Seconds of a cell without earlier jobs."""
     return cell.processes * (LOAD_S + cell.load.warm_up_seconds + cell.load.min_seconds)
 
 
@@ -212,7 +208,6 @@ class Regression:
     baseline: str
     tolerance: float
     level: float
-    """Probability of any false FAIL."""
     method: str
     """The correction that holds it over all cells."""
     cells: tuple[CellVerdict, ...]
@@ -311,10 +306,8 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
 
 
 LEVEL = 0.025
-"""Probability of any false FAIL in one sweep."""
 METHOD = "Holm"
 TOLERANCE = 0.02
-"""Slowdown that still passes."""
 
 
 def judge_against(

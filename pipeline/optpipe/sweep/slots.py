@@ -43,7 +43,6 @@ class Slot:
 
 
 def count_neighbors(slot: Slot) -> int:
-    """GPUs of the host; 1 for the CPU."""
     return max(1, len(_list_devices())) if slot.gpu else 1
 
 
@@ -134,7 +133,6 @@ def _read_node_cpus(node: int) -> tuple[int, ...]:
 
 @cache
 def _list_devices() -> tuple[_Device, ...]:
-    """All GPUs of the host."""
     nvml = _open_nvml()
     if nvml is None:
         return ()
@@ -238,7 +236,6 @@ TIMING = "timing"
 """Held while timing on hosts whose GPUs disturb each other."""
 _WHAT = {QUIET: "the CPU", TIMING: "timing on this host"}
 POLL_S = 0.2
-"""Seconds between two tries to get a lock."""
 
 
 class TakenError(StageError):

@@ -36,7 +36,6 @@ from optpipe.sweep.task import tell_on_one_line
 from optpipe.workspace.store import Store
 
 POLL_S = 0.5
-"""Seconds that a poll waits for a task to end."""
 CLOCKS_S = 2.0
 """Clocks of hosts that differ by less are treated as equal."""
 
@@ -164,9 +163,7 @@ class _Running:
     slot: Slot
     claims: ExitStack
     started: float
-    """By the monotonic clock."""
     started_s: float
-    """Unix seconds."""
 
 
 class _Scheduler:

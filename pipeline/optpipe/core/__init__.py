@@ -1,1 +1,1 @@
-"""Frozen values and the store: what every other layer speaks in. Imports nothing heavy."""
+"""Values, records, errors and parsers that all other rooms use. Imports nothing heavy."""

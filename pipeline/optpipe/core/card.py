@@ -1,4 +1,4 @@
-"""What optpipe knows about a model: its inputs, its task, the preprocessing it was trained with, and its labels."""
+"""A model's card: its inputs, task, preprocessing and labels."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,23 @@ from optpipe.core.transform import Transform
 
 Shape = tuple[int, ...]
 LARGEST_SIZE = 2**31 - 1
-"""Of a dimension: runtimes count in 32 bits."""
+"""Maximum size of a dimension; runtimes use 32-bit integers."""
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A named tensor. A dimension is a size, or a name where it may change from call to call."""
+    """A named tensor. A dimension is a size, or a name if it varies between calls."""
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     batch: int | None = field(default=0, kw_only=True)
-    """The axis that counts samples; None where every call has one value for all of them."""
+    """The axis that counts samples; None if all samples of a call share one value."""
 
     @property
     def classes(self) -> int | None:
-        """How many scores each sample has, whatever axes of size 1 stand around them; None where they lie along several axes or
-        their number is open."""
+        """Number of scores of each sample; None if they span several axes or their number is open."""
         sizes = [size for axis, size in enumerate(self.shape) if axis != self.batch and size != 1] or [1]
         return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) else None
 
@@ -42,14 +41,13 @@ class TensorSpec:
 
 
 def _describe_tensor(spec: "TensorSpec | InputSpec") -> Mapping[str, Any]:
-    """Without what is None; the first axis is the batch unless it says otherwise."""
+    """Omits None, and the batch axis if it is the first."""
     plain = {name: each for name, each in plain_from_record(spec).items() if each is not None and name != "batch"}
     single = isinstance(spec, InputSpec) and not spec.min
     return plain if spec.batch == 0 or single else {**plain, "batch": "none" if spec.batch is None else spec.batch}
 
 
 def _batch_from_dict(value: Mapping[str, Any], rank: int) -> int | None:
-    """Reads `batch`: an axis, or `none`. Of a tensor without axes it is none."""
     said = value.get("batch", 0 if rank else "none")
     if said == "none":
         return None
@@ -60,7 +58,7 @@ def _batch_from_dict(value: Mapping[str, Any], rank: int) -> int | None:
 
 
 def tensor_from_dict(value: Mapping[str, Any]) -> TensorSpec:
-    """Reads `{name, dtype, shape}`; a model card may leave the last two out."""
+    """Reads `{name, dtype, shape}`; a model card may omit the last two."""
     shape = value.get("shape")
     batch = _batch_from_dict(value, 32 if shape is None else len(shape))
     return TensorSpec(value["name"], value.get("dtype", "float32"), tuple(shape or ()), batch=batch)
@@ -68,7 +66,7 @@ def tensor_from_dict(value: Mapping[str, Any]) -> TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """A model input with its optimization profile: the smallest, the most usual and the largest shape it will see."""
+    """A model input with the minimum, optimal and maximum shape of its optimization profile."""
 
     name: str
     dtype: str
@@ -76,10 +74,9 @@ class InputSpec:
     opt: Shape
     max: Shape
     below: int | None = field(default=None, kw_only=True)
-    """Of integers such as token identifiers: no value reaches this. None where nothing is known."""
+    """Exclusive upper bound of integers such as token identifiers; None if unknown."""
     batch: int | None = field(default=0, kw_only=True)
-    """The axis that counts samples: 1 for the state of a recurrent network, (layers, batch, hidden) in ONNX. None where every
-    call has one value for all samples, such as a sampling rate."""
+    """The axis that counts samples: 1 for a recurrent state (layers, batch, hidden). None if all samples of a call share one value."""
 
     def __post_init__(self) -> None:
         if not self.min:
@@ -97,7 +94,7 @@ class InputSpec:
 
     @property
     def tensor(self) -> TensorSpec:
-        """The tensor, with the names `batch`, `dim1`, … where the profile leaves a dimension open."""
+        """The tensor; dimensions that the profile leaves open are named `batch`, `dim1`, …"""
         names: tuple[int | str, ...] = tuple(
             low if low == high else ("batch" if axis == self.batch else f"dim{axis}")
             for axis, (low, high) in enumerate(zip(self.min, self.max, strict=True))
@@ -106,18 +103,18 @@ class InputSpec:
 
     @property
     def batch_range(self) -> tuple[int, int, int] | None:
-        """The smallest, the most usual and the largest batch; None where it has no batch axis."""
+        """(min, opt, max); None without a batch axis."""
         axis = self.batch
         return None if axis is None else (self.min[axis], self.opt[axis], self.max[axis])
 
     @property
     def sample(self) -> Shape:
-        """The most usual shape of one sample, without the batch axis."""
+        """The optimal shape of one sample, without the batch axis."""
         return tuple(size for axis, size in enumerate(self.opt) if axis != self.batch)
 
     @property
     def is_image(self) -> bool:
-        """Whether its samples have the shape of images: (1 or 3, height, width), or the channels last."""
+        """Whether samples have the shape of images: (1 or 3, height, width), or channels last."""
         return len(self.sample) == 3 and (self.sample[0] in (1, 3) or self.sample[2] in (1, 3))
 
     def format_profile(self) -> str:
@@ -129,7 +126,7 @@ class InputSpec:
         )
 
     def with_batch(self, low: int, usual: int, high: int) -> "InputSpec":
-        """The same input with another range for its batch axis; itself where it has none."""
+        """The same input with another batch range; unchanged without a batch axis."""
         axis = self.batch
         if axis is None:
             return self
@@ -144,7 +141,7 @@ class InputSpec:
 
 
 def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
-    """Reads `{name, dtype, min, opt, max}`, perhaps `below` and `batch`; raises `BadInputError` for anything else."""
+    """Reads `{name, dtype, min, opt, max}` with optional `below` and `batch`. Raises BadInputError for anything else."""
     try:
         name, dtype = str(value["name"]), str(value.get("dtype", "float32")).removeprefix("torch.")
         low, usual, high = (tuple(index(size) for size in value[key]) for key in ("min", "opt", "max"))
@@ -179,12 +176,12 @@ def batch_range_from_text(text: str, flag: str = "--batch") -> tuple[int, int, i
 
 
 def batch_ranges_from_text(text: str) -> tuple[tuple[int, int, int], ...]:
-    """Reads `--batch` with one range for each optimization profile: `1:1:1,1:32:64`."""
+    """Reads `--batch` with one range per optimization profile: `1:1:1,1:32:64`."""
     return tuple(batch_range_from_text(part.strip()) for part in text.split(","))
 
 
 def join_batch_ranges(ranges: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
-    """The range that holds all of them; its usual size is that of the range that reaches furthest."""
+    """The range that covers all `ranges`, with the opt size of the one that extends furthest."""
     widest = max(ranges, key=lambda each: (each[2], each[1]))
     return min(each[0] for each in ranges), widest[1], widest[2]
 
@@ -206,8 +203,6 @@ def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
 
 
 class Task(StrEnum):
-    """What a model's outputs mean; `other` is anything optpipe compares by tensors alone."""
-
     CLASSIFICATION = "classification"
     TEXT_CLASSIFICATION = "text-classification"
     TOKEN_CLASSIFICATION = "token-classification"
@@ -220,7 +215,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """How text becomes token identifiers: by the `tokenizer.json` with this hash, which is stored beside the model."""
+    """Tokenization by the `tokenizer.json` with this hash, stored with the model."""
 
     sha256: str
     max_length: int
@@ -228,32 +223,27 @@ class Tokenization:
 
     @property
     def hash(self) -> str:
-        """Names the preprocessing, as `Transform.hash` does for images."""
         return hash_value(plain_from_record(self))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model's description, free of weights and of any framework."""
-
     name: str
-    """Short name for tables, such as `resnet50`."""
     source: str
     """Canonical MODEL text, such as `torchvision:resnet50`."""
     task: Task
     inputs: tuple[InputSpec, ...]
     outputs: tuple[TensorSpec, ...] = ()
-    """Known once the model is exported."""
+    """Empty until the model is exported."""
     transform: Transform | None = None
-    """From an image file to the first input; None where the input is not an image."""
+    """From an image file to the first input; None if the input is not an image."""
     labels: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     """Image-set manifests by role: `train`, `calibration`, `validation`."""
     tokenization: Tokenization | None = None
-    """From text to the inputs; None where the input is not text, or its tokenizer is not known."""
+    """From text to the inputs; None if the input is not text or its tokenizer is unknown."""
     head: Mapping[str, str | float] = field(default_factory=dict)
-    """How a detector's outputs become boxes, where a card says it: `layout`, `minimum_score`, `nms_iou`, `max_boxes`; of an encoder its
-    `pooling`."""
+    """How a detector decodes boxes (`layout`, `minimum_score`, `nms_iou`, `max_boxes`), or an encoder's `pooling`."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.inputs]
@@ -273,17 +263,16 @@ class ModelCard:
 
     @property
     def takes_images(self) -> bool:
-        """Whether a sample is an image: its preprocessing or the shape of an input says so."""
         return self.transform is not None or any(each.is_image for each in self.inputs)
 
     @property
     def batched(self) -> bool:
-        """Whether any input has a batch axis; without one every call is one sample."""
+        """Whether any input has a batch axis. Without one, each call is one sample."""
         return any(each.batch is not None for each in self.inputs)
 
     @property
     def batch_range(self) -> tuple[int, int, int]:
-        """The batch sizes that all inputs take: the smallest, the most usual, the largest. Without a batch axis it is 1."""
+        """(min, opt, max) batch size that all inputs take; 1 without a batch axis."""
         ranges = [each.batch_range for each in self.inputs if each.batch_range is not None] or [(1, 1, 1)]
         low, high = max(each[0] for each in ranges), min(each[2] for each in ranges)
         return low, min(max(ranges[0][1], low), high), high
@@ -292,7 +281,8 @@ class ModelCard:
     def length_axes(self) -> dict[str, int]:
         """The axis that counts tokens, by input; empty for a model without sequences, or with several lengths.
 
-        It is the only open axis beside the batch of an input of rank 2 or 3; where it is fixed, axis 1 of a text model's inputs.
+        It is the only open axis besides the batch of an input of rank 2 or 3; if it is fixed, axis 1 of a text model's
+        inputs.
         """
         text = self.tokenization is not None or any(each.name == "input_ids" for each in self.inputs)
         axes: dict[str, int] = {}
@@ -307,14 +297,13 @@ class ModelCard:
 
     @property
     def length_range(self) -> tuple[int, int] | None:
-        """The shortest and the longest sequence; None for a model without sequences."""
+        """(min, max) sequence length; None without sequences."""
         for each in self.inputs:
             if (axis := self.length_axes.get(each.name)) is not None:
                 return each.min[axis], each.max[axis]
         return None
 
     def with_usual_length(self, length: int) -> "ModelCard":
-        """The same model, most often given sequences of `length`."""
         inputs = []
         for each in self.inputs:
             axis, usual = self.length_axes.get(each.name), list(each.opt)
@@ -324,7 +313,7 @@ class ModelCard:
         return replace(self, inputs=tuple(inputs))
 
     def format_wider_shapes(self, lengths: Sequence[int]) -> str:
-        """The `--shape` options of a build whose sequence profile has `lengths` inside."""
+        """The `--shape` options of a build whose sequence profile includes `lengths`."""
         options = []
         for each in self.inputs:
             if (axis := self.length_axes.get(each.name)) is not None:
@@ -336,7 +325,7 @@ class ModelCard:
 
     @property
     def preprocessing_sha256(self) -> str | None:
-        """Names what turns a file or text into the inputs, where that is known."""
+        """Hash of the transform or tokenization; None if neither is known."""
         known = self.transform or self.tokenization
         return known.hash if known else None
 
@@ -357,9 +346,9 @@ class ModelCard:
     def with_profile(
         self, batch: tuple[int, int, int] | None, shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     ) -> "ModelCard":
-        """The same model built for other shapes; the inputs of a text model have one, which need be given for one of them alone.
+        """The same model with another profile. A shape given for one input of a text model applies to all its inputs.
 
-        Raises `BadInputError` for an input it does not have, and for two shapes of a text model.
+        Raises BadInputError for an unknown input, another rank, and different shapes in a text model.
         """
         names = [each.name for each in self.inputs]
         if unknown := sorted(set(shapes) - set(names)):
@@ -390,7 +379,7 @@ class ModelCard:
 
 
 def require_matching_input(card: ModelCard) -> None:
-    """Raises BadInputError where one batch does not fit in memory, or the preprocessing makes images of another size."""
+    """Raises BadInputError if one batch exceeds the memory, or the preprocessing makes images of another size."""
     for each in card.inputs:
         if prod(each.min) * 4 > get_memory_bytes():
             raise BadInputError(
@@ -410,13 +399,12 @@ def require_matching_input(card: ModelCard) -> None:
 
 
 def name_from_factory(source: str) -> str:
-    """The name of a model that is known by its factory alone: `net.make` for `folder/net.py:make`."""
+    """`net.make` for `folder/net.py:make`."""
     file, _, factory = source.rpartition(":")
     return f"{Path(file).stem}.{factory}"
 
 
 def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
-    """Reads the JSON or TOML form."""
     try:
         return ModelCard(
             name=str(value["name"]),
@@ -437,5 +425,4 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
 
 
 def card_from_file(path: Path) -> ModelCard:
-    """Reads `card.json` of a stored model."""
     return card_from_dict(json.loads(path.read_text(encoding="utf-8")))

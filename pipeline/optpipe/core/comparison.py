@@ -1,5 +1,3 @@
-"""A comparison of measured builds: its rows, its frontier, the best build for each goal, and what has no counterpart."""
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,8 +8,6 @@ from optpipe.core.quantity import Estimate
 
 
 class Goal(StrEnum):
-    """What `--for` can ask for."""
-
     LATENCY = "latency"
     THROUGHPUT = "throughput"
     EFFICIENCY = "efficiency"
@@ -19,7 +15,7 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One measured build with one set of options at one batch size under one load."""
+    """One build with one set of options under one load."""
 
     id: str
     run: str
@@ -30,63 +26,62 @@ class ComparisonRow:
     device: str
     load: LoadSpec
     build: str
-    """`onnxruntime int8`, with its model first and its device last where other rows have others."""
+    """`onnxruntime int8`, with its model first and its device last if other rows differ in them."""
     valid: bool
     reasons: tuple[str, ...] = ()
     reason_codes: tuple[str, ...] = ()
-    """Of what invalidates it."""
+    """Codes of the reasons that invalidate it."""
     processes: int = 0
-    """VALID ones, which the figures are of."""
+    """VALID processes; the figures are theirs."""
     left_out: int = 0
-    """INVALID ones."""
     samples: int = 0
-    """Of the newest."""
+    """Samples of the newest process."""
     latency_ns: Mapping[str, Estimate] = field(default_factory=dict)
-    """By percentile name; one that the sample cannot support is not there."""
+    """By percentile name, without those that the samples cannot support."""
     throughput_images_per_s: Estimate | None = None
     throughput_tokens_per_s: Estimate | None = None
-    """Without padding; None for a model without sequences."""
+    """Without padding; None without sequences."""
     energy_j_per_image: Estimate | None = None
     memory_bytes: int | None = None
     size_bytes: int | None = None
     build_s: float | None = None
     top1: Estimate | None = None
     speedup: Estimate | None = None
-    """Of the p50 latency against the baseline; above 1 is faster."""
+    """Ratio of p50 latencies, baseline over this row; above 1 is faster."""
     change: str | None = None
     """`faster`, `slower` or `no difference shown`."""
     held_against: str | None = None
-    """What `speedup` is over: the id and the configuration of the baseline's measurement."""
+    """Id and configuration of the baseline's measurement that `speedup` refers to."""
     on_frontier: bool = False
     dominated_by: str | None = None
-    """The id of a row that is better in something and worse in nothing, and in what."""
+    """Id of a row that is better in some objectives and worse in none, with those objectives."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Every option in force, as it is typed."""
+    """Every option in force, as typed on the command line."""
     setting: str = ""
-    """Those that tell it from other rows of its build: `threads=2`."""
+    """The settings that differ from other rows of its build: `threads=2`."""
     caveats: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     """Raw files and their sha256."""
 
     @property
     def label(self) -> str:
-        """`onnxruntime int8 threads=2, batch 8`; `torch fp16, batch 1, server at 500/s`: no other row has it."""
+        """`onnxruntime int8 threads=2, batch 8`; unique among the rows."""
         return ", ".join([self.configuration, f"batch {self.load.batch_size}", *self._unusual])
 
     @property
     def series(self) -> str:
-        """The label without its batch size: what a line in a figure is of."""
+        """The label without its batch size; names a line in a figure."""
         return ", ".join([self.configuration, *self._unusual])
 
     @property
     def _unusual(self) -> list[str]:
-        """What is not as usual of the load."""
+        """The parts of the load other than single-stream and compute."""
         usual = (Scenario.SINGLE_STREAM, Mode.COMPUTE)
         return [*self.load.list_lengths(), *(said for said in (self.scenario, self.load.mode) if said not in usual)]
 
     @property
     def configuration(self) -> str:
-        """`onnxruntime int8 threads=2`: the build with its setting, which it keeps over all batch sizes."""
+        """`onnxruntime int8 threads=2`: build and setting, the same for all batch sizes."""
         return f"{self.build} {self.setting}".rstrip()
 
     @property
@@ -97,7 +92,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedRow:
-    """A row without a counterpart in the baseline, or the other way round."""
+    """A row without a counterpart in the baseline, or a baseline row without one here."""
 
     row: str
     label: str
@@ -106,8 +101,6 @@ class UnmatchedRow:
 
 @dataclass(frozen=True, slots=True)
 class BaselineRecord:
-    """What speed-ups are over."""
-
     name: str
     kind: str
     """`run`, `approved` or `precision`."""
@@ -115,11 +108,9 @@ class BaselineRecord:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything `optpipe compare` has to say."""
-
     rows: tuple[ComparisonRow, ...]
     best: Mapping[str, str | None]
-    """Row id for each goal; None where no valid row meets the limits."""
+    """Row id by goal; None if no valid row meets the limits."""
     best_reason: Mapping[str, str]
     unmatched: tuple[UnmatchedRow, ...] = ()
     baseline: BaselineRecord | None = None
@@ -127,7 +118,6 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     environment: Environment = field(default_factory=Environment)
     written: tuple[str, ...] = ()
-    """The files of the report, where one was asked for."""
 
     def row(self, row_id: str) -> ComparisonRow:
         return next(one for one in self.rows if one.id == row_id)

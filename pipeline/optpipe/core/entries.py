@@ -1,4 +1,4 @@
-"""What the manifest of a store entry says of it, for the kinds of entries that several verbs read."""
+"""Records in the manifests of store entries that several verbs read."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class WeightsRequest:
     path: Path | None = None
 
     def recipe(self) -> dict[str, str | int]:
-        """What of the request decides the result: a file counts by its content, not by its name."""
+        """Recipe of the weights; a file counts by its content, not by its name."""
         if self.path is not None:
             return {"file": hash_file(self.path)}
         return {"random": self.seed} if self.kind == "random" else {"default": True}
@@ -29,21 +29,21 @@ class WeightsRequest:
 @dataclass(frozen=True, slots=True)
 class WeightsRecord:
     source: str
-    """`default:NAME` (as published, or as a factory sets them), `random`, `file` or `embedded` (part of an ONNX file)."""
+    """`default:NAME` (as published, or set by a factory), `random`, `file`, or `embedded` (in an ONNX file)."""
     sha256: str
-    """Over names, types, shapes and bytes of all tensors; for an ONNX file over its bytes."""
+    """Over names, types, shapes and bytes of all tensors; over the file's bytes for ONNX."""
     seed: int | None = None
     drawn: str | None = None
-    """Of a factory's random weights: how many of its tensors depend on the seed, and the first of them."""
+    """For a factory's random weights: how many tensors depend on the seed, and the first of them."""
     trained: bool = field(init=False, default=True)
-    """Whether accuracy can mean anything."""
+    """False for random weights, whose accuracy is meaningless."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trained", self.source != "random")
 
 
 def weights_from_text(text: str, seed: int = 0) -> WeightsRequest:
-    """Reads `--weights`: `default`, `random` or `random:SEED`, or the path of a safetensors file or a state dict."""
+    """Reads `--weights`: `default`, `random`, `random:SEED`, or the path of a safetensors file or a state dict."""
     kind, _, number = text.partition(":")
     if text == "default" or (kind == "random" and number.isdecimal()) or text == "random":
         return WeightsRequest(kind="random" if kind == "random" else "default", seed=int(number or seed))
@@ -60,7 +60,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
-    """One output against its reference; all figures are over all samples together."""
+    """Error of one output against its reference, over all samples."""
 
     name: str
     max_abs: float
@@ -68,15 +68,15 @@ class OutputError:
     relative: float
     """‖got - reference‖ / ‖reference‖."""
     snr_db: float | None
-    """20·log10(1 / relative); None where the two are equal to the bit."""
+    """20·log10(1 / relative); None if bitwise equal."""
     cosine: float
     finite: bool
-    """Of the reference's shape, both without NaN or infinity."""
+    """Whether the shape is the reference's and neither has NaN or infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """One reason why a graph may be slower or less accurate than it could be, at one layer, and what to do about it."""
+    """A reason why a graph may be slower or less accurate than possible, with advice."""
 
     rule: str
     layer: str
@@ -86,8 +86,6 @@ class LintFinding:
 
 @dataclass(frozen=True, slots=True)
 class SampleSetSummary:
-    """The samples that something was computed from."""
-
     name: str
     sha256: str
     count: int
@@ -111,9 +109,9 @@ class ModelInfo:
     weights: WeightsRecord
     simplified: bool
     own_precision: Precision | None
-    """INT8 where it comes quantized, FP16 or BF16 where its weights are; None for FP32."""
+    """INT8 if the model comes quantized, FP16 or BF16 if its weights are; None for FP32."""
     card: str | None = None
-    """Path of the model card that it was first exported from; a dossier keeps its last part."""
+    """Path of the model card at the first export; a dossier keeps only the file name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +125,14 @@ class ReferenceInfo:
     samples: int
     samples_sha256: str
     origin: str
-    """What computed the outputs."""
     export_parity: tuple[OutputError, ...]
-    """The exported graph against the source model; empty where the source is the graph."""
+    """The exported graph against the source model; empty if the source is the graph."""
     data: str = ""
-    """Whose the samples are: `voices.npz, held out from calibration`; empty in records of earlier versions."""
+    """Origin of the samples: `voices.npz, held out from calibration`; empty in records of earlier versions."""
     held_out: tuple[str, ...] = ()
-    """The hashes of the samples that are kept out of calibration."""
+    """Hashes of the samples that are held out of calibration."""
     constant: bool = False
-    """Whether the outputs are the same for every sample."""
+    """Whether the outputs are equal for all samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +142,18 @@ class VerificationInfo:
     KIND: ClassVar[str] = "verification"
 
     reference: str
-    """What computed the reference outputs."""
     samples: int
     tolerance_relative: float
     snr_db: float | None
-    """The smallest of all outputs; None where all are equal to the bit."""
+    """Minimum over all outputs; None if all are bitwise equal."""
     top1_agreement: float | None
     top1_accuracy: float | None
     source_top1_accuracy: float | None
     outputs: tuple[OutputError, ...]
     values: int
-    """How many numbers were compared."""
     passed: bool | None
-    """None where the source model's outputs are empty: then nothing was compared."""
+    """None if the source model's outputs are empty, so that nothing was compared."""
     data: str = ""
-    """Whose the samples are, as in the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +162,18 @@ class GraphInfo:
 
     precision: Precision
     tool: str | None = None
-    """What changed the exported graph."""
+    """Tool that changed the exported graph."""
     target: str | None = None
-    """For INT8 and FP8: whose Q/DQ placement it has."""
+    """For INT8 and FP8: the backend that the Q/DQ placement is for."""
     method: str | None = None
     set: SampleSetSummary | None = None
-    """The calibration set."""
     int8_layers: tuple[str, ...] = ()
-    """Those between Q/DQ pairs, in FP8 graphs too."""
+    """Layers between Q/DQ pairs, in FP8 graphs too."""
     kept: tuple[SkippedLayer, ...] = ()
     lint: tuple[LintFinding, ...] | None = None
-    """None where it was not linted."""
+    """None if it was not linted."""
     mixed: MixedPrecision | None = None
-    """Where it was made within a budget."""
+    """None if it was made without a budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +189,13 @@ class CalibrationInfo:
 @dataclass(frozen=True, slots=True)
 class LintSummary:
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By rule, the most frequent first."""
     findings: tuple[LintFinding, ...] = ()
     """The first few."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactInfo:
-    """What is built: an engine, a package or an optimized graph, with the proof of its precision."""
+    """A built engine, package or optimized graph, with the proof of its precision."""
 
     KIND: ClassVar[str] = "artifact"
 
@@ -213,20 +205,19 @@ class ArtifactInfo:
     precision: Precision
     device: Device
     file: str
-    """The main file in the entry."""
     weights: WeightsRecord
     precision_proof: PrecisionProof
     lint: LintSummary = field(default_factory=LintSummary)
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The backend's options that it was built with, and runs with where no others are given."""
+    """Backend options of the build, which are also the defaults of a run."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Facts that only its backend reads, to load it and to tell where it can run."""
+    """Facts for its backend alone, to load it and to tell where it can run."""
     remarks: tuple[str, ...] = ()
-    """What its backend found while it built: INT8 or FP8 that does not pay on this GPU."""
+    """Findings of the backend during the build, such as INT8 that does not pay on this GPU."""
     mixed: MixedPrecision | None = None
-    """Where it was built within a budget: the layers kept for it."""
+    """None if it was built without a budget."""
     more_files: tuple[str, ...] = ()
-    """What it loads beside the main file."""
+    """Files that it loads besides the main file."""
 
     @property
     def label(self) -> str:
@@ -235,7 +226,7 @@ class ArtifactInfo:
 
 
 ENGINE_LAYERS = "layers.json"
-"""The record in an artifact."""
+"""File of the `EngineLayers` in an artifact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +234,9 @@ class EngineLayer:
     name: str
     op: str
     inputs: tuple[str, ...]
-    """The type, and where known the format, of each input."""
     outputs: tuple[str, ...]
     tactic: str | None = None
-    """The kernel that the builder chose; None where only the network is known."""
+    """Kernel that the builder chose; None if only the network is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +246,7 @@ class EngineLayers:
     layers: tuple[EngineLayer, ...]
 
     def count_types(self) -> dict[str, int]:
-        """How many layers there are by the type of their first input, the most frequent first."""
+        """Number of layers by the type of their first input, in descending order."""
         counted = Counter(layer.inputs[0] for layer in self.layers if layer.inputs)
         return dict(counted.most_common())
 
@@ -266,7 +256,6 @@ class Gpu:
     index: int
     name: str
     compute_capability: str
-    """Such as `9.0`."""
     memory_bytes: int
     driver: str
 
@@ -280,11 +269,11 @@ class Environment:
     cpu: str = "none"
     cpu_count: int | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
-    """The version of every installed distribution that a build or a measurement depends on."""
+    """Versions of the installed distributions that builds and measurements depend on."""
     gpus: tuple[Gpu, ...] = ()
 
     def get_fact(self, key: str) -> str:
-        """One fact by its policy name: `gpu`, `driver`, `cpu`, `python`, `packages.NAME`; or "none"."""
+        """A fact by its policy name (`gpu`, `driver`, `cpu`, `python`, `packages.NAME`), or "none"."""
         facts = {"cpu": self.cpu, "python": self.python, "platform": self.platform}
         if self.gpus:
             facts |= {"gpu": self.gpus[0].name, "driver": self.gpus[0].driver}

@@ -1,4 +1,4 @@
-"""How a long-running stage tells the outside world what it is doing, without printing anything itself."""
+"""Reports progress and warnings of long-running stages without printing anything."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -6,8 +6,6 @@ from typing import Protocol
 
 
 class ProgressStep(Protocol):
-    """A step in progress: `advance` moves its progress bar, `cached` says that the store answered it."""
-
     def advance(self, count: int = 1) -> None:
         """Reports `count` more units of the step's `total` as done."""
 
@@ -16,20 +14,18 @@ class ProgressStep(Protocol):
 
 
 class Listener(Protocol):
-    """Hears of steps and warnings; the terminal's implementation is `commands.terminal.Terminal`."""
-
     def step(self, name: str, total: int | None = None) -> AbstractContextManager[ProgressStep]:
-        """Opens a step called `name` with `total` units of work, or an unknown amount."""
+        """Opens a step with `total` units of work; None if unknown."""
 
     def warn(self, message: str) -> None:
-        """Says something the user must know and that ends up in the JSON's `warnings` too."""
+        """Reports a warning, which also appears in the JSON's `warnings`."""
 
     def inform(self, message: str) -> None:
-        """Says something that helps while one waits, such as how long."""
+        """Reports something useful while the user waits, such as an estimated time."""
 
 
 class SilentListener:
-    """A listener for library use and tests, and the steps it opens: keeps the warnings, shows nothing."""
+    """Keeps warnings and shows nothing, for library use and tests. It is also the step that it opens."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -45,13 +41,11 @@ class SilentListener:
         pass
 
     def warn(self, message: str) -> None:
-        """Keeps `message` in `warnings`, once."""
         if message not in self.warnings:
             self.warnings.append(message)
 
     def inform(self, message: str) -> None:
-        """Nobody waits."""
+        """Does nothing."""
 
 
 UNWATCHED: ProgressStep = SilentListener()
-"""For library use: work that nobody watches."""

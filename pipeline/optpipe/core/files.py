@@ -1,4 +1,4 @@
-"""The files of a folder that somebody else may have written: opened inside it or not at all."""
+"""Files of a folder that others may have written: opened inside it or not at all."""
 
 import hashlib
 import json
@@ -16,29 +16,29 @@ from optpipe.core.errors import BadInputError
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files below `root` whose paths begin with `prefix`."""
+    """Files below `root` whose paths begin with `prefix`."""
 
     root: Path
     prefix: str = ""
     kept: dict[str, bytes] | None = None
-    """Contents by path below `root`, where each file is opened once; None where they are not kept."""
+    """Contents by path below `root`, so that each file is opened once; None if they are not kept."""
 
     @property
     def folder(self) -> Path:
         return self.root / self.prefix
 
     def below(self, name: str) -> "Files":
-        """The files of the folder `name`, with the same kept contents."""
+        """The files of the folder `name`; shares the kept contents."""
         return Files(self.root, f"{self.prefix}{name}/", self.kept)
 
     def has(self, name: str) -> bool:
-        """Whether `name` is a regular file. Raises BadInputError where it is not the name of a file inside the folder."""
+        """Whether `name` is a regular file. Raises BadInputError if it leads out of the folder."""
         _split_name(self.root, f"{self.prefix}{name}")
         path = self.folder / name
         return f"{self.prefix}{name}" in (self.kept or ()) or (path.is_file() and not path.is_symlink())
 
     def read(self, name: str) -> bytes:
-        """The content of the file `name`. Raises BadInputError where it is not a regular file inside the folder."""
+        """Raises BadInputError if `name` is not a regular file inside the folder."""
         path = f"{self.prefix}{name}"
         if self.kept is not None and path in self.kept:
             return self.kept[path]
@@ -49,7 +49,7 @@ class Files:
         return content
 
     def hash(self, name: str) -> str:
-        """The SHA-256 of the file `name`, in hexadecimal. Raises BadInputError as `read`."""
+        """SHA-256 in hexadecimal. Raises BadInputError as `read` does."""
         if self.kept is not None:
             return hashlib.sha256(self.read(name)).hexdigest()
         with _open_inside(self.root, f"{self.prefix}{name}") as file:
@@ -57,7 +57,7 @@ class Files:
 
 
 def _split_name(root: Path, name: str) -> tuple[str, ...]:
-    """The folders and the file of `name`. Raises BadInputError where it leads out of `root`."""
+    """The parts of `name`. Raises BadInputError if it leads out of `root`."""
     steps = PurePosixPath(name).parts
     if not steps or ".." in steps or PurePosixPath(name).is_absolute() or "//" in name or "\0" in name:
         raise BadInputError(f"{root}: {name!r} is not the name of a file in it")
@@ -66,7 +66,7 @@ def _split_name(root: Path, name: str) -> tuple[str, ...]:
 
 @contextmanager
 def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
-    """Opens each part of `name` from the folder before it, and follows no link."""
+    """Opens each part of `name` relative to the folder before it, without following links."""
     steps = _split_name(root, name)
     at = None
     try:
@@ -86,7 +86,6 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
 
 
 def get_memory_bytes() -> int:
-    """This machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -96,21 +95,17 @@ def hash_file(path: Path) -> str:
 
 
 def hash_text(text: str) -> str:
-    """The SHA-256 of a text in UTF-8, as of a file that holds it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def hash_value(value: Any) -> str:
-    """The SHA-256 of a JSON-like value, independent of key order.
-
-    Raises `TypeError` for anything JSON cannot hold: a key that silently fell back to `repr` would not be stable.
-    """
+    """SHA-256 of a JSON-like value, independent of key order. Raises TypeError for anything else, whose `repr` would not be stable."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hash_text(canonical)
 
 
 def hash_arrays(tensors: Mapping[str, Any]) -> str:
-    """The SHA-256 of named arrays (anything NumPy can view): names, types, shapes and bytes, in name order."""
+    """SHA-256 over names, types, shapes and bytes of arrays, in name order."""
     import numpy as np
 
     digest = hashlib.sha256()

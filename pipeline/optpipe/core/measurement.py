@@ -1,9 +1,9 @@
-"""What a measurement is: raw samples, their summary, and whether the summary may be believed.
+"""Records of measurements: raw samples, their summary, and the validity of the summary.
 
 A bench run folder (see `optpipe.workspace.runs` for what every run folder has)
     measurements.json          a `MeasurementsRecord`
     samples/<id>.parquet       one row per query, columns SAMPLE_COLUMNS, warm-up included and marked
-    machine/<id>.parquet       one row per look at the machine, columns MACHINE_COLUMNS
+    machine/<id>.parquet       one row per reading of the machine, columns MACHINE_COLUMNS
     comparison.json            only after `bench B --against A`: a `measure.records.PairedComparison`
 
 All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter_ns`), so that samples and machine rows
@@ -40,25 +40,25 @@ COMPARISON_FILE = "comparison.json"
 
 SAMPLE_COLUMNS: Mapping[str, str] = {
     "phase": "UInt8",  # a Phase: 0 warm-up, 1 measured
-    "stream": "UInt16",  # which of the concurrent streams (multi-stream), else 0
+    "stream": "UInt16",  # which of the concurrent streams (multi-stream), otherwise 0
     "input": "UInt32",  # which of the rotated inputs was answered
-    "images": "UInt32",  # images in this query (the batch size)
+    "images": "UInt32",  # images in this query
     "scheduled_ns": "Int64",  # when the query was due (server: the seeded arrival); start_ns in closed loops
     "start_ns": "Int64",  # when the runtime was called
     "end_ns": "Int64",  # when the answer was complete (device synchronized)
     "enqueue_ns": "Int64",  # time the host spent inside the launching call(s); equals the whole on the CPU
-    "h2d_ns": "Int64",  # CUDA events; null where not measured (CPU, compute mode)
+    "h2d_ns": "Int64",  # CUDA events; null if not measured (CPU, compute mode)
     "compute_ns": "Int64",  # CUDA events; null on the CPU
-    "d2h_ns": "Int64",  # CUDA events; null where not measured
+    "d2h_ns": "Int64",  # CUDA events; null if not measured
 }
-"""Polars type names of the raw samples. A query's latency is `end_ns - scheduled_ns`; nothing else is so called."""
+"""Polars type names of the raw samples. Latency is always `end_ns - scheduled_ns`."""
 
 MACHINE_COLUMNS: Mapping[str, str] = {
     "time_ns": "Int64",
     "other_cpu_cores": "Float64",  # the worker's CPUs: busy with anything but it and its parent, stolen time included
     "worker_cpu_cores": "Float64",
     "worker_rss_bytes": "Int64",
-    "cpu_mhz": "Float64",  # mean over the worker's CPUs; null where the host hides it
+    "cpu_mhz": "Float64",  # mean over the worker's CPUs; null if the host hides it
     "worker_waited_cores": "Float64",  # threads of the worker that were ready and had no core (Linux schedstat)
     "gpu_sm_mhz": "Int64",
     "gpu_mem_mhz": "Int64",
@@ -67,20 +67,17 @@ MACHINE_COLUMNS: Mapping[str, str] = {
     "gpu_energy_mj": "Int64",  # the driver's running total
     "gpu_utilization": "Int64",  # percent
     "gpu_used_bytes": "Int64",  # whole device
-    "gpu_worker_bytes": "Int64",  # the worker's share, null where the driver does not say
+    "gpu_worker_bytes": "Int64",  # the worker's share, null if the driver does not report it
     "gpu_other_processes": "Int64",
     "gpu_throttle_reasons": "Int64",  # NVML's bit mask
 }
-"""Polars type names of the machine's rows; GPU columns are null without one."""
+"""Polars type names of the machine's rows; GPU columns are null without a GPU."""
 
 
 Options = Mapping[str, bool | int | str]
-"""A runtime's options by name."""
 
 
 class Phase:
-    """Values of the `phase` column."""
-
     WARM_UP = 0
     MEASURED = 1
 
@@ -102,7 +99,7 @@ class Mode(StrEnum):
 
 
 class Validity(StrEnum):
-    """May the figures be believed? INVALID figures are kept and shown, and judge nothing."""
+    """Whether figures may be believed. INVALID figures are kept and shown, but judge nothing."""
 
     VALID = "VALID"
     INVALID = "INVALID"
@@ -110,20 +107,20 @@ class Validity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something a reader must know about a measurement: what was seen, and what to do about it."""
+    """Something that readers of a measurement must know, and its remedy."""
 
     code: str
-    """Stable and machine-readable: `drift`, `dispersion`, `wrong-output`, …; all are in measuring.validity."""
+    """Stable and machine-readable: `drift`, `dispersion`, `wrong-output`, …; measure.validity has all."""
     message: str
     remedy: str
     invalidates: bool
-    """False for a property of the artifact that one must know (enqueue-bound), True for what spoils the figures."""
+    """False for a property of the artifact (enqueue-bound), True if it spoils the figures."""
     evidence: Mapping[str, float | int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What is put on an artifact, from the command line to the worker. The first five say what is measured, the rest how long."""
+    """A load, from the command line to the worker. The first five fields say what is measured, the others how long."""
 
     batch_size: Annotated[int, BATCH]
     scenario: Annotated[Scenario, SCENARIO] = Scenario.SINGLE_STREAM
@@ -138,13 +135,13 @@ class LoadSpec:
     output_checks: int = 16
     cache_probes: int = 12
     length: Annotated[int | None, LENGTH] = None
-    """Tokens of every sequence, padding included; None for a model without sequences, and where it was not recorded."""
+    """Tokens per sequence, with padding; None without sequences, or if it was not recorded."""
     images: bool | None = None
-    """Whether the inputs are images, as measured; None where it was not recorded."""
+    """None if it was not recorded."""
 
     @property
     def key(self) -> tuple[int, Scenario, Mode, int, float | None, int | None]:
-        """What must be equal for two measurements to be of the same load."""
+        """Equal for measurements of the same load."""
         return self.batch_size, self.scenario, self.mode, self.streams, self.rate_per_s, self.length
 
     @property
@@ -154,11 +151,11 @@ class LoadSpec:
 
     @property
     def sample(self) -> str:
-        """What rates count and energy is of: `image`, or `sample` for sequences and other tensors."""
+        """Unit of rates and energy: `image`, or `sample` for sequences and other tensors."""
         return "sample" if self.images is False or self.length is not None else "image"
 
     def require_sound(self, *, needs_rate: bool = True) -> None:
-        """Raises BadInputError for a load that cannot be meant; `needs_rate` is False where the rate is still searched."""
+        """Raises BadInputError for an impossible load; `needs_rate` is False while the rate is searched."""
         scenario, streams, rate = self.scenario, self.streams, self.rate_per_s
         if streams < 1 or (streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
             raise BadInputError(
@@ -181,12 +178,12 @@ class LoadSpec:
             )
 
     def list_lengths(self) -> list[str]:
-        """`length 128`; nothing for a model without sequences."""
+        """`length 128`; empty without sequences."""
         return [] if self.length is None else [f"length {self.length}"]
 
     @property
     def arrivals(self) -> str:
-        """`at 500/s` or `in 4 streams`; empty for one query after the other."""
+        """`at 500/s` or `in 4 streams`; empty for one stream without a rate."""
         if self.rate_per_s is not None:
             return f"at {self.rate_per_s:g}/s"
         return f"in {self.streams} streams" if self.streams > 1 else ""
@@ -198,7 +195,7 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """The distribution of one duration over the measured queries, in ns. Nothing is trimmed."""
+    """Distribution of one duration over the measured queries, in ns, untrimmed."""
 
     samples: int
     percentiles: Mapping[str, Estimate]
@@ -208,40 +205,39 @@ class LatencySummary:
     mean: float
     stddev: float
     withheld: Mapping[str, str]
-    """Percentiles that the sample cannot support, by name, with the reason."""
+    """Reasons for percentiles that the samples cannot support, by name."""
     cv: Estimate | None = None
-    """Coefficient of variation: standard deviation over mean, of all samples."""
+    """Coefficient of variation of all samples: standard deviation over mean."""
     confidence: float = 0.95
     median: float | None = None
-    """Also where p50 is withheld for want of an interval: one process among several needs none. None for too few samples."""
+    """Present even if p50 is withheld for lack of an interval; None for too few samples."""
 
     def percentile(self, percent: float) -> Estimate | None:
-        """The percentile `percent` (99.0), or None where it was withheld or not asked for."""
+        """None if the percentile was withheld or not requested."""
         return self.percentiles.get(format_percentile_name(percent))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCheck:
-    """A random sample of the timed run's own outputs, compared with the reference."""
+    """Comparison of a random sample of the timed outputs with the reference."""
 
     checked: int
     passed: bool
     reference: str
     relative_error: float | None = None
-    """Largest ‖timed − reference‖ / ‖reference‖ over the checked outputs."""
+    """Maximum ‖timed − reference‖ / ‖reference‖ over the checked outputs."""
     tolerance: str | None = None
     why_not: str | None = None
-    """What was wrong, or why nothing was checked."""
+    """The fault, or why nothing was checked."""
     tells_inputs_apart: bool | None = None
-    """False where different inputs give equal outputs: then a stale answer could not be seen."""
+    """False if different inputs give equal outputs, so that a stale answer would go unnoticed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was measured, and how it was configured. Recorded, never implied."""
+    """The measured artifact and its configuration."""
 
     artifact: str
-    """Id in the store."""
     backend: str
     precision: str
     device: str
@@ -251,7 +247,7 @@ class Subject:
     options: Options = field(default_factory=dict)
     """Runtime options in force: provider options, threads, layout."""
     cuda_graph: bool | None = None
-    """None where the device has none."""
+    """None on a device without CUDA graphs."""
     threads: int | None = None
     affinity: tuple[int, ...] | None = None
     weights: str | None = None
@@ -259,7 +255,7 @@ class Subject:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What could be set otherwise without another build, as it is typed: the options in force and the processors."""
+        """Options in force and affinity, as typed: everything that changes without another build."""
         affinity = {} if self.affinity is None else {"affinity": format_cpus(self.affinity)}
         return {name: format_option(value) for name, value in sorted(self.options.items())} | affinity
 
@@ -270,17 +266,17 @@ class InputPool:
     """`images`, `texts` or `synthetic`."""
     count: int
     real: int
-    """Those that are not variations of others."""
+    """Inputs that are not variations of others."""
     seed: int
     sha256: str
     rotated: int = 0
-    """How many batches of them were rotated through."""
+    """Number of batches in rotation."""
     rotated_bytes: int = 0
-    """Device memory of these, which is not the artifact's."""
+    """Device memory of the rotated batches, which is not the artifact's."""
     padding: float = 0.0
-    """Share of the sequences' positions that the attention mask leaves out."""
+    """Share of sequence positions that the attention mask excludes."""
     lengths: tuple[int, int] | None = None
-    """The shortest and the longest sequence that the build takes: equal where texts are padded to one length."""
+    """(min, max) sequence length of the build; equal if texts are padded to one length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,34 +292,33 @@ class Measurement:
     warm_up_samples: int = 0
     duration_s: float = 0.0
     latency_ns: LatencySummary | None = None
-    """None where nothing could be measured (out of memory, refused shape): the reasons say which."""
+    """None if nothing could be measured (out of memory, refused shape)."""
     parts_ns: Mapping[str, LatencySummary] = field(default_factory=dict)
-    """`enqueue`, `h2d`, `compute`, `d2h`, `queue`, where measured."""
+    """`enqueue`, `h2d`, `compute`, `d2h`, `queue`, `service`, if measured."""
     throughput_images_per_s: Estimate | None = None
     throughput_batches_per_s: float | None = None
-    """Batches of `batch_size`: a query of multi-stream holds one for each stream."""
+    """Batches of `batch_size`; a query of multi-stream holds one per stream."""
     throughput_tokens_per_s: Estimate | None = None
-    """Tokens without padding; None for a model without sequences."""
+    """Without padding; None without sequences."""
     device_peak_bytes: int | None = None
     host_peak_bytes: int | None = None
-    """The worker's largest resident memory while it measured, without what it held for rotating and comparing."""
+    """Peak resident memory of the worker, without the memory for rotation and comparison."""
     energy_j_per_image: Estimate | None = None
-    """Approximate: the driver's counter over the measured window; `note` says how."""
+    """Approximate, from the driver's counter over the measured window; `note` has the details."""
     energy_why_not: str | None = None
-    """Why there is no figure of energy."""
     output_check: OutputCheck | None = None
     inputs: InputPool | None = None
     arrivals_seed: int | None = None
-    """Server: drawn anew for every measurement, so that none repeats another's luck."""
+    """Server: drawn for every measurement, so that none repeats another's luck."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Thresholds that the verdict was judged by."""
+    """Validity thresholds in force."""
     caveats: tuple[str, ...] = ()
-    """What caps a sign-off: random weights, synthetic inputs, a fallback."""
+    """Facts that cap a sign-off: random weights, synthetic inputs, a fallback."""
     interrupted: bool = False
     process: int = 0
-    """Which of the run's worker processes measured it."""
+    """Index of the worker process in the run."""
     second_stage: bool = False
-    """Measured because the scatter of the processes before it asked for more of them (Stein's two-stage rule)."""
+    """Whether the scatter of earlier processes required this one (Stein's two-stage rule)."""
     samples_file: str | None = None
     machine_file: str | None = None
     started_utc: str = ""
@@ -334,7 +329,6 @@ class Measurement:
 
     @property
     def invalid_codes(self) -> tuple[str, ...]:
-        """The codes of the reasons that make it INVALID."""
         return tuple(reason.code for reason in self.reasons if reason.invalidates)
 
     @property
@@ -343,7 +337,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What must be equal for two measurements to measure the same thing: the build, its settings and the load."""
+        """Equal for measurements of the same build, settings and load."""
         of = self.subject
         return of.model, of.backend, of.precision, of.device, tuple(of.settings.items()), *self.load.key
 
@@ -355,18 +349,18 @@ class MeasurementsRecord:
 
 
 def read_measurements(files: Files) -> tuple[Measurement, ...]:
-    """The measurements of a run. Raises BadInputError where they are missing or of another form or version."""
+    """Raises BadInputError if the measurements are missing or of another version."""
     return read_versioned(files, MEASUREMENTS_FILE, MeasurementsRecord).measurements
 
 
 def list_load_options(load: LoadSpec) -> Iterator[str]:
-    """The options of `bench` that say what is measured, not how long: `--batch 8`, `--scenario server`, `--rate 500`."""
+    """Options of `bench` that define what is measured, not how long: `--batch 8`, `--scenario server`, `--rate 500`."""
     how_long = ("min_seconds", "max_seconds", "percentile", "warm_up_seconds", "max_warm_up_seconds")
     return list_words(load, *how_long)
 
 
 def name_sample(samples: Iterable[str]) -> str:
-    """What the rates of several loads count, of each load's `sample`: `image`, or `sample` where one of them is of something else."""
+    """Unit of the rates of several loads: `sample` if any of them counts samples."""
     return "sample" if "sample" in samples else "image"
 
 
@@ -376,7 +370,7 @@ def format_percentile_name(percent: float) -> str:
 
 
 def percent_from_name(name: str) -> float:
-    """99.9 of `p99.9`; 0 of another figure's name, which any measurement gives."""
+    """99.9 for `p99.9`; 0 for another figure's name."""
     return float(name[1:]) if name.startswith("p") and name[1:].replace(".", "").isdigit() else 0.0
 
 
@@ -397,34 +391,31 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 def find_differing_settings(settings: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    """The names that do not have one value in all of `settings`, in alphabetical order."""
+    """Names whose values differ among `settings`, in alphabetical order."""
     known = list(settings)
     names = sorted({name for each in known for name in each})
     return tuple(name for name in names if len({each.get(name) for each in known}) > 1)
 
 
 def format_settings(settings: Mapping[str, str], names: Iterable[str]) -> str:
-    """`spinning=false threads=2`: those of `settings` that are among `names`."""
+    """`spinning=false threads=2`: the `settings` among `names`."""
     return " ".join(f"{name}={settings[name]}" for name in names if name in settings)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFigure:
     estimate: Estimate
-    """The mean over processes, of p50 that of their medians; a percentile above p50 is that of all their requests. With an interval over
-    processes, without one for fewer than three."""
+    """Mean over processes (p50: of their medians). A percentile above p50 is over all requests. No interval below three processes."""
     processes: tuple[float, ...]
-    """Each process's own figure, by run."""
+    """Figure of each process, by run."""
     between: float | None
-    """Standard deviation between processes without what the noise inside them explains, as a share of the figure."""
+    """Standard deviation between processes beyond the noise inside them, as a share of the figure."""
     inside: float | None
-    """Standard deviation of one process's figure from the noise inside it, likewise."""
+    """Standard deviation of one process's figure due to the noise inside it, as a share of the figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A try that does not count."""
-
     run: str
     measurement: str
     codes: tuple[str, ...]
@@ -432,12 +423,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementGroup:
-    """All processes of one artifact, settings and load."""
+    """All processes of one artifact with the same settings and load."""
 
     subject: Subject
     load: LoadSpec
     processes: int
-    """The VALID ones; figures are theirs."""
+    """VALID processes; the figures are theirs."""
     runs: tuple[str, ...]
     figures: Mapping[str, GroupFigure]
     """`p50` … in ns, `throughput` in images or samples per s, `tokens` per s without padding, `energy` in J per image or sample, `cv`,
@@ -446,10 +437,10 @@ class MeasurementGroup:
 
 
 MAX_CV = 0.025
-"""Largest coefficient of variation of a VALID measurement; trtexec warns over the same."""
+"""Maximum coefficient of variation of a VALID measurement; trtexec warns above the same value."""
 PROCESSES = 5
 """Fresh processes of a measurement (Georges et al., OOPSLA 2007; Kalibera & Jones, ISMM 2013)."""
 MAX_PROCESS_FACTOR = 4
-"""Processes are at most this many times those asked for where an interval is to be reached."""
+"""Maximum processes for a requested interval, as a multiple of those requested."""
 ROUNDS = 10
-"""Of a paired comparison."""
+"""Default rounds of a paired comparison."""

@@ -1,4 +1,4 @@
-"""One schema of what commands are asked: a parameter is one field of one record, with its flag, help, parser and default.
+"""Schema of command parameters: each is one field of one record, with its flag, help, parser and default.
 
 `min_seconds: Annotated[float, Param("Minimum measurement time.", flag="min-time")] = 1.0` makes the option `--min-time` of every
 command that takes the record, the setting `--set min-time=2` of a command that keeps it among the rarely used ones, and the
@@ -26,25 +26,21 @@ DEFAULT_WORKSPACE = Path(".optpipe")
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """How a field is written on a command line."""
-
     help: str
     flag: str = ""
-    """Without its dashes; the field's name if empty."""
+    """Without dashes; the field's name if empty."""
     alias: str = ""
-    """A second flag, without its dashes."""
     metavar: str | None = None
     parse: Callable[[str, str], Any] | None = None
-    """From a text and its flag to the value; raises BadInputError. None for what Typer reads: numbers, choices, paths."""
+    """From (text, flag) to the value; raises BadInputError. None if Typer reads it: numbers, choices, paths."""
     show: Callable[[Any], str] | None = None
-    """From a value to the text that `parse` reads."""
+    """Inverse of `parse`."""
     minimum: float | None = None
     maximum: float | None = None
     envvar: str | None = None
     setting: bool = False
-    """Given by `--set NAME=VALUE` instead of an option."""
+    """Whether it is given by `--set NAME=VALUE` instead of an option."""
     complete: Callable[[str], list[str]] | None = None
-    """The completions of a text, for a shell."""
 
 
 NAMES_OF_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -52,14 +48,14 @@ NAMES_OF_KINDS = {bool: "true or false", int: "a whole number", float: "a number
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a record that is a parameter."""
+    """A record's field that is a parameter."""
 
     name: str
     kind: Any
-    """Its type without None."""
+    """The type without None."""
     param: Param
     default: Any
-    """MISSING for a required one."""
+    """MISSING if required."""
 
     @property
     def flag(self) -> str:
@@ -68,12 +64,11 @@ class Field:
 
     @property
     def repeats(self) -> bool:
-        """Whether each value has its own flag; those of a tuple of fixed length share one."""
+        """Whether each value has its own flag; the values of a tuple of fixed length share one."""
         is_tuple = get_origin(self.kind) is tuple and get_args(self.kind)[-1] is Ellipsis
         return self.param.parse is None and (is_tuple or get_origin(self.kind) is list)
 
     def show(self, value: Any) -> str:
-        """`value` as it is typed."""
         if self.param.show is not None:
             return self.param.show(value)
         if isinstance(value, bool):
@@ -83,7 +78,7 @@ class Field:
         return f"{value:.15g}" if isinstance(value, float) else str(value)
 
     def read(self, text: str) -> Any:
-        """The value of `text`. Raises BadInputError for one of another type."""
+        """Raises BadInputError if `text` has another type."""
         if self.param.parse is not None:
             return self.param.parse(text, self.flag)
         try:
@@ -96,7 +91,7 @@ class Field:
         return value
 
     def list_words(self, value: Any) -> Iterator[str]:
-        """The words that give `value`."""
+        """The words that set `value`."""
         if self.param.setting:
             yield from ("--set", f"{self.flag.removeprefix('--')}={self.show(value)}")
         elif value is True or value is False:
@@ -108,7 +103,7 @@ class Field:
 
 @cache
 def list_fields(kind: type) -> tuple[Field, ...]:
-    """The parameters among the fields of a dataclass or Struct, in their order."""
+    """The parameters among the fields of a dataclass or Struct, in order."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for each in fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind):
@@ -129,7 +124,7 @@ def _leave_out_none(hint: Any) -> Any:
 
 
 def list_words(record: object, *left_out: str) -> Iterator[str]:
-    """The words of a command line that say how `record` differs from the defaults, without the fields `left_out`."""
+    """Command-line words for the fields of `record` that differ from their defaults, without `left_out`."""
     kind: Any = type(record)  # mypy: an object's type may not be hashable
     for each in list_fields(kind):
         value = getattr(record, each.name)
@@ -138,7 +133,7 @@ def list_words(record: object, *left_out: str) -> Iterator[str]:
 
 
 def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict[str, object]:
-    """Reads `--set NAME=VALUE`, repeated: values of `settings` by the field's name."""
+    """Reads repeated `--set NAME=VALUE`; returns values by field name."""
     known = {each.flag.removeprefix("--"): each for each in settings}
     found: dict[str, object] = {}
     for text in texts:
@@ -150,9 +145,9 @@ def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict
 
 
 def to_command(verb: str, *parts: object, **options: object) -> str:
-    """A command line: of `parts`, texts are words and records give the words in which they differ from their defaults.
+    """A command line. Text `parts` are words; record `parts` give the words in which they differ from their defaults.
 
-    `options` are further flags by name; those that are None or False are left out.
+    `options` are further flags by name; None and False are omitted.
     """
     words = ["optpipe", *verb.split()]
     for part in parts:
@@ -164,11 +159,10 @@ def to_command(verb: str, *parts: object, **options: object) -> str:
 
 
 _CURRENT: list[str] = []
-"""The words that name the workspace of this process, where it is not the usual one."""
+"""The words that name this process's workspace; empty for the default."""
 
 
 def use_workspace(path: Path | None) -> None:
-    """Makes `for_workspace` name this workspace, where it is not the usual one."""
     _CURRENT[:] = _name_workspace(path)
 
 
@@ -178,11 +172,11 @@ def _name_workspace(path: Path | None) -> list[str]:
 
 
 def for_workspace(command: str, workspace: Path | None = None) -> str:
-    """`command`, as it was given for any workspace, for `workspace`, by default the command line's: what an error tells a user to run."""
+    """`command` with the `--workspace` option for `workspace`, by default the command line's; used in suggestions to the user."""
     named = _CURRENT if workspace is None else _name_workspace(workspace)
     try:
         words = shlex.split(command)
-    except ValueError:  # a recorded command whose quotes were cut
+    except ValueError:  # a recorded command with truncated quotes
         return command
     rest, at = [], 0
     while at < len(words):
@@ -264,7 +258,7 @@ BUILD_OPTION = Param("Build option.", flag="build-option", metavar="BACKEND.KEY=
 
 
 def choices_from_text(text: str, choices: Collection[str], flag: str) -> tuple[str, ...]:
-    """Reads a list of `choices`; keeps its order and drops repetitions. Raises BadInputError that names the nearest word."""
+    """Reads a list of `choices` in order, without repetitions. Raises BadInputError that names the closest choice."""
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     known = ", ".join(choices)
     for word in words:
@@ -278,7 +272,7 @@ def choices_from_text(text: str, choices: Collection[str], flag: str) -> tuple[s
 
 
 def complete_choice(incomplete: str, choices: Collection[str]) -> list[str]:
-    """The lists that complete the last word of `incomplete`, for a shell."""
+    """Shell completions of the last word of `incomplete`."""
     before, comma, last = incomplete.rpartition(",")
     given = before.split(",")
     return [f"{before}{comma}{word}" for word in choices if word.startswith(last) and word not in given]

@@ -1,4 +1,4 @@
-"""Precisions that can be asked for, and the proof of the one that was built."""
+"""Requested precisions, and the proof of the built one."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -11,11 +11,11 @@ from optpipe.core.plan import choices_from_text
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
 
 REQUIRED_SHARE = 0.80
-"""At least this share of the MACs has to be in the type that was asked for."""
+"""Minimum share of the MACs in the requested type."""
 MAX_SHARE_ELSEWHERE = 0.01
-"""At most this share of the MACs may run on another execution provider than the one asked for."""
+"""Maximum share of the MACs on another execution provider than the requested one."""
 MAX_OTHERS = 10
-"""How many layers of another type a proof names."""
+"""Maximum layers of another type that a proof lists."""
 
 
 class Precision(StrEnum):
@@ -31,7 +31,7 @@ class Precision(StrEnum):
 
 
 CALIBRATED = (Precision.INT8, Precision.FP8)
-"""What needs ranges of activations, from data."""
+"""Precisions that need activation ranges from data."""
 BUDGETED = (Precision.FP16, *CALIBRATED)
 """The precisions whose builds can keep layers in floating point to meet a budget."""
 
@@ -43,19 +43,19 @@ def precisions_from_text(text: str) -> tuple[Precision, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LayerType:
-    """One layer of a built network: the type its data input arrives in, and the MACs it performs."""
+    """A layer of a built network: the type of its data input, and its MACs."""
 
     name: str
     op: str
     type: str
     """`fp32`, `tf32`, `fp16`, `bf16`, `int8`, `fp8` or an integer type's name."""
     macs: int
-    """MACs at the optimization profile's `opt` shapes; 0 for layers without any."""
+    """At the profile's `opt` shapes; 0 for layers without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionShare:
-    """The share of layers and of MACs by type, read from a built network."""
+    """Share of layers and of MACs by type in a built network."""
 
     layers: Mapping[str, float]
     macs: Mapping[str, float]
@@ -63,12 +63,12 @@ class PrecisionShare:
 
     @property
     def counted(self) -> Mapping[str, float]:
-        """Of the MACs; of the layers in a network without any."""
+        """Shares of MACs, or of layers if the network has none."""
         return self.macs or self.layers
 
 
 def summarize_precision(layers: Iterable[LayerType]) -> PrecisionShare:
-    """Adds up `layers`. Only layers that compute in floating point or INT8 arithmetic should be passed in."""
+    """Adds up `layers`, which should only include those that compute in floating point or INT8."""
     count: Counter[str] = Counter()
     macs: Counter[str] = Counter()
     for layer in layers:
@@ -88,49 +88,47 @@ class PlacedNode:
     op: str
     provider: str
     share: float
-    """Of the graph's MACs, or of its nodes where it has none."""
+    """Share of the graph's MACs, or of its nodes if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which nodes of a loaded graph run on another execution provider than the one asked for."""
+    """Nodes of a loaded graph that run on another execution provider than the requested one."""
 
     provider: str
-    """The one asked for."""
     nodes: int
-    """All nodes of the graph."""
     count: int
-    """Those that run elsewhere."""
+    """Nodes that run elsewhere."""
     share: float
-    """Of `unit`, those that run elsewhere."""
+    """Share of `unit` that runs elsewhere."""
     elsewhere: tuple[PlacedNode, ...]
-    """The largest first, at most MAX_OTHERS."""
+    """In descending order of share, at most MAX_OTHERS."""
     unit: str = "MACs"
     """`nodes` in a graph without MACs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionProof:
-    """Whether a built network is what was asked for, and which layers are not."""
+    """Whether a built network has the requested precision, and which layers differ."""
 
     share: PrecisionShare
     proven: bool
     reason: str
     others: tuple[LayerType, ...]
-    """Layers with MACs in another type, the largest first, at most MAX_OTHERS."""
+    """Layers with MACs in another type, in descending order, at most MAX_OTHERS."""
     others_count: int
     placement: Placement | None = None
-    """Where its nodes run; None where nothing is left to another provider in silence."""
+    """None if the runtime leaves no node to another provider silently."""
 
 
 def prove_precision(
     wanted: Precision, layers: Iterable[LayerType], placement: Placement | None = None
 ) -> PrecisionProof:
-    """Compares a built network's layers with the precision asked for.
+    """Compares a built network's layers with the requested precision.
 
-    FP32 and TF32 must hold for every MAC; the others for at least `REQUIRED_SHARE` of them. A network without
-    MACs is judged by its layers. More than `MAX_SHARE_ELSEWHERE` of the MACs on another execution provider
-    is not proven either: the types that were read are then not those of the kernels that run.
+    FP32 and TF32 must hold for every MAC; the others for at least `REQUIRED_SHARE` of them. A network without MACs is
+    judged by its layers. More than `MAX_SHARE_ELSEWHERE` of the MACs on another execution provider is not proven
+    either, because the types that were read are then not those of the kernels that run.
     """
     layers = tuple(layers)
     share = summarize_precision(layers)
@@ -151,33 +149,32 @@ def prove_precision(
 
 
 def _format_share(share: float, limit: float) -> str:
-    """In percent with as many decimals as show on which side of the limit it is."""
+    """In percent, with as many decimals as are needed to tell `share` from `limit`."""
     texts = [(f"{share:.{digits}%}", f"{limit:.{digits}%}") for digits in range(1, 13)]
     return next((text for text, other in texts if text != other), texts[0][0])
 
 
 EXACT_DB = 200.0
-"""Stands for outputs equal to the bit; its negative for outputs with NaN or infinity."""
+"""Stands for bitwise equal outputs; its negative for outputs with NaN or infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionCost:
-    """What a lower precision does to the outputs."""
+    """Effect of a lower precision on the outputs."""
 
     snr_db: float | None
-    """The smallest of the outputs, within ±EXACT_DB; None where one has not the size that it has in FP32, as boxes that were found."""
+    """Minimum over the outputs, within ±EXACT_DB; None if an output's size differs from FP32, such as detected boxes."""
     drop: float | None = None
-    """Of the task's score, or of agreement where labels are missing; None where none can be measured."""
+    """Drop of the task's score, or of agreement without labels; None if neither can be measured."""
     drop_ci: tuple[float, float] | None = None
 
     @property
     def finite(self) -> bool:
-        """Whether the outputs are free of NaN and infinity."""
         return self.snr_db is None or self.snr_db > -EXACT_DB
 
 
 def make_cost_order(costs: Iterable[PrecisionCost]) -> Callable[[PrecisionCost], float]:
-    """A key that sorts `costs`, the costliest first: their SNR or, where one has none, their drop."""
+    """Sort key for `costs`, the costliest first: by SNR, or by drop if one has no SNR."""
     if all(each.snr_db is not None for each in costs):
         return lambda cost: cost.snr_db or 0.0
     return lambda cost: -(cost.drop or 0.0)
@@ -185,7 +182,7 @@ def make_cost_order(costs: Iterable[PrecisionCost]) -> Callable[[PrecisionCost],
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that a lower precision may cost: a drop of the task's score in percentage points, or a floor of the outputs' SNR in dB."""
+    """Maximum cost of a lower precision: a drop of the task's score in percentage points, or a minimum SNR in dB."""
 
     limit: float
     unit: Literal["points", "dB"]
@@ -195,14 +192,14 @@ class Budget:
         return f"{self.limit:g} {unit}"
 
     def allows(self, cost: PrecisionCost) -> bool:
-        """Whether `cost` is within the budget; outputs with NaN or infinity never are."""
+        """False for outputs with NaN or infinity."""
         if self.unit == "dB":
             return cost.snr_db is not None and cost.finite and cost.snr_db >= self.limit
         return cost.finite and cost.drop is not None and 100 * cost.drop <= self.limit + 1e-9
 
 
 def budget_from_text(text: str, flag: str) -> Budget:
-    """Reads `0.5pt`, `0.5%` or `30dB`. Raises BadInputError for anything else."""
+    """Reads `0.5pt`, `0.5%` or `30dB`."""
     limit, dimension = read_quantity(text, flag, Dimension.POINTS, Dimension.SHARE, Dimension.DECIBEL)
     if dimension is Dimension.DECIBEL:
         if not 0 < limit <= EXACT_DB:
@@ -213,7 +210,7 @@ def budget_from_text(text: str, flag: str) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """A layer that a mixed build keeps out of its precision, with its MACs, and why."""
+    """A layer that a mixed build keeps in floating point."""
 
     layer: str
     op: str
@@ -223,17 +220,17 @@ class KeptLayer:
 
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
-    """A build within a budget: what it costs on the samples it was searched on, and the layers kept for it."""
+    """A build within a budget: its cost on the samples of the search, and the layers kept in floating point."""
 
     budget: Budget
     metric: str
-    """The task's score that a drop is of, `agreement` where labels are missing, or `snr`."""
+    """The score that drops, `agreement` without labels, or `snr`."""
     samples: int
     cost: PrecisionCost
     kept: tuple[KeptLayer, ...]
-    """In the order of their cost, those that the budget asked for; then those that cannot be converted at all."""
+    """Layers kept for the budget in order of their cost, then layers that cannot be converted."""
     total_macs: int
-    """Of the whole network at the profile's `opt` shapes."""
+    """MACs of the network at the profile's `opt` shapes."""
 
     @property
     def kept_share(self) -> float:

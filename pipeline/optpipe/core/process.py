@@ -1,4 +1,4 @@
-"""A child process and all that it starts, which end together, and with their parent."""
+"""Child processes that end together with everything they start, and with their parent."""
 
 import atexit
 import ctypes
@@ -14,15 +14,15 @@ from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl(2)."""
+"""From Linux's prctl(2)."""
 _PARENT = "OPTPIPE_PARENT"
 
 
 def end_with_parent() -> None:
-    """Has this process killed when the one that started it ends: nothing goes on using the machine for nobody."""
+    """Kills this process when its parent ends."""
     _set_death_signal()
     parent = os.environ.pop(_PARENT, None)
-    if parent is not None and os.getppid() != int(parent):  # it ended before
+    if parent is not None and os.getppid() != int(parent):  # the parent has already ended
         sys.exit(1)
 
 
@@ -40,10 +40,10 @@ def open_process_group(
     ask_s: float | None = None,
     foreign: bool = False,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """The process, in a session of its own (Ctrl+C is the parent's to handle); after the block nothing of its group is left.
+    """Runs `command` in a new session, so that Ctrl+C is the parent's to handle; nothing of its group outlives the block.
 
-    What it prints goes to the file `log`; with `errors_only` its standard output is dropped. With `ask_s` it is first asked
-    to end (SIGTERM) and given that many seconds. A `foreign` program is one that does not call `end_with_parent` itself.
+    Output goes to the file `log`; `errors_only` drops standard output. With `ask_s` the process first gets SIGTERM and
+    that many seconds to end. A `foreign` program does not call `end_with_parent` itself.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ _AGAIN_S = 0.02
 
 
 class _Interruption(KeyboardInterrupt):
-    """Raised by a signal; one that is destroyed before it came to `handle_interrupts` was lost, and is raised again."""
+    """Raised by a signal. If it is destroyed before `handle_interrupts` receives it, it is raised again."""
 
     def __init__(self, number: int, over: threading.Event) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Interruption(KeyboardInterrupt):
         if not (self.taken or self.over.is_set()):
             threading.Thread(
                 target=_raise_again, args=(self.number, self.over), daemon=True
-            ).start()  # not from in here
+            ).start()  # a thread, because a destructor must not raise
 
 
 def _raise_again(number: int, over: threading.Event) -> None:
@@ -91,7 +91,7 @@ def _raise_again(number: int, over: threading.Event) -> None:
 
 
 def _initializes_native_code(frame: FrameType | None) -> bool:
-    """Whether an extension module is being initialized: some bindings (nanobind) abort on an exception that arrives then."""
+    """Whether an extension module is being initialized. Some bindings (nanobind) abort on an exception at that time."""
     while frame is not None:
         loads = frame.f_code.co_name in ("create_module", "exec_module")
         if loads and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
@@ -101,20 +101,20 @@ def _initializes_native_code(frame: FrameType | None) -> bool:
 
 
 def acknowledge_interrupt(interruption: KeyboardInterrupt) -> None:
-    """Says that what catches `interruption` ends in order by itself: it is not raised again."""
+    """Tells `handle_interrupts` that the caller ends in order, so that `interruption` is not raised again."""
     if isinstance(interruption, _Interruption):
         interruption.taken = True
 
 
 @contextmanager
 def handle_interrupts() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt as SIGINT does while the block runs, and nothing but that comes of either.
+    """Makes SIGTERM raise KeyboardInterrupt as SIGINT does while the block runs, and loses neither.
 
-    A signal may come while a library is imported, asks for an attribute or destroys an object. Extension modules turn it
-    into an ImportError of their own, which the importing library may take for a missing option; Python only prints what a
-    destructor raises; and there is `except:`. An error that comes of it is an interruption here, and where it came to
-    nothing it is raised again, until the block ends or says `acknowledge_interrupt`. Only on the main thread, where signals can be handled;
-    SIGINT stays ignored where it is (`nohup`).
+    A signal may arrive while a library imports a module, looks up an attribute or destroys an object. Extension modules
+    turn it into an ImportError, which the importing library may take for a missing option; Python only prints what a
+    destructor raises; and there is `except:`. An error that a signal caused becomes an interruption here, and a lost
+    interruption is raised again, until the block ends or calls `acknowledge_interrupt`. Only on the main thread, where
+    signals can be handled. An ignored SIGINT stays ignored (`nohup`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -153,9 +153,9 @@ def handle_interrupts() -> Iterator[None]:
 
 
 def keep_descriptors() -> None:
-    """Takes the places of standard streams that were closed, so that no file that is opened later is written to as one.
+    """Opens null devices in place of closed standard streams, so that no file opened later takes their descriptors.
 
-    From stdin nothing comes; writing to stdout is the error that it would be, and to stderr none.
+    Reading stdin gives nothing; writing to stdout is an error, and to stderr none.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -164,7 +164,7 @@ def keep_descriptors() -> None:
 
 
 def discard_output(descriptor: int) -> None:
-    """Drops what is written to `descriptor` from here on: nobody reads it, and Python's end must not fail at it."""
+    """Drops everything that is written to `descriptor` from now on, so that Python's exit does not fail at it."""
     _open_null_as(descriptor, os.O_WRONLY)
 
 
@@ -177,26 +177,25 @@ def _open_null_as(descriptor: int, flags: int) -> None:
 
 @contextmanager
 def redirect_output(log: Path) -> Iterator[None]:
-    """Sends file descriptors 1 and 2 to `log` while the block runs: also what C++ code and child processes print."""
+    """Sends file descriptors 1 and 2 to `log`, including output of C++ code and child processes."""
     with log.open("ab") as file, _redirect({1: file.fileno(), 2: file.fileno()}):
         yield
 
 
 @contextmanager
 def redirect_stdout_to_stderr() -> Iterator[None]:
-    """Sends all that is printed to stdout to stderr while the block runs: libraries print where they like."""
     with _redirect({1: 2}):
         yield
 
 
 def redirect_stdout_to_stderr_at_exit() -> None:
-    """Sends to stderr what code that ran before prints when Python ends: after the result, on its stdout."""
+    """Sends to stderr what code prints to stdout at exit, after the result."""
     atexit.unregister(_send_stdout_to_stderr)
     atexit.register(_send_stdout_to_stderr)  # the last one registered runs first
 
 
 def _send_stdout_to_stderr() -> None:
-    with suppress(OSError, ValueError):  # closed by whom it went to, or by the code itself
+    with suppress(OSError, ValueError):  # closed by its reader or by the code
         sys.stdout.flush()
         os.dup2(2, 1)
 

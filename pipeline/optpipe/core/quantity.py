@@ -1,6 +1,6 @@
-"""Quantities with their unit, as people write them in a policy or an option: `15 ms`, `2000 images/s`, `1%`, `0.5pt`, `2GiB`.
+"""Quantities with units, as in policies and options: `15 ms`, `2000 images/s`, `1%`, `0.5pt`, `2GiB`.
 
-Inside, a quantity is a float in its dimension's base unit; the unit exists only where text is read or written.
+A quantity is a float in the base unit of its dimension; other units exist only in text.
 """
 
 import math
@@ -17,17 +17,17 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 
 
 def format_snr(snr_db: float) -> str:
-    """`63 dB`; of outputs that are not finite or of another size, which records hold as -1e30 since JSON has no infinity, why."""
+    """`63 dB`, or the reason for the value -1e30, which stands for infinity in records."""
     return f"{snr_db:.0f} dB" if snr_db > -1e29 else "-inf dB (NaN or Inf in the outputs, or other sizes)"
 
 
 def format_duration(ns: float) -> str:
-    """A duration with three significant digits and its unit: `format_duration(1_234_567) == "1.23 ms"`."""
+    """`1.23 ms` for 1_234_567."""
     return _format_scaled(ns, _SI_TIME) or ("0 ns" if ns == 0 else f"{_format_significant(ns)} ns")
 
 
 def format_bytes(size_bytes: float) -> str:
-    """A size in binary units: `format_bytes(51_603_628) == "49.2 MiB"`."""
+    """`49.2 MiB` for 51_603_628."""
     for scale, unit in _BINARY:
         if abs(size_bytes) >= scale:
             return f"{_format_significant(size_bytes / scale)} {unit}"
@@ -35,7 +35,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count with an SI prefix: `format_count(4_089_184_256) == "4.09 G"`."""
+    """`4.09 G` for 4_089_184_256."""
     return _format_scaled(count, _SI) or f"{count:g}"
 
 
@@ -51,12 +51,12 @@ def _format_significant(value: float) -> str:
 
 
 def _round_to_significant(value: float) -> float:
-    """To three significant digits, so that 999.6 ns are shown as 1.00 µs, and 9.996 as 10.0."""
+    """Three significant digits, so that 999.6 ns are shown as 1.00 µs, and 9.996 as 10.0."""
     return float(f"{value:.3g}")
 
 
 class Dimension(StrEnum):
-    """What a quantity measures; the value is its base unit, in which it is computed and recorded."""
+    """Kind of a quantity; the value is its base unit."""
 
     TIME = "ns"
     RATE = "images/s"
@@ -69,11 +69,11 @@ class Dimension(StrEnum):
     SAMPLE_ENERGY = "J/sample"
     DECIBEL = "dB"
     NUMBER = "1"
-    """Without a unit, as the values of an output and a cosine are."""
+    """No unit, as for values of an output and a cosine."""
 
 
 _OF_SAMPLES = {Dimension.RATE: Dimension.SAMPLE_RATE, Dimension.ENERGY: Dimension.SAMPLE_ENERGY}
-"""The same for a model whose inputs are not images."""
+"""Dimensions for models whose inputs are not images."""
 
 _NOUNS = {
     Dimension.TIME: "a time",
@@ -90,7 +90,7 @@ _NOUNS = {
 }
 
 SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM")
-"""Scores of tasks as units: `"0.5 AP"` is half a point of AP, out of 100."""
+"""Scores of tasks as units: `"0.5 AP"` is half a point out of 100."""
 
 _RATES = {"images/s": 1.0, "samples/s": 1.0}
 _ENERGIES = {"J/image": 1.0, "mJ/image": 1e-3, "J/sample": 1.0, "mJ/sample": 1e-3}
@@ -107,7 +107,7 @@ UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.DECIBEL: {"dB": 1.0},
     Dimension.NUMBER: {"": 1.0},
 }
-"""The units of each dimension as factors to its base unit."""
+"""Factors to the base unit of each dimension."""
 
 EXAMPLES = {
     Dimension.TIME: "15 ms",
@@ -123,18 +123,18 @@ EXAMPLES = {
     Dimension.NUMBER: "0.999",
 }
 
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would take the digits of every script
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would match digits of every script
 _QUANTITY = re.compile(rf"^\s*({_NUMBER})\s*(\S*)\s*$")
 
 
 def make_quantity_pattern(dimension: Dimension) -> str:
-    """The regular expression (ECMA dialect, for a JSON Schema) that a quantity of `dimension` matches."""
+    """Regular expression (ECMA dialect, for a JSON Schema) of quantities of `dimension`."""
     units = "|".join(re.escape(unit) for unit in UNITS[dimension])
     return rf"^\s*\+?{_NUMBER.removeprefix('[+-]?')}\s*(?:{units})\s*$"
 
 
 def quantity_from_text(text: object, dimension: Dimension) -> float:
-    """Reads `text` as a quantity of `dimension`, in its base unit; ValueError says what is wrong and shows the form."""
+    """Value of `text` in the base unit of `dimension`. Raises ValueError that shows the form."""
     example = f'for example "{EXAMPLES[dimension]}"'
     if isinstance(text, int | float) and not isinstance(text, bool):
         if dimension is Dimension.NUMBER and 0 <= text < math.inf:
@@ -155,13 +155,13 @@ def quantity_from_text(text: object, dimension: Dimension) -> float:
 
 
 _SHORT = {Dimension.SHARE: "%", Dimension.POINTS: "pt"}
-"""Units whose bare number may have meant the fraction or the hundredfold."""
+"""Units whose bare number may mean the fraction or the hundredfold."""
 
 
 def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, Dimension]:
     """Reads the quantity of an option, in the base unit of the first of `dimensions` that has its unit.
 
-    Raises BadInputError for anything else; a number without a unit is refused with what it may have meant.
+    Raises BadInputError for anything else; for a number without a unit it lists the possible meanings.
     """
     match = _QUANTITY.match(text)
     if match is not None and not match[2]:
@@ -180,7 +180,7 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
 
 
 def share_from_text(text: str, flag: str) -> float:
-    """Reads a share above 0, such as `2.5%`, as 0.025."""
+    """Reads a share above 0: `2.5%` is 0.025."""
     value, _ = read_quantity(text, flag, Dimension.SHARE)
     if value == 0:
         raise BadInputError(f"{flag} {text}: must be more than 0%")
@@ -188,12 +188,11 @@ def share_from_text(text: str, flag: str) -> float:
 
 
 def share_to_text(value: float) -> str:
-    """`2.5%` of 0.025, as `share_from_text` reads it."""
     return f"{100 * value:.12g}%"
 
 
 def drop_from_text(text: str, flag: str) -> float:
-    """Reads the largest drop of a score, `0.5pt` or `1%` of a score out of 100, as percentage points."""
+    """Reads the maximum drop of a score, `0.5pt` or `1%`, as percentage points."""
     points, dimension = read_quantity(text, flag, Dimension.POINTS, Dimension.SHARE)
     points *= 100 if dimension is Dimension.SHARE else 1
     if points > 100 or score_from_text(text):
@@ -202,23 +201,23 @@ def drop_from_text(text: str, flag: str) -> float:
 
 
 def score_from_text(text: object) -> str | None:
-    """The score that a number of points is of: `AP` of `"0.5 AP"`; None of `"0.5 points"`."""
+    """`AP` for `"0.5 AP"`; None for `"0.5 points"`."""
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     return match[2] if match is not None and match[2] in SCORES else None
 
 
 def dimension_from_text(text: object, dimension: Dimension) -> Dimension:
-    """`dimension` as the unit of a quantity words it: SAMPLE_RATE of `"2000 samples/s"`."""
+    """`dimension` in the unit of `text`: SAMPLE_RATE for `"2000 samples/s"`."""
     return choose_dimension(dimension, "sample" if isinstance(text, str) and "sample" in text else "image")
 
 
 def choose_dimension(dimension: Dimension, sample: str) -> Dimension:
-    """`dimension` where rates and energies count images; where they count samples, that of samples."""
+    """`dimension`, or its counterpart if rates and energies count samples."""
     return dimension if sample == "image" else _OF_SAMPLES.get(dimension, dimension)
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:
-    """A value in base units as people read it: `format_quantity(0.995, Dimension.SHARE) == "99.5 %"`."""
+    """`99.5 %` for 0.995 and Dimension.SHARE."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if dimension is Dimension.TIME:
@@ -248,7 +247,7 @@ def _format_digits(value: float, digits: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value between two bounds; both bounds are None where the data cannot support an interval."""
+    """A value with an interval; both bounds are None if the data cannot support one."""
 
     value: float
     low: float | None = None
@@ -258,10 +257,9 @@ class Estimate:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Both bounds; those of a figure without an interval are the value."""
+        """Both bounds; the value itself without an interval."""
         return (self.value if self.low is None else self.low), (self.value if self.high is None else self.high)
 
     def scale(self, factor: float) -> "Estimate":
-        """Value and bounds times a positive `factor`."""
         low, high = (None if bound is None else factor * bound for bound in (self.low, self.high))
         return Estimate(factor * self.value, low, high, self.note)

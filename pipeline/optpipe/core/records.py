@@ -1,7 +1,6 @@
-"""Records: the frozen dataclasses that are stored, printed as JSON, or shown in a report, read and written in one place.
+"""Reads and writes records: frozen dataclasses that are stored, printed as JSON, or shown in a report.
 
-msgspec does it: it takes plain dataclasses, checks every field's type while it decodes, and names the place of what is wrong
-(`$.files[2].bytes`). A key that code misspells is a type error, and a file that lacks one is refused here and nowhere else.
+msgspec checks every field's type while it decodes, and names the place of an error (`$.files[2].bytes`).
 """
 
 import json
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 
 def record_from_json(content: bytes | str, kind: type[T], where: object) -> T:
-    """The record of type `kind` in a JSON text. Raises BadInputError that names `where`, the field, and what it should be."""
+    """Raises BadInputError that names `where`, the field, and the expected type."""
     try:
         return msgspec.json.decode(content, type=kind, dec_hook=_decode_path)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -28,7 +27,7 @@ def record_from_json(content: bytes | str, kind: type[T], where: object) -> T:
 
 
 def record_from_plain(value: object, kind: type[T], where: object) -> T:
-    """The record of type `kind` in plain dicts, lists and scalars, such as TOML gives. Raises BadInputError likewise."""
+    """The record in plain dicts, lists and scalars, such as TOML gives. Raises BadInputError as `record_from_json` does."""
     try:
         return msgspec.convert(value, kind, dec_hook=_decode_path)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -36,7 +35,6 @@ def record_from_plain(value: object, kind: type[T], where: object) -> T:
 
 
 def read_record(path: Path, kind: type[T]) -> T:
-    """The record of type `kind` in the JSON file at `path`. Raises BadInputError where it is missing or of another form."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -45,12 +43,11 @@ def read_record(path: Path, kind: type[T]) -> T:
 
 
 def record_from_files(files: Files, name: str, kind: type[T]) -> T:
-    """The record of type `kind` in the JSON file `name`. Raises BadInputError likewise."""
     return record_from_json(files.read(name), kind, files.folder / name)
 
 
 def read_versioned(files: Files, name: str, kind: type[T]) -> T:
-    """`record_from_files` for a record with a `schema_version`, which is compared first. Raises BadInputError for another version."""
+    """Reads a record with a `schema_version`. Raises BadInputError for another version."""
     expected = next(each.default for each in fields(kind) if each.name == "schema_version")  # type: ignore[arg-type]
     found = record_from_files(files, name, _Version).schema_version
     if found != expected:
@@ -65,20 +62,16 @@ class _Version:
 
 
 def json_from_record(record: object) -> bytes:
-    """The JSON text of a record: keys in the order of its fields, numbers that are not finite as null, a newline at the end.
-
-    A file name that is not UTF-8 is written as Python shows it.
-    """
+    """JSON in field order with a final newline; numbers that are not finite become null, and file names that are not UTF-8 are escaped."""
     return msgspec.json.format(_encode_record(record), indent=1) + b"\n"
 
 
 def line_from_record(record: object) -> bytes:
-    """The JSON text of a record in one line, with its end."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def plain_from_record(record: object) -> Any:
-    """A record as plain dicts, lists and scalars, as its JSON text would be read back."""
+    """The record as plain dicts, lists and scalars, as its JSON would be read back."""
     return msgspec.json.decode(_encode_record(record))
 
 
@@ -115,19 +108,19 @@ def _explain(error: Exception) -> str:
 
 
 PROSE = ("reason", "remedy", "limit", "about", "message", "note", "detail", "why", "advice", "why_not", "withheld")
-"""Sentences about the figures beside them: another version of optpipe may word them differently."""
+"""Fields with sentences, which another version of optpipe may word differently."""
 
 
 Recomputed = tuple[str, object, object]
-"""The place of a document, the record in it, and the record that the raw files give."""
+"""(place in a document, stored record, record recomputed from raw files)."""
 
 
 RELATIVE_TOLERANCE = 1e-9
-"""Between two computations of one figure, on two machines, by the same formula."""
+"""Between two computations of one figure by the same formula, on two machines."""
 
 
 def list_read_errors() -> tuple[type[BaseException], ...]:
-    """What reading a file can raise whose values are of the wrong kind, however intact its form."""
+    """Errors that reading an intact file with values of the wrong kind can raise."""
     import polars as pl
 
     wrong_kind = (AttributeError, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
@@ -135,7 +128,7 @@ def list_read_errors() -> tuple[type[BaseException], ...]:
 
 
 def document_from_json(content: bytes, place: str) -> object:
-    """The plain values of a JSON text. Raises BadInputError for a key that an object has twice, and for a bare NaN or infinity."""
+    """Plain values of a JSON text. Raises BadInputError for a duplicate key, and for NaN or infinity."""
 
     def refuse(what: str) -> Never:
         raise BadInputError(f"{place}: {what}")
@@ -154,7 +147,7 @@ def document_from_json(content: bytes, place: str) -> object:
 
 
 def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:
-    """Where stored records say something else than their raw files give, one line each."""
+    """Lists where stored records differ from what their raw files give, one line each."""
     for place, stored, computed in found:
         yield from find_disagreements(plain_from_record(stored), plain_from_record(computed), place)
 
@@ -166,7 +159,7 @@ def find_disagreements(
     leave_out: Collection[str] = PROSE,
     source: str = "the raw files give",
 ) -> list[str]:
-    """Where a stored document says something else than what was computed, one line each; keys in `leave_out` are not compared."""
+    """Lists where a stored document differs from a computed one, one line each, except in keys of `leave_out`."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
         pairs = [
             (f"{place}: {name}", stored.get(name, "nothing"), computed.get(name, "nothing"))
@@ -187,7 +180,7 @@ def find_disagreements(
 
 
 def _are_equal(stored: object, computed: object) -> bool:
-    """Equal values, and of numbers those that differ in the last digits; neither of which is a bool where the other is not."""
+    """Numbers may differ in the last digits; a bool only equals a bool."""
     if isinstance(stored, bool) or isinstance(computed, bool):
         return stored is computed
     numbers = isinstance(stored, int | float) and isinstance(computed, int | float)
@@ -195,7 +188,7 @@ def _are_equal(stored: object, computed: object) -> bool:
 
 
 def _common_name(one: object, other: object) -> object:
-    """What both call themselves, so that a line names a criterion or a measurement and not its place in a list."""
+    """The name or id that both have, so that a line names a criterion or a measurement instead of an index."""
     names = [each.get("name") or each.get("id") if isinstance(each, Mapping) else None for each in (one, other)]
     return names[0] if names[0] == names[1] else None
 

@@ -1,4 +1,4 @@
-"""A model's preprocessing as values: what the CPU reference executes and what a DALI pipeline is derived from.
+"""A model's preprocessing as values, which the CPU reference executes and a DALI pipeline is derived from.
 
 A transform is written in model cards and manifests as a list of tables, one per step:
 
@@ -33,7 +33,7 @@ class _Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
 
 
 class Decode(_Step, frozen=True, tag="decode"):
-    """Reads a file into 8-bit pixels. `exif` turns it upright, as transformers' loader does and the others do not."""
+    """Decodes a file into 8-bit pixels. `exif` turns it upright, as transformers' loader does and others do not."""
 
     channels: Channels = "RGB"
     exif: bool = False
@@ -42,9 +42,9 @@ class Decode(_Step, frozen=True, tag="decode"):
 class Resize(_Step, frozen=True, tag="resize"):
     """Scales to `size`: one side for `short` and `long`, height and width for `exact`; other sides round down.
 
-    `max_size` limits the long side of a `short` fit. `kernel` names whose arithmetic is the model's own: Pillow's, that
-    of torch on uint8 tensors, or that of torch on float tensors, which does not round to 8 bits. They differ by a few
-    levels at most where `antialias` is on.
+    `max_size` limits the long side of a `short` fit. `kernel` selects the arithmetic: Pillow's, torch's on uint8
+    tensors, or torch's on float tensors, which does not round to 8 bits. With `antialias` they differ by a few levels
+    at most.
     """
 
     size: tuple[int, ...]
@@ -71,9 +71,9 @@ class Resize(_Step, frozen=True, tag="resize"):
 
 
 class CenterCrop(_Step, frozen=True, tag="center_crop"):
-    """Cuts `height` × `width` out of the middle; a smaller image is padded with `fill` first.
+    """Crops `height` × `width` from the center; a smaller image is padded with `fill` first.
 
-    `rounding` says where an odd margin goes: torchvision rounds half to even, transformers rounds down.
+    `rounding` places an odd margin: torchvision rounds half to even, transformers rounds down.
     """
 
     height: int
@@ -113,7 +113,7 @@ class Normalize(_Step, frozen=True, tag="normalize"):
 
 
 class Pack(_Step, frozen=True, tag="pack"):
-    """The tensor that the model takes: order of its axes and its type."""
+    """Axis order and type of the tensor that the model takes."""
 
     order: Order = "CHW"
     dtype: Dtype = "float32"
@@ -126,10 +126,7 @@ _RANK = {Decode: 0, Resize: 1, CenterCrop: 1, Rescale: 2, Normalize: 3, Pack: 4}
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Steps in the order of execution: decode, any resizes and crops, at most one rescale and one normalize, pack.
-
-    Raises BadInputError when the steps cannot be executed in that order.
-    """
+    """Decode, any resizes and crops, at most one rescale and one normalize, pack. Raises BadInputError for another order."""
 
     steps: tuple[TransformStep, ...]
 
@@ -174,7 +171,7 @@ class Transform:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width of every result, or None where they depend on the picture."""
+        """(height, width) of every result; None if it depends on the image."""
         for step in reversed(self.geometry):
             if isinstance(step, CenterCrop):
                 return step.height, step.width
@@ -184,23 +181,23 @@ class Transform:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of every result, in the order in which it is packed; -1 for sides that depend on the picture."""
+        """Shape of every result in packed order; -1 for sides that depend on the image."""
         height, width = self.size or (-1, -1)
         return (self.channels, height, width) if self.pack.order == "CHW" else (height, width, self.channels)
 
     @property
     def hash(self) -> str:
-        """The sha256 of the canonical JSON: equal for equal transforms, on every machine and version of Python."""
+        """SHA-256 of the canonical JSON."""
         return hash_value(self.to_dict())
 
     def to_dict(self) -> Mapping[str, Any]:
-        """Plain tables for TOML and JSON; absent optional fields are left out, since TOML has no null."""
+        """Plain tables for TOML and JSON, without absent fields, since TOML has no null."""
         steps = plain_from_record(self.steps)
         return {"steps": [{name: value for name, value in step.items() if value is not None} for step in steps]}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "Transform":
-        """Reads what `to_dict` writes. Raises BadInputError that names the step and the field."""
+        """Raises BadInputError that names the step and the field."""
         if set(table) != {"steps"}:
             raise BadInputError(
                 "transform: expected the single key 'steps' with a list of tables such as {step = \"resize\", size = [256]}"
@@ -213,15 +210,12 @@ class Transform:
 
 
 def get_step_name(step: TransformStep) -> str:
-    """The name of a step as it stands in a card: `resize`, `center_crop`, …"""
+    """`resize`, `center_crop`, …, as in a card."""
     return str(type(step).__struct_config__.tag)
 
 
 def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int, int]:
-    """Height and width of a `height` × `width` image after `resize`; sides round down, as torchvision's do.
-
-    Raises BadInputError when a side would vanish, where Pillow and torch fail too.
-    """
+    """(height, width) after `resize`; sides round down to at least 1, as torchvision's do."""
     if resize.fit == "exact":
         return resize.size[0], resize.size[1]
     short, long = sorted((height, width))
@@ -234,7 +228,7 @@ def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int,
 
 
 def compute_crop_start(length: int, wanted: int, rounding: Rounding) -> int:
-    """Where a centred cut of `wanted` pixels begins on a side of `length`; negative where the image is smaller."""
+    """Start of a centered crop of `wanted` pixels on a side of `length`; negative if the image is smaller."""
     margin = length - wanted
     if margin < 0:
         return -(-margin // 2)
@@ -246,13 +240,12 @@ class Axis:
     """One axis: input position = source position × `scale` + `offset`, in pixels from the edge of the first pixel."""
 
     source: int
-    """Pixels of the source."""
     scale: float
     offset: float
 
 
 def compute_geometry(transform: Transform, height: int, width: int) -> tuple[Axis, Axis]:
-    """The rows and columns of `transform` for a source of `height` × `width` pixels: resizes scale, crops and padding shift."""
+    """(rows, columns) for a source of `height` × `width` pixels: resizes scale, crops and padding shift."""
     sides, scales, offsets = [height, width], [1.0, 1.0], [0.0, 0.0]
     for step in transform.geometry:
         if isinstance(step, Resize):

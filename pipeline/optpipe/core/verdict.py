@@ -1,4 +1,4 @@
-"""The three-valued verdict, how verdicts combine, and the record of one on a build: `verdict.json`."""
+"""Verdicts, how they combine, and the record of one on a build: `verdict.json`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from optpipe.core.quantity import Dimension
 
 
 class Verdict(StrEnum):
-    """PASS and FAIL are proven; INCONCLUSIVE is everything the evidence cannot decide."""
+    """PASS and FAIL are proven; everything else is INCONCLUSIVE."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -19,7 +19,6 @@ class Verdict(StrEnum):
 
     @property
     def exit_status(self) -> ExitStatus:
-        """The exit status a command ends with on this verdict."""
         return {
             Verdict.PASS: ExitStatus.DONE,
             Verdict.FAIL: ExitStatus.FAIL,
@@ -28,7 +27,7 @@ class Verdict(StrEnum):
 
 
 def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict on all of `verdicts` together: any FAIL fails, nothing at all is INCONCLUSIVE."""
+    """Any FAIL fails; no verdict at all is INCONCLUSIVE."""
     seen = set(verdicts)
     if Verdict.FAIL in seen:
         return Verdict.FAIL
@@ -39,7 +38,7 @@ def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CriterionResult:
-    """A criterion with its verdict. Figures are in the base unit `unit`; of an environment criterion they are names."""
+    """A judged criterion. Figures are in the base unit `unit`; environment criteria have names instead."""
 
     name: str
     verdict: Verdict
@@ -49,20 +48,20 @@ class CriterionResult:
     remedy: str | None = None
     observed: float | str | None = None
     ci: tuple[float, float] | None = None
-    """Confidence interval of `observed`; both bounds are equal where it is exact."""
+    """Confidence interval of `observed`; equal bounds if it is exact."""
     threshold: float | str | None = None
     unit: Dimension | None = None
     about: str = ""
-    """What was observed: `batch 8, single-stream, compute`."""
+    """Such as `batch 8, single-stream, compute`."""
     source: str = ""
-    """The run or artifact that `observed` was computed from."""
+    """Run or artifact that `observed` was computed from."""
     waived: str | None = None
-    """The reason given for waiving this criterion; its own verdict stays as it is."""
+    """Reason for waiving the criterion; its verdict stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One thing to know of a build, and what to do about it; it decides nothing."""
+    """Something to know about a build, with a remedy; decides nothing."""
 
     code: str
     message: str
@@ -87,8 +86,6 @@ class PolicyReference:
 
 @dataclass(frozen=True, slots=True)
 class VerdictRecord:
-    """The verdict on an artifact, with everything that reports say about it."""
-
     verdict: Verdict
     dossier_name: str
     model: str
@@ -97,17 +94,17 @@ class VerdictRecord:
     criteria: tuple[CriterionResult, ...]
     notes: tuple[Note, ...]
     baseline: str | None
-    """Name of the approved dossier that regressions were tested against."""
+    """Approved dossier that regressions were tested against."""
     expires_if: tuple[str, ...]
-    """What makes the verdict void."""
+    """Changes that void the verdict."""
     runs: tuple[str, ...]
-    """The bench runs that the judged measurements are from."""
+    """Bench runs of the judged measurements."""
     created_utc: str
     optpipe: str
     groups: tuple[MeasurementGroup, ...] = ()
-    """Every try of each load: how many processes count, their figures, and what was left out and why."""
+    """Every try of each load: the figures of those that count, and reasons for those left out."""
     since: str | None = None
-    """The time before which bench runs were left out on request; they are in `runs_left_out`."""
+    """Time before which bench runs were left out on request; `runs_left_out` has them."""
     runs_left_out: tuple[str, ...] = ()
 
     @property
@@ -121,21 +118,19 @@ class VerdictRecord:
 
 @dataclass(frozen=True, slots=True)
 class VerificationRecord:
-    """What `optpipe verify` found in a dossier."""
-
     dossier: str
     intact: bool
     """Whether every byte is as sealed and every number follows from the raw files."""
     as_sealed: bool
-    """Whether every byte and the signature are right, so that `problems` are all about what the files say."""
+    """Whether every byte and the signature are right, so that all `problems` concern the content."""
     problems: tuple[str, ...]
     unbacked: tuple[str, ...]
-    """What the dossier states and no raw file in it shows."""
+    """Statements without a raw file in the dossier."""
     not_compared: tuple[str, ...]
-    """What another version of optpipe wrote differently, and reports that could not be rendered again here."""
+    """Differences due to another version of optpipe, and reports that could not be rendered here."""
     verdict: Verdict | None
     recomputed: VerdictRecord | None
-    """None where the dossier is not intact."""
+    """None if the dossier is not intact."""
     signature: str
     files: int
     size_bytes: int
@@ -143,7 +138,7 @@ class VerificationRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What became of a step of `optpipe run`: `done`, `resumed`, `skipped` or `failed`, with the reason of the latter two."""
+    """A step of `optpipe run`: `done`, `resumed`, `skipped` or `failed`, with the reason of the last two."""
 
     name: str
     status: str
@@ -153,18 +148,18 @@ class StepRecord:
 
 
 class Tail(Protocol):
-    """How improbable a figure is, were a limit the truth."""
+    """Tail probabilities of a figure if the limit were the true value."""
 
     def compute_p_value_above(self, limit: float) -> float:
-        """The probability of a figure this far above `limit` or farther."""
+        """Probability of a figure at least this far above `limit`."""
 
     def compute_p_value_below(self, limit: float) -> float:
-        """The probability of a figure this far below `limit` or farther."""
+        """Probability of a figure at least this far below `limit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledTail:
-    """That of a figure in another unit: `factor` times the figure of `tail`."""
+    """Tail of a figure in another unit: `factor` times the figure of `tail`."""
 
     tail: Tail
     factor: float
@@ -178,40 +173,35 @@ class ScaledTail:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """Why a figure may not be judged, and what to do about it."""
-
     reason: str
     remedy: str
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One observed figure in the base unit of its dimension; `low` and `high` are None where it is exact: a count, or a fact."""
+    """An observed figure in the base unit of its dimension; `low` and `high` are None if it is exact."""
 
     value: float | str
     low: float | None = None
     high: float | None = None
     blockers: tuple[Blocker, ...] = ()
     about: str = ""
-    """What was observed, for people: `batch 8, single-stream, compute`."""
+    """Such as `batch 8, single-stream, compute`."""
     source: str = ""
-    """The run or artifact it was computed from."""
     tail: Tail | None = None
-    """None where the figure is exact, or nothing but its interval is known."""
+    """None if the figure is exact, or only its interval is known."""
     to_narrow: str = ""
-    """What to do where the interval straddles a limit."""
+    """Remedy if the interval straddles a limit."""
     to_fix: str = ""
-    """What to do where the figure breaks a limit."""
+    """Remedy if the figure breaks a limit."""
     processes: int = 0
-    """How many processes a time or rate is the mean of; 0 for other figures."""
+    """Processes that a time or rate is the mean of; 0 for other figures."""
     left_out_gap: float = 0.0
-    """How far processes that were left out for their own samples lie from that mean at most: the logarithm of a ratio."""
+    """Maximum distance of left-out processes from that mean, as the logarithm of a ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """No evidence: what is missing, and the command that measures it."""
-
     reason: str
     remedy: str
 

@@ -1,1 +1,1 @@
-"""What lies on disk: store, runs, manifests, seals, baselines, the names of files, the environment. Nothing of any verb."""
+"""Files of the workspace: store, runs, manifests, seals, baselines. Knows no verbs."""

@@ -16,7 +16,7 @@ BASELINES = "baselines"
 
 
 def find_approved_baseline(workspace: Path, model: str) -> Files | None:
-    """The dossier that is the baseline of `model`, or None. Raises BadInputError where it is not as it was approved."""
+    """Raises BadInputError if the approved dossier is damaged; None if `model` has none."""
     folder = workspace / BASELINES / Path(model).name
     if not folder.is_dir():
         return None
@@ -29,9 +29,9 @@ def find_approved_baseline(workspace: Path, model: str) -> Files | None:
 
 
 def store_baseline(files: Files, workspace: Path, because: str | None = None) -> Path:
-    """Stores a dossier, whose files were read to verify it, as the next baseline of its model; returns where.
+    """Stores a verified dossier as the next baseline of its model; returns its folder.
 
-    `because` is the reason for approving something else than a plain PASS; it is kept beside the dossier.
+    `because` is the reason for approving anything but a plain PASS; it is stored next to the dossier.
     """
     target = workspace / BASELINES / Path(str(json.loads(files.read(REQUEST))["model"])).name
     with Store(workspace).scratch("baseline") as scratch:

@@ -1,7 +1,8 @@
-"""One container for all that the workspace keeps: a folder with files and a manifest, which is written last and atomically.
+"""The container of everything in the workspace: a folder with files and a manifest, which is written last and atomically.
 
-An entry with a recipe can be made again and lies in `store/KIND-ID`; its id is the hash of the recipe. An entry without one happened
-once (a run, a job of a sweep) and lies in `runs/KIND-ID`; its id names the time. A dossier holds the same manifests.
+An entry with a recipe can be made again and lies in `store/KIND-ID`; its id is the hash of the recipe. An entry without
+one happened once (a run, a job of a sweep) and lies in `runs/KIND-ID`; its id names the time. Dossiers hold the same
+manifests.
 """
 
 import re
@@ -25,9 +26,9 @@ from optpipe.workspace.files import FileHash, find_changed_files, find_problems,
 
 MANIFEST = "manifest.json"
 USED = ".used"
-"""File in an entry with the time at which a build found it last."""
+"""File of an entry with the time at which a build last used it."""
 FOREIGN = ".foreign"
-"""File in an artifact that another workspace built and whose loading runs code: it is not loaded while the file is there."""
+"""Marks an artifact from another workspace whose loading runs code: it is not loaded while the file is there."""
 NOT_LISTED = (MANIFEST, USED, FOREIGN)
 """Files of an entry that its manifest does not list."""
 ID_LENGTH = 12
@@ -38,35 +39,32 @@ RunKind = Literal[
 
 
 class UnreadableManifestError(BadInputError):
-    """A manifest that was damaged, or written by another version of optpipe."""
+    """A damaged manifest, or one of another version of optpipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The record of one entry: `manifest.json`."""
-
     kind: str
     id: str
     recipe: Mapping[str, Any] | None
-    """All that decides the content: hashes of inputs, flags, tool versions. None for what happened once."""
+    """Everything that determines the content: hashes of inputs, flags, tool versions. None if it happened once."""
     parents: tuple[str, ...]
-    """Ids of the entries it was made from."""
+    """Ids of the entries that it was made from."""
     files: Mapping[str, FileHash]
     """By POSIX path in the entry."""
     info: Mapping[str, Any]
-    """What its maker found out: the record of its kind, as plain values."""
+    """Plain values of its kind's `EntryInfo`."""
     environment: Environment
     command: str
     started_utc: str
     finished_utc: str
     """Both ISO 8601."""
     status: Status = "complete"
-    """`interrupted` where it was stopped on purpose and kept."""
+    """`interrupted` if it was stopped on purpose and kept."""
     schema_version: int = 1
 
     @property
     def name(self) -> str:
-        """`KIND-ID`, the name of the entry's folder."""
         return f"{self.kind}-{self.id}"
 
     @property
@@ -76,23 +74,23 @@ class Manifest:
 
 
 class EntryInfo(Protocol):
-    """What the maker of an entry found out: a dataclass for each kind of entry, stored in its manifest."""
+    """Facts from the maker of an entry, stored in its manifest: a dataclass per kind of entry."""
 
     KIND: ClassVar[str]
-    """The first part of the entry's name."""
+    """First part of the entry's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What the manifest of a run says of it; all kinds of runs share it."""
+    """Info of all kinds of runs."""
 
     KIND: ClassVar[str] = "run"
 
     model: str | None = None
     trained: bool | None = None
-    """Whether the model's weights are trained, where accuracy was measured."""
+    """Whether the model's weights are trained, if accuracy was measured."""
     measurements: int | None = None
-    """How many a bench run made, one or more in each process that it started: none of them can vanish unnoticed."""
+    """Number of measurements of a bench run, so that none can vanish unnoticed."""
 
 
 Info = TypeVar("Info", bound=EntryInfo, default=Any)
@@ -100,7 +98,7 @@ Info = TypeVar("Info", bound=EntryInfo, default=Any)
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[Info]):
-    """A complete entry of the workspace, or its manifest in a dossier; plain `Entry` where its kind does not matter."""
+    """A complete entry of the workspace, or its manifest in a dossier; plain `Entry` for any kind."""
 
     files: Files
     manifest: Manifest
@@ -118,7 +116,6 @@ class Entry(Generic[Info]):
 
     @property
     def kind(self) -> str:
-        """`model`, `artifact`, `bench`, …"""
         return self.manifest.kind
 
     @property
@@ -127,12 +124,11 @@ class Entry(Generic[Info]):
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """All that decides its content; empty for what happened once."""
+        """Empty for what happened once."""
         return self.manifest.recipe or {}
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was stopped before its end and kept."""
         return self.manifest.status != "complete"
 
     def matches_id(self, prefix: str) -> bool:
@@ -150,12 +146,12 @@ class Entry(Generic[Info]):
         return sum(record.size_bytes for record in self.manifest.files.values())
 
     def find_damage(self, only: str | None = None) -> str | None:
-        """What is wrong with its files, or with `only` one; None where every byte is as it was stored."""
+        """The first problem with its files, or with `only` one; None if every byte is as stored."""
         hashes = {name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)}
         return next(iter(find_changed_files(self.files, hashes)), None)
 
     def find_problems(self) -> list[str]:
-        """What is no longer as the manifest says: `PATH: changed | missing | not in the manifest`. Empty when intact."""
+        """Lines `PATH: changed | missing | not in the manifest`; empty if intact."""
         hashes = {name: file.sha256 for name, file in self.manifest.files.items()}
         return find_problems(self.files, hashes, "the manifest", NOT_LISTED)
 
@@ -164,7 +160,7 @@ Run = Entry[RunInfo]
 
 
 def read_manifest(files: Files) -> Manifest:
-    """The manifest among `files`. Raises UnreadableManifestError where it is damaged or its schema is another."""
+    """Raises UnreadableManifestError if the manifest is damaged or has another schema version."""
     try:
         return read_versioned(files, MANIFEST, Manifest)
     except BadInputError as error:
@@ -176,7 +172,7 @@ def entry_from_files(files: Files, kind: type[Info]) -> Entry[Info]: ...
 @overload
 def entry_from_files(files: Files, kind: None = None) -> Entry[Any]: ...
 def entry_from_files(files: Files, kind: type[Any] | None = None) -> Entry[Any]:
-    """The entry whose manifest is among `files`. Raises UnreadableManifestError where it is not, or of another kind."""
+    """Raises UnreadableManifestError if the manifest is damaged or of another kind."""
     manifest = read_manifest(files)
     if kind is None:
         return Entry(files, manifest, manifest.info)
@@ -194,17 +190,15 @@ def entry_from_folder(folder: Path, kind: type[Info]) -> Entry[Info]: ...
 @overload
 def entry_from_folder(folder: Path, kind: None = None) -> Entry[Any]: ...
 def entry_from_folder(folder: Path, kind: type[Any] | None = None) -> Entry[Any]:
-    """The entry in `folder`. Raises UnreadableManifestError likewise."""
     return entry_from_files(Files(folder), kind)
 
 
 def load_run(path: Path) -> Run:
-    """The finished run in `path`. Raises BadInputError as `run_from_files`."""
     return run_from_files(Files(path))
 
 
 def run_from_files(files: Files) -> Run:
-    """The finished run in a folder. Raises BadInputError where it is missing, cut off, or of another schema version."""
+    """Raises BadInputError if the run is missing, unfinished, or of another schema version."""
     path = files.folder
     if not files.has(MANIFEST):
         problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
@@ -213,14 +207,14 @@ def run_from_files(files: Files) -> Run:
 
 
 def runs_from_files(files: Files, name: str) -> tuple[Run, ...]:
-    """The runs that lie in the folder `name`, all of which are finished, by name. Raises BadInputError where one is not."""
+    """The runs in the folder `name`, by name. Raises BadInputError if one is unfinished."""
     return tuple(
         run_from_files(files.below(f"{name}/{path.name}")) for path in sorted((files.folder / name).glob("*/"))
     )
 
 
 def require_unchanged(run: Entry[Any], *, whole: bool = True) -> None:
-    """Raises BadInputError, naming the first file of `run` that is not as its manifest says."""
+    """Raises BadInputError that names the first file of `run` that differs from its manifest."""
     problems = [problem for problem in run.find_problems() if whole or not problem.endswith(": missing")]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -243,9 +237,9 @@ def finish_entry(
     environment: Environment | None = None,
     status: Status = "complete",
 ) -> Entry[Info]:
-    """Hashes every file in `folder` and writes the manifest: from here on the entry exists. Raises StageError where it cannot.
+    """Hashes every file in `folder` and writes the manifest, which completes the entry. Raises StageError if it cannot.
 
-    `command` and `environment` are those of this process unless others are given.
+    `command` and `environment` default to those of this process.
     """
     manifest = Manifest(
         kind=kind,
@@ -269,29 +263,29 @@ def compute_entry_id(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:
 
 
 def get_utc_time(precision: str = "seconds") -> str:
-    """The time in ISO 8601, to the second unless `precision` is `milliseconds` or `microseconds`."""
+    """ISO 8601, to the second unless `precision` is `milliseconds` or `microseconds`."""
     return datetime.now(UTC).isoformat(timespec=precision)
 
 
 def get_command_line() -> str:
-    """The command that is running, as it can be typed again."""
+    """The running command, as it can be typed again."""
     name = Path(sys.argv[0]).name
     program = "optpipe" if name in ("optpipe", "__main__.py") else name
     return shlex.join([program, *sys.argv[1:]])
 
 
 def strip_folders(manifest: Manifest) -> Manifest:
-    """The manifest as it may travel: without the absolute paths of the command and of the model's source and card."""
+    """The manifest without the absolute paths of the command and of the model's source and card."""
     paths = {name: manifest.info.get(name) for name in ("source", "card")}
     named = {name: drop_folder(str(value)) for name, value in paths.items() if value is not None}
     return replace(manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command))
 
 
 def drop_folders(command: str) -> str:
-    """A command line whose absolute paths are cut to their last part: a dossier tells nothing of anybody's disk."""
+    """Cuts absolute paths of a command line to their last part."""
     return shlex.join(map(drop_folder, shlex.split(command)))
 
 
 def drop_folder(word: str) -> str:
-    """A word of a command line likewise: `hf:bert` of `hf:/srv/models/bert`, `net.py:make` of `/home/me/net.py:make`."""
+    """`hf:bert` for `hf:/srv/models/bert`, `net.py:make` for `/home/me/net.py:make`."""
     return re.sub(r"(^|[=:,])[/~][^=:,]*/(?=[^/])", r"\1", word)

@@ -1,4 +1,4 @@
-"""What this machine is: recorded in every manifest, and what `doctor` reads."""
+"""This machine's environment, as recorded in manifests and shown by `doctor`."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from optpipe.core.entries import Environment, Gpu
 
 @cache
 def get_package_version(name: str) -> str | None:
-    """The installed version of distribution `name`, or None. Reads metadata only: nothing is imported."""
+    """Version of an installed distribution from its metadata, without importing it; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -22,17 +22,17 @@ def get_package_version(name: str) -> str | None:
 
 @cache
 def list_packages() -> dict[str, str]:
-    """The version of every installed package that optpipe requires, by its own metadata: also of its extras."""
+    """Versions of the installed packages that optpipe's metadata requires, including extras."""
     try:
         names = sorted({re.split(r"[^\w.-]", each)[0] for each in metadata.requires("optpipe") or ()})
-    except metadata.PackageNotFoundError:  # run from a source tree, not installed: all that is there may matter
+    except metadata.PackageNotFoundError:  # run from a source tree: every package may matter
         names = sorted({each.name for each in metadata.distributions() if each.name})
     return {name: version for name in names if (version := get_package_version(name))}
 
 
 @cache
 def list_gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that CUDA shows, in its order, as the driver's library (NVML) names them; empty without a driver."""
+    """NVIDIA GPUs that CUDA shows, in its order, as named by NVML; empty without a driver."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -51,10 +51,10 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 
 def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
-    """Which of a host's GPUs CUDA shows, in its order; `text` is CUDA_VISIBLE_DEVICES, None where that is not set.
+    """Indices of a host's GPUs that CUDA shows, in its order; `text` is CUDA_VISIBLE_DEVICES, None if it is not set.
 
     It lists indices of nvidia-smi or beginnings of UUIDs, and counts up to the first that is neither (CUDA programming
-    guide, CUDA environment variables). With a part of a GPU (MIG) in it all are shown: NVML lists no parts.
+    guide, CUDA environment variables). If it names a part of a GPU (MIG), all are shown: NVML lists no parts.
     """
     if text is None or "MIG-" in text:
         return tuple(range(len(uuids)))
@@ -70,7 +70,7 @@ def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ..
 
 
 def get_gpu_name() -> str | None:
-    """The first GPU's name, which engines are tuned for; None without one."""
+    """Name of the first GPU, for which engines are tuned; None without one."""
     return list_gpus()[0].name if list_gpus() else None
 
 
@@ -90,7 +90,6 @@ def count_cores() -> int:
 
 
 def describe_environment() -> Environment:
-    """Tool versions, device, driver and host, as they go into a manifest."""
     return Environment(
         python=platform.python_version(),
         platform=f"{platform.system()}-{platform.machine()}",

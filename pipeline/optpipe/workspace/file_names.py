@@ -1,4 +1,4 @@
-"""The names of the files that more than one verb reads or writes."""
+"""Names of files that several verbs read or write."""
 
 # an exported model
 ONNX = "model.onnx"
@@ -7,17 +7,17 @@ REFERENCE = "reference.npz"
 TOKENIZER = "tokenizer.json"
 # a verification
 OUTPUT_ERRORS = "errors.parquet"
-"""One row for each output and sample."""
+"""One row per output and sample."""
 # a calibration
 CALIBRATION_SET = "set.json"
 MODELOPT_LOG = "modelopt.log"
-"""What ModelOpt said while it worked; kept with the graph."""
+"""Output of ModelOpt, kept with the graph."""
 # runs
 PREDICTIONS = "predictions.parquet"
 EVALUATION = "evaluate.json"
 PREPROCESSING = "preprocess.json"
 ROWS = "images.parquet"
-"""One row for each image of a parity proof."""
+"""One row per image of a parity proof."""
 END_TO_END = "end-to-end.json"
 PROFILE = "profile.json"
 # a dossier

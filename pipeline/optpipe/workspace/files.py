@@ -1,4 +1,4 @@
-"""Files of the workspace: written whole or not at all, read with errors that a user understands, and compared by hash."""
+"""Files of the workspace: written atomically, read with clear errors, and compared by hash."""
 
 import errno
 import io
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes the whole of `content` or nothing. Raises StageError where it cannot be written."""
+    """Writes all of `content` or nothing. Raises StageError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
@@ -36,12 +36,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes `document` to `path` so that a reader sees the whole of it or nothing. NaN is refused."""
+    """As `write_bytes`. NaN is refused."""
     write_bytes(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_parquet(path: Path, frame: "pl.DataFrame") -> None:
-    """Writes `frame` likewise; polars' own writing leaves half a file and an error of its own where the disk is full."""
+    """As `write_bytes`; polars' own writer leaves half a file, and an obscure error, on a full disk."""
     buffer = io.BytesIO()
     frame.write_parquet(buffer)
     write_bytes(path, buffer.getvalue())
@@ -49,14 +49,12 @@ def write_parquet(path: Path, frame: "pl.DataFrame") -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileHash:
-    """A file as it was when it was stored."""
-
     sha256: str
     size_bytes: int
 
 
 def list_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, Path]:
-    """The regular files below `folder` by POSIX path relative to it, in its order, but those named in `leave_out`."""
+    """Regular files below `folder`, by POSIX path relative to it, sorted, without those named in `leave_out`."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {name: found[name] for name in sorted(found) if name not in leave_out and not found[name].is_symlink()}
 
@@ -68,7 +66,7 @@ def hash_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, FileH
 
 
 def find_changed_files(files: Files, hashes: Mapping[str, str]) -> list[str]:
-    """`NAME: missing` or `NAME: changed` for every file whose SHA-256 is not as `hashes` has it; names that lead out too."""
+    """`NAME: missing` or `NAME: changed` for every file whose SHA-256 differs from `hashes`; also reports names outside the folder."""
     found = []
     for name, sha256 in hashes.items():
         try:
@@ -82,7 +80,7 @@ def find_changed_files(files: Files, hashes: Mapping[str, str]) -> list[str]:
 
 
 def find_problems(files: Files, hashes: Mapping[str, str], list_name: str, leave_out: Collection[str]) -> list[str]:
-    """What `find_changed_files` finds, and `NAME: not in LIST` for every file that is not listed; sorted."""
+    """Sorted result of `find_changed_files`, with `NAME: not in LIST` for unlisted files."""
     unlisted = [f"{name}: not in {list_name}" for name in list_files(files.folder, leave_out) if name not in hashes]
     return sorted(find_changed_files(files, hashes) + unlisted)
 

@@ -1,4 +1,4 @@
-"""Locks between processes: `flock` on a file, which the kernel frees however its holder ends."""
+"""Locks between processes: `flock` on a file, which the kernel releases however its holder ends."""
 
 import fcntl
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from typing import IO
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, which is made where it is missing, while the block runs; waits for another holder."""
+    """Creates and locks the file `path` while the block runs; waits for another holder."""
     with open_lock(path) as file:
         lock(file)
         yield
 
 
 def open_lock(path: Path) -> IO[str]:
-    """The lock file `path`, not yet locked; closing it unlocks it."""
+    """The lock file, not yet locked; closing it unlocks it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("w")
 
@@ -26,7 +26,7 @@ def lock(file: IO[str], *, shared: bool = False) -> None:
 
 
 def try_lock(file: IO[str] | int, *, shared: bool = False) -> bool:
-    """Locks `file`, a file or descriptor, unless another holds it; returns whether it did."""
+    """Locks `file`, a file or descriptor, unless another process holds it; returns whether it did."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Where a user wants something written: whether that is possible, known before anything long runs, and the move to there."""
+"""Checks that a user's output location can be written before anything long runs, and moves results there."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ from optpipe.core.plan import for_workspace
 
 
 def require_writable_folder(folder: Path, option: str) -> None:
-    """Raises BadInputError where no file can be made in `folder`, which `option` names and need not exist; makes nothing."""
+    """Raises BadInputError if no file can be made in `folder`, which need not exist; creates nothing. `option` named it."""
     _require_room(folder, f"{option} {folder}")
 
 
 def require_writable_file(file: Path, option: str) -> None:
-    """Likewise for a file that will be written, or written again."""
+    """Raises BadInputError if `file` cannot be created or overwritten."""
     if os.path.isdir(file):  # noqa: PTH112 - Path.is_dir raises where a folder on the way cannot be searched
         raise BadInputError(f"{option} {file} is a folder; specify a file")
     if not os.path.exists(file):  # noqa: PTH110 - likewise
@@ -29,7 +29,7 @@ def require_writable_file(file: Path, option: str) -> None:
 
 
 def require_unused_path(target: Path, option: str = "--output") -> None:
-    """Likewise for a folder that will be new: also where something is at `target` already."""
+    """Raises BadInputError if `target` exists or cannot be created."""
     if os.path.lexists(target):
         raise BadInputError(f"{target} already exists; choose another {option}")
     _require_room(target, f"{option} {target}")
@@ -46,17 +46,17 @@ def _require_room(path: Path, what: str) -> None:
     except NotADirectoryError:
         raise BadInputError(f"{what}: {nearest} is not a folder") from None
     except OSError as error:
-        why = "" if error.errno == ENOENT else f" ({error.strerror})"  # as /proc says
+        why = "" if error.errno == ENOENT else f" ({error.strerror})"  # the error of /proc, which misleads
         raise BadInputError(f"{what}: {nearest} is not writable{why}") from error
 
 
 def move_folder(folder: Path, target: Path) -> None:
-    """Moves `folder` to the unused path `target` in one step, for all to read: scratch files are private."""
+    """Moves `folder` to the unused path `target` in one step and makes it readable for all, since scratch files are private."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     target.parent.mkdir(parents=True, exist_ok=True)
     require_unused_path(target)
-    beside = target.with_name(f".{target.name}.{folder.name}")  # on another disk moving is copying
+    beside = target.with_name(f".{target.name}.{folder.name}")  # a move to another disk is a copy
     try:
         shutil.move(folder, beside)
         beside.rename(target)
@@ -66,7 +66,7 @@ def move_folder(folder: Path, target: Path) -> None:
 
 @contextmanager
 def explain_os_errors(workspace: Path) -> Iterator[None]:
-    """Turns what the file system refuses below `workspace`, or in making it, into the message a user can act on."""
+    """Turns errors of the file system below `workspace`, or while creating it, into messages with a way out."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def _is_refusal(error: OSError, workspace: Path) -> bool:
     if error.filename is None:
         return False
     place = Path(os.fsdecode(error.filename)).absolute()
-    if workspace.is_relative_to(place):  # it, or a folder above it, cannot be made; /proc says that nothing is there
+    if workspace.is_relative_to(place):  # cannot be created; /proc reports ENOENT
         return error.errno in (ENOENT, *_REFUSED)
     return place.is_relative_to(workspace) and error.errno in _REFUSED
 
@@ -98,7 +98,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def find_shipped_folder(name: Literal["models", "calibration"]) -> Path:
-    """The folder `name`. Raises MissingError where the installation lacks it."""
+    """Raises MissingError if the installation lacks the folder."""
     in_wheel = _PACKAGE / "_data" / name
     in_checkout = _PACKAGE.parent.parent / name
     for folder in (in_wheel, in_checkout):

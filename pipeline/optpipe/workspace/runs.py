@@ -1,8 +1,8 @@
-"""What happened once: runs in `runs/KIND-TIME-HEX/`, and records without files beside them.
+"""Runs in `runs/KIND-TIME-HEX/`, and records without files next to them.
 
-HEX is the microsecond, so that names are in the order of time, and a random byte. A run is written in place, and finished when its
-manifest lies there. A folder without a manifest was cut off, or is being written, and is never listed. A run that is removed leaves
-its manifest, without its files, in `removed/`, so that a sign-off can say that it was there.
+HEX is the microsecond, so that names sort by time, and a random byte. A run is written in place and is finished once it
+has a manifest. A folder without a manifest was cut off, or is being written, and is never listed. A removed run leaves
+its manifest, without its files, in `removed/`, so that a sign-off can report it.
 """
 
 import secrets
@@ -42,7 +42,7 @@ REMOVED = "removed"
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run being written: put files under `path`, then call `finish_run`."""
+    """A run being written: put files into `path`, then call `finish_run`."""
 
     path: Path
     kind: RunKind
@@ -54,7 +54,7 @@ class OpenRun:
 
 
 def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
-    """Makes a new, empty run folder. Raises BadInputError where the workspace cannot be written, StageError where it is full."""
+    """Creates an empty run folder. Raises BadInputError if the workspace cannot be written, StageError if the disk is full."""
     now = datetime.now(UTC)
     path = workspace / RUNS / f"{kind}-{now:%Y%m%dT%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)}"
     with explain_os_errors(workspace):
@@ -64,7 +64,7 @@ def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
 
 @contextmanager
 def open_run(workspace: Path, kind: RunKind) -> Iterator[OpenRun]:
-    """A new run that is finished in the block, or leaves nothing behind."""
+    """Deletes the run's folder if the block does not finish it."""
     run = begin_run(workspace, kind)
     try:
         yield run
@@ -82,9 +82,9 @@ def finish_run(
     trained: bool | None = None,
     status: Status = "complete",
 ) -> Run:
-    """Hashes every file and writes the manifest: from here on the run exists. Raises StageError where it cannot.
+    """Hashes every file and writes the manifest, which finishes the run. Raises StageError if it cannot.
 
-    `command` is the one that is running unless another is given.
+    `command` defaults to the running one.
     """
     ident = run.name.removeprefix(f"{run.kind}-")
     files = Files(run.path)
@@ -104,20 +104,20 @@ def write_record(
     parents: Sequence[str] = (),
     environment: Environment | None = None,
 ) -> Entry[Info]:
-    """Stores what happened once and has no files: a job of a sweep. Raises StageError where it cannot be written."""
+    """Stores a record without files, such as a job of a sweep. Raises StageError if it cannot be written."""
     folder = workspace / RUNS / f"{info.KIND}-{ident}"
     return finish_entry(folder, info.KIND, ident, info, started_utc, parents=parents, environment=environment)
 
 
 def list_records(workspace: Path, kind: type[Info], prefix: str = "") -> Iterator[Entry[Info]]:
-    """The records of `kind` whose id begins with `prefix`, by name. Raises BadInputError where one is damaged."""
+    """Records of `kind` whose id begins with `prefix`, by name. Raises BadInputError if one is damaged."""
     for path in sorted((workspace / RUNS).glob(f"{kind.KIND}-{prefix}*/")):
         if (path / MANIFEST).is_file():
             yield entry_from_files(Files(path), kind)
 
 
 def list_runs(workspace: Path, kind: RunKind | None = None) -> tuple[Run, ...]:
-    """All finished runs, oldest first; of one `kind` if given. Cut-off folders are left out."""
+    """Finished runs, oldest first; of one `kind` if given."""
     finished = (path for path in list_run_folders(workspace, kind) if (path / MANIFEST).is_file())
     return tuple(sorted(map(_load_listed_run, finished), key=lambda run: run.manifest.started_utc))
 
@@ -132,19 +132,19 @@ def _load_listed_run(path: Path) -> Run:
 
 
 def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]:
-    """The folders of all runs in the order in which they began: finished, cut off, and being written."""
+    """Folders of all runs, finished or not, in the order in which they began."""
     kinds = get_args(RunKind) if kind is None else (kind,)
     found = (path for each in kinds for path in (workspace / RUNS).glob(f"{each}-*/"))
     return sorted(found, key=lambda path: path.name.split("-")[-2:])  # the time, to the microsecond
 
 
 def note_removal(workspace: Path, run: Run) -> None:
-    """Keeps what remains of a run that is removed on request: its manifest."""
+    """Keeps the manifest of a run that is removed on request."""
     write_bytes(workspace / REMOVED / run.name / MANIFEST, json_from_record(replace(run.manifest, files={})))
 
 
 def list_removed_runs(workspace: Path, parent: str) -> tuple[str, ...]:
-    """The names of the bench runs of the artifact `parent` that were removed."""
+    """Names of the removed bench runs of the artifact `parent`."""
     return tuple(
         run.name
         for run in runs_from_files(Files(workspace), REMOVED)
@@ -153,5 +153,4 @@ def list_removed_runs(workspace: Path, parent: str) -> tuple[str, ...]:
 
 
 def newest_runs(runs: Sequence[Run], kind: RunKind) -> list[Run]:
-    """Those of `runs` that are of `kind`, the newest first."""
     return sorted((run for run in runs if run.kind == kind), key=lambda run: run.manifest.started_utc, reverse=True)

@@ -1,8 +1,8 @@
-"""A sealed folder: one hash per file, one hash over the hashes, and an optional signature. Any changed byte shows.
+"""A sealed folder: a hash per file, a hash over the hashes, and an optional signature, so that any changed byte shows.
 
 Format: `SHA256SUMS` lists every other file in coreutils' form (so `sha256sum -c SHA256SUMS` works without optpipe),
 sorted by path; `SHA256SUMS.sha256` holds the hash of that list; `SHA256SUMS.sig` is an SSH signature of it, made and
-checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of our own.
+checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of this package.
 """
 
 import base64
@@ -36,10 +36,7 @@ def seal_folder(folder: Path) -> str:
 
 
 def find_seal_problems(files: Files) -> list[str]:
-    """Everything in a folder that is not as it was sealed, one line each; empty when it is intact.
-
-    Raises BadInputError where the folder is not sealed at all.
-    """
+    """Lists every difference from the sealed state, one line each. Raises BadInputError if the folder is not sealed at all."""
     folder = files.folder
     if not files.has(SUMS):
         problem = f"is not a dossier: {SUMS} is missing" if folder.exists() else "does not exist"
@@ -60,7 +57,7 @@ def find_seal_problems(files: Files) -> list[str]:
 
 
 def require_key(key: Path) -> None:
-    """Raises BadInputError where there is no file with a key, MissingError where nothing could sign with it."""
+    """Raises BadInputError without a key file, MissingError without ssh-keygen."""
     if not key.is_file():
         raise BadInputError(f"no key at {key}; create one with: ssh-keygen -t ed25519 -f {key}")
     _find_ssh_keygen()
@@ -76,10 +73,10 @@ def sign_folder(folder: Path, key: Path) -> None:
 
 
 def check_signature(files: Files, allowed_signers: Path | None = None) -> tuple[str | None, str]:
-    """What is wrong with the signature of a folder, or None; and by whom it is signed, as words for a user.
+    """The problem with a folder's signature, or None, and the signer in words.
 
     With `allowed_signers` (ssh-keygen's file of that name) the signer must be one of them; without, only the signature
-    itself is checked. A folder without a signature has a problem only if `allowed_signers` asks for one.
+    itself is checked. A missing signature is a problem only with `allowed_signers`.
     """
     if not files.has(SIGNATURE):
         return f"{SIGNATURE}: missing, but a signature is required" if allowed_signers else None, "not signed"
@@ -90,7 +87,7 @@ def check_signature(files: Files, allowed_signers: Path | None = None) -> tuple[
         raise BadInputError(
             f"allowed-signers file {allowed_signers} does not exist; see the ssh-keygen manual page for its format"
         )
-    with NamedTemporaryFile() as copy:  # of what was read, which nobody can change in the meantime
+    with NamedTemporaryFile() as copy:  # of the bytes that were read, which cannot change meanwhile
         copy.write(armored)
         copy.flush()
         check = ["-Y", "check-novalidate"]
@@ -121,7 +118,7 @@ def _find_ssh_keygen() -> str:
 
 
 def _canonicalize_signature(armored: bytes) -> bytes:
-    """The signature as ssh-keygen would write it, so that no byte of the file can vary unnoticed; empty for none."""
+    """The signature as ssh-keygen would write it, so that no byte of the file can vary unnoticed; empty if it is not one."""
     begin, end = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n"
     if not (armored.startswith(begin) and armored.endswith(end)):
         return b""

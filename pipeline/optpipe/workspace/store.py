@@ -1,9 +1,9 @@
 """The artifact store: addressed by recipe, verified by content, complete or absent.
 
-An entry is a folder `store/<kind>-<id>`, where the id is the hash of all that decides its content. It is made in
-`tmp/` and renamed into place when whole, so a killed process leaves nothing that looks finished. One lock file per
-entry lets two builds of the same thing take turns: the second finds what the first has made. Who makes entries holds a
-shared lock on the store until the process ends, so that nobody removes what is about to be needed.
+An entry is a folder `store/<kind>-<id>`, where the id is the hash of everything that determines its content. It is made
+in `tmp/` and renamed into place when complete, so that a killed process leaves no partial entry. A lock file per entry
+makes two builds of the same thing take turns: the second finds the result of the first. A process that makes entries
+holds a shared lock on the store until it ends, so that nothing that it will need is removed.
 """
 
 import os
@@ -38,15 +38,13 @@ from optpipe.workspace.places import explain_os_errors
 
 LOCKS = "locks"
 NOTES = "notes"
-"""Folder of the workspace with what only saves time, and may be deleted whenever nothing runs."""
+"""Folder of the workspace with files that only save time and may be deleted while nothing runs."""
 _IN_USE: dict[Path, IO[str]] = {}
-"""The lock files of the stores that this process makes entries in: their locks end with the process, however it ends."""
+"""Lock files of the stores that this process makes entries in. The locks end with the process, however it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store below one workspace folder."""
-
     workspace: Path
 
     @property
@@ -54,14 +52,14 @@ class Store:
         return self.workspace / "store"
 
     def require_writable(self) -> None:
-        """Raises `BadInputError` before any work where the workspace cannot be written."""
+        """Raises BadInputError if the workspace cannot be written."""
         with explain_os_errors(self.workspace):
             self.root.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=self.workspace, prefix=".writable-"):
                 pass
 
     def get(self, kind: type[Info], recipe: Mapping[str, Any]) -> Entry[Info] | None:
-        """The entry made by `recipe`, or None where there is none or it is damaged."""
+        """The entry made by `recipe`; None if it is missing or damaged."""
         path = self.root / _name_entry(kind, recipe)
         try:
             entry = entry_from_folder(path, kind)
@@ -78,11 +76,11 @@ class Store:
         parents: tuple[str, ...] = (),
         listener: Listener,
     ) -> tuple[Entry[Info], bool]:
-        """The entry made by `recipe` and whether the store had it already.
+        """The entry made by `recipe`, and whether the store had it already.
 
-        `make` fills an empty folder and returns the manifest's `info`; what it raises leaves nothing behind.
+        `make` fills an empty folder and returns the manifest's `info`; if it raises, nothing is left behind.
         """
-        with suppress(OSError):  # where no lock can be made, nobody can remove anything
+        with suppress(OSError):  # if no lock can be made, nothing can be removed either
             lock(self._open_store_lock(), shared=True)
         if (entry := self.get(kind, recipe)) is not None:
             self._note_use(entry)
@@ -104,7 +102,7 @@ class Store:
         make: Callable[[Path], Info],
         parents: tuple[str, ...],
     ) -> Entry[Info]:
-        scratch = self.workspace / "tmp" / name  # ours alone while the lock is held, so what lies there is a dead run's
+        scratch = self.workspace / "tmp" / name  # under the lock, so existing files are a dead run's
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         try:
@@ -127,7 +125,7 @@ class Store:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """While the block runs no other process makes entries. Raises StageError where one does so already."""
+        """Keeps other processes from making entries while the block runs. Raises StageError if one does so already."""
         with explain_os_errors(self.workspace):
             file = self._open_store_lock()
             if not try_lock(file):
@@ -145,8 +143,8 @@ class Store:
 
     @staticmethod
     def _note_use(entry: Entry[Any]) -> None:
-        """Notes that a build came to `entry` again: of several that fit a name, that of the last build is meant."""
-        with suppress(OSError):  # a store that cannot be written is read anyway
+        """Notes that a build used `entry` again: among several entries that fit a name, the last used is meant."""
+        with suppress(OSError):  # a read-only store can still be read
             entry.file(USED).write_text(get_utc_time("microseconds"), encoding="utf-8")
 
     @staticmethod
@@ -160,9 +158,9 @@ class Store:
     @overload
     def list_entries(self, kind: None = None) -> list[Entry[Any]]: ...
     def list_entries(self, kind: type[Any] | None = None) -> list[Entry[Any]]:
-        """The entries of `kind`, or all; those that a build made or found last at the end. Their files are not hashed here.
+        """Entries of `kind`, or all, with the last used at the end. Their files are not hashed.
 
-        Raises BadInputError where a manifest is damaged.
+        Raises BadInputError if a manifest is damaged.
         """
         found, damaged = self.scan_entries(kind)
         if damaged:
@@ -174,14 +172,14 @@ class Store:
         return found
 
     def scan_entries(self, kind: type[Any] | None = None) -> tuple[list[Entry[Any]], list[Path]]:
-        """The entries with a readable manifest, in the order of `list_entries`, and the folders that have none."""
+        """Entries with a readable manifest, ordered as by `list_entries`, and the folders without one."""
         found: list[Entry[Any]] = []
         damaged = []
         for path in sorted(self.root.glob("*/" if kind is None else f"{kind.KIND}-*/")):
             try:
                 found.append(entry_from_folder(path, kind))
             except UnreadableManifestError:
-                if path.is_dir():  # else another process has removed it in the meantime
+                if path.is_dir():  # otherwise another process has removed it meanwhile
                     damaged.append(path)
         return sorted(found, key=lambda entry: (self._last_use(entry), entry.path.name)), damaged
 
@@ -190,7 +188,7 @@ class Store:
     @overload
     def find(self, prefix: str, kind: None = None) -> Entry[Any]: ...
     def find(self, prefix: str, kind: type[Any] | None = None) -> Entry[Any]:
-        """The one entry, of `kind` if given, whose id or `kind-id` starts with `prefix`."""
+        """The only entry whose id or `kind-id` starts with `prefix`. Raises BadInputError if there is none or several."""
         entries: list[Entry[Any]] = self.list_entries(kind)
         found = [entry for entry in entries if entry.matches_id(prefix)]
         if not found:
@@ -204,10 +202,10 @@ class Store:
         return found[0]
 
     def verify_entry(self, entry: Entry[Info], only: str | None = None, *, loads: bool = True) -> Entry[Info]:
-        """`entry`, after every byte, or those of the file `only`, was compared with its manifest's hashes.
+        """Compares every byte, or those of the file `only`, with the manifest's hashes; returns `entry`.
 
-        Call it before anything is deserialized or believed. Raises StageError where a file is missing or changed, and where the
-        entry `loads` and came from another workspace: deserializing it runs code of whoever made it.
+        Call it before anything is deserialized or believed. Raises StageError if a file is missing or changed, or if
+        the entry `loads` and came from another workspace: deserializing it runs code of whoever made it.
         """
         if loads and only is None and (foreign := entry.file(FOREIGN)).exists():
             raise StageError(
@@ -222,13 +220,13 @@ class Store:
         return entry
 
     def remove_folder(self, folder: Path) -> int:
-        """Deletes the folder of an entry or a run, damaged or not; returns the bytes it held, 0 where it is gone already."""
+        """Deletes the folder of an entry or a run, damaged or not; returns its bytes, 0 if it is already gone."""
         with explain_os_errors(self.workspace), hold_lock(self.lock_path(folder.name)):
             doomed = self.workspace / "tmp" / f"{folder.name}.removed"
             doomed.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(doomed, ignore_errors=True)
             try:
-                folder.rename(doomed)  # first out of sight in one step, then file by file
+                folder.rename(doomed)  # hides it in one step before the files are deleted
             except FileNotFoundError:  # another process was faster
                 return 0
             size = measure_folder_bytes(doomed)
@@ -237,7 +235,7 @@ class Store:
 
     @contextmanager
     def scratch(self, kind: str) -> Iterator[Path]:
-        """An empty folder that is deleted at the end; where the process dies, by `gc`, which sees that its lock is free."""
+        """An empty folder that is deleted at the end, or by `gc` if the process dies, once its lock is free."""
         name = f"{kind}-{secrets.token_hex(6)}"
         with explain_os_errors(self.workspace), hold_lock(self.lock_path(name)):
             folder = self.workspace / "tmp" / name

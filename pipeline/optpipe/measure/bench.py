@@ -1,4 +1,4 @@
-"""Measures stored artifacts: batch sizes, scenarios, options, limits; writes one run folder, or finishes one that was cut off."""
+"""Measures stored artifacts into one run folder, or finishes a run that was cut off."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,19 +77,18 @@ class BenchState:
     store: Store
     listener: Listener
     scratch: Path
-    """For inputs on disk."""
+    """Folder for inputs on disk."""
     pool: WorkerPool
     measurements: list[Measurement] = field(default_factory=list)
     refusals: list[OptpipeError] = field(default_factory=list)
     interrupted: bool = False
     trials: int = 0
     processes: int = 0
-    """Workers that were started."""
     place: str = ""
-    """How far the run is: `process 2 of 5, about 40 s left: `."""
+    """Progress of the run: `process 2 of 5, about 40 s left: `."""
 
     def find_host_cause(self) -> Reason | None:
-        """The cause on the host that made both of the last two processes INVALID, alone or with its symptoms; None if there is none."""
+        """The host's cause that made both of the last two processes INVALID, alone or with its symptoms; None without one."""
         processes: dict[int, list[dict[str, Reason]]] = {}
         for each in self.measurements:
             causes = {reason.code: reason for reason in each.reasons if reason.code in HOST_CAUSES}
@@ -101,20 +100,19 @@ class BenchState:
 
 
 class BenchSubject:
-    """One artifact, its inputs on disk, and the worker that holds it loaded for as long as options stay the same."""
+    """One artifact, its inputs on disk, and the worker that keeps it loaded while options stay the same."""
 
     def __init__(self, artifact: StoredArtifact, running: BenchState) -> None:
         self.artifact, self.running = artifact, running
         self.searched: list[Measurement] = []
         self.best_rate: Measurement | None = None
         self.points: list[tuple[LoadSpec, Options]] = []
-        """What every process measures."""
+        """Points of every process."""
         self.given = artifact.given(running.plan.options)
         self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # which tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
         self.trials: dict[int | None, TrialSubject] = {}
-        """By the length of their inputs."""
         for length in running.plan.lengths or (None,):
             scratch = running.scratch / artifact.entry.id / str(length)
             trial = prepare_subject(
@@ -123,7 +121,7 @@ class BenchSubject:
             self.trials[trial.context.length] = trial
 
     def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
-        """Tunes if asked, then sweeps or searches in a first process, which decides what the others measure."""
+        """Tunes if asked, then sweeps or searches in a first process, which determines the points of the others."""
         running, plan = self.running, self.running.plan
         options = dict.fromkeys(sizes, self.defaults)
         first = next(iter(self.trials))
@@ -163,7 +161,7 @@ class BenchSubject:
         )
 
     def expect(self, times: int) -> None:
-        """Lets workers stand by for that many repetitions; each takes one for every set of options and every length."""
+        """Prepares standby workers for `times` repetitions: one per set of options and length."""
         changes = sum((a.length, one) != (b.length, other) for (a, one), (b, other) in pairwise(self.points))
         self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
 
@@ -175,7 +173,6 @@ class BenchSubject:
                     self._one(workers, load, options, second_stage=second_stage)
 
     def list_groups(self) -> list[ProcessGroup]:
-        """What all processes measured so far, by point."""
         run = self.running.run
         found = [
             recorded_from_files(each, run.name, Files(run.path))
@@ -185,7 +182,7 @@ class BenchSubject:
         return group_processes(found)
 
     def judge_limit(self, slo: Slo) -> ArtifactLimit:
-        """What all processes together say of the limit; of a rate, those at the one that was found."""
+        """Judges the limit over all processes; a rate by the measurements at the rate that was found."""
         merged = {group.load.key: merge_group(group) for group in self.list_groups()}
         found = [merged.get(each.load.key, each) for each in self.searched]
         best = find_largest_inside(found, slo)
@@ -262,7 +259,7 @@ class BenchSubject:
 
 
 class _Workers:
-    """At most one worker at a time; another set of options, another length, or a dead one, means a fresh process."""
+    """At most one worker at a time; other options, another length or a dead worker start a fresh process."""
 
     def __init__(self, running: BenchState) -> None:
         self._running = running
@@ -276,7 +273,6 @@ class _Workers:
         self._close()
 
     def take(self, subject: TrialSubject) -> WorkerProcess:
-        """A worker that holds this subject."""
         if self._worker is None or not self._worker.alive or subject != self._loaded:
             self._close()
             self._worker, self._loaded = subject.open(), subject
@@ -296,8 +292,7 @@ TUNING_FILE = "tuning.json"
 def choose_exit_status(
     measurements: Sequence[Measurement], limit: LimitRecord | None = None, *, interrupted: bool = False
 ) -> ExitStatus:
-    """INTERRUPTED; STAGE_FAILED where an artifact was refused or died, or nothing has a figure; FAIL for a wrong output
-    or a limit that nothing meets, INCONCLUSIVE where that could not be judged."""
+    """STAGE_FAILED if an artifact was refused or died, or nothing has a figure; FAIL for a wrong output or an unmet limit."""
     codes = {reason.code for each in measurements for reason in each.reasons}
     if interrupted:
         return ExitStatus.INTERRUPTED
@@ -313,10 +308,10 @@ def choose_exit_status(
 def bench_artifacts(
     artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener
 ) -> BenchRecord:
-    """Measures every artifact in turn and writes the run; one that fails is a row and does not stop the others.
+    """Measures every artifact in turn and writes the run; a failing artifact is a row and does not stop the others.
 
-    Raises BadInputError for a batch or length outside a profile or an option that an artifact's backend does not have, before anything
-    is measured, and what the only artifact failed with.
+    Raises BadInputError for a batch or length outside a profile, or an unknown backend option, before anything is
+    measured; otherwise the failure of the only artifact.
     """
     sizes = {each.entry.id: choose_batch_sizes(each, plan.batches) for each in artifacts}
     for each in artifacts:
@@ -330,7 +325,6 @@ def bench_artifacts(
 def _measure_and_finish(
     artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: BenchState
 ) -> BenchRecord:
-    """Measures, and writes what the run is finished by."""
     run, plan, store = bench_run.run, bench_run.plan, bench_run.store
     limits: list[ArtifactLimit] = []
     tunings: list[TuningRecord] = []
@@ -367,7 +361,7 @@ def _measure_and_finish(
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
-    """The processes after the first, in rounds of all subjects; more of them where an interval is to be reached, decided once."""
+    """Runs the other processes in rounds over all subjects; adds more once if an interval is requested."""
     plan, order = running.plan, Order(running.plan.seed)
     running.place = f"process 2 of {plan.processes}: "
     for subject in subjects:
@@ -425,7 +419,7 @@ def record_from_run(
 
 
 def recover_run(directory: Path) -> BenchRecord:
-    """Summarizes what the cut-off run in `directory` measured and finishes it, marked as interrupted.
+    """Finishes the cut-off run in `directory`, marked as interrupted, and summarizes its measurements.
 
     Raises BadInputError for anything but the folder of a bench run that was cut off.
     """

@@ -1,10 +1,9 @@
-"""Compares what was measured: speed-up against a baseline, the frontier, the best build for each goal.
+"""Compares measurements: speed-up against a baseline, the frontier, the best build for each goal.
 
-A row is a build with its settings under one load (`Measurement.key`): all processes that measured it so are one row.
-
-A speed-up is the ratio of the p50 latencies in the two rows, with an interval from three or more processes of both. What is claimed
-(faster, slower, dominated, best) is claimed by Holm's procedure over all pairs of rows, so that one table in a hundred of equal
-builds has a false claim; between builds of different runs only where it is known how much runs differ.
+A row is a build with its settings under one load (`Measurement.key`), over all processes that measured it. A speed-up
+is the ratio of the p50 latencies of two rows, with an interval if both have three or more processes. Claims (faster,
+slower, dominated, best) use Holm's procedure over all pairs of rows, so that one table in a hundred of equal builds has
+a false claim; builds of different runs are only compared if the scatter between runs is known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,6 @@ from optpipe.stats.means import Scatter, reject_by_holm
 
 
 def _objectives(row: ComparisonRow) -> dict[str, float]:
-    """What a build is weighed by, larger is better."""
     found = {
         "latency": _score(row, Goal.LATENCY),
         "throughput": _score(row, Goal.THROUGHPUT),
@@ -51,13 +49,13 @@ def _objectives(row: ComparisonRow) -> dict[str, float]:
 
 
 OBJECTIVES = {"latency": -1, "throughput": 1, "energy": -1}
-"""What builds are compared in, and whether more is better."""
+"""Objectives, with 1 if more is better and -1 if less is better."""
 Claims = frozenset[tuple[str, str, str]]
-"""The rows of which one is shown to be better than another, and in what: (id, id, objective)."""
+"""(better row's id, worse row's id, objective) of every difference that is shown."""
 
 
 def mark_frontier(rows: list[ComparisonRow], shown: Claims) -> list[ComparisonRow]:
-    """Marks rows that no other one is shown to dominate, among valid rows of one model under one kind of load."""
+    """Marks valid rows that no row of the same model and kind of load is shown to dominate."""
     judged = []
     for row in rows:
         rivals = [each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row]
@@ -73,7 +71,7 @@ def _kind(row: ComparisonRow) -> tuple[str, str, str, int | None]:
 
 
 def _find_better(one: ComparisonRow, other: ComparisonRow, shown: Claims) -> list[str]:
-    """What `one` is shown to be better in, where no figure of it is worse; nothing where one is or is not known."""
+    """Objectives in which `one` is shown to be better, if it is worse in none; empty otherwise."""
     mine, theirs = _objectives(one), _objectives(other)
     if any(name not in mine or mine[name] < value for name, value in theirs.items()):
         return []
@@ -83,7 +81,7 @@ def _find_better(one: ComparisonRow, other: ComparisonRow, shown: Claims) -> lis
 def find_best_rows(
     rows: list[ComparisonRow], slo: Slo | None, shown: Claims
 ) -> tuple[dict[str, str | None], dict[str, str]]:
-    """The id of the row that is shown to be the best for each goal, None where none is, and why; with `slo` only rows that meet it."""
+    """Row id by goal, None if no row is shown to be the best, and the reasons; with `slo` only rows that meet it."""
     models = sorted({row.model for row in rows})
     if len(models) > 1:  # the smallest network is not a better build of the others
         reason = f"{len(models)} models are compared ({', '.join(models)}); choose one with --model"
@@ -116,7 +114,7 @@ def find_best_rows(
 
 
 def sort_by_goal(comparison: Comparison, goal: Goal) -> Comparison:
-    """The rows ordered by `goal`, the best first and what has no figure last; INVALID ones below the valid."""
+    """Sorts rows by `goal`, the best first, then rows without a figure, then INVALID ones."""
 
     def order(row: ComparisonRow) -> tuple[bool, bool, float]:
         score = _score(row, goal)
@@ -166,20 +164,17 @@ def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts:
-    """What is known of an artifact beyond its measurements."""
-
     size_bytes: int | None = None
     build_s: float | None = None
     top1: Estimate | None = None
     causes: str = ""
-    """Why an INT8 artifact may be slow."""
     accuracy: str | None = None
-    """What an INT8 artifact's accuracy is not shown to keep."""
+    """The accuracy budget that an INT8 artifact may exceed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What everything is compared with: a run, an approved dossier, or the FP32 build of each backend."""
+    """Baseline of a comparison: a run, an approved dossier, or the FP32 build of each backend."""
 
     name: str
     kind: str
@@ -194,7 +189,7 @@ def compare_measurements(
     slo: Slo | None = None,
     across: bool = False,
 ) -> Comparison:
-    """The comparison of `measured`. Raises BadInputError where it mixes machines and `across` is not set."""
+    """Raises BadInputError if `measured` mixes machines and `across` is not set."""
     warnings = _check_environments(measured, baseline, across=across)
     groups = _group_by_key(measured)
     names = _Names.of([*measured, *(baseline.measured if baseline else ())])
@@ -234,7 +229,7 @@ def _compare_groups(
     own: bool,
     across: bool,
 ) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str], Claims]:
-    """A row of each group with its speed-up over the baseline; rows without a counterpart; what has to be said; what is shown."""
+    """A row per group with its speed-up over the baseline; rows without a counterpart; notes; claims."""
     rows: list[ComparisonRow] = []
     every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
     scatters = {name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")}
@@ -283,18 +278,17 @@ def _compare_groups(
 
 
 _Groups = Mapping[tuple[object, ...], ProcessGroup]
-"""The measurements that share a key."""
 _Build = tuple[str | None, str, str, str]
 """Model, backend, precision and device."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What builds and their settings are called, so that each name means one of all that are compared."""
+    """Names of builds and settings that are unique within a comparison."""
 
     builds: frozenset[_Build]
     differing: Mapping[_Build, tuple[str, ...]]
-    """The settings that a build was not measured alike with."""
+    """Names of the settings that differ between measurements of a build."""
 
     @classmethod
     def of(cls, measured: Sequence[RecordedMeasurement]) -> "_Names":
@@ -304,7 +298,7 @@ class _Names:
         return cls(frozenset(settings), {build: find_differing_settings(found) for build, found in settings.items()})
 
     def build(self, one: RecordedMeasurement) -> str:
-        """`onnxruntime int8`, with its model first and its device last where others have others."""
+        """`onnxruntime int8`, with its model first and its device last if others differ in them."""
         model, backend, precision, device = _build(one.measurement)
         several_models = len({each[0] for each in self.builds}) > 1
         several_devices = len([each for each in self.builds if each[:3] == (model, backend, precision)]) > 1
@@ -312,16 +306,15 @@ class _Names:
         return f"{first}{backend} {precision}{last}"
 
     def setting(self, one: RecordedMeasurement) -> str:
-        """`threads=2`: the settings that tell `one` from others of its build."""
+        """`threads=2`: the settings that distinguish `one` from others of its build."""
         return format_settings(one.measurement.subject.settings, self.differing[_build(one.measurement)])
 
     def configuration(self, one: RecordedMeasurement) -> str:
-        """`onnxruntime int8 threads=2`."""
         return f"{self.build(one)} {self.setting(one)}".rstrip()
 
 
 def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object, ...], ProcessGroup]:
-    """The processes by `Measurement.key`, of the artifact that was measured last: one that was built again is another."""
+    """The processes by `Measurement.key`, of the last measured artifact only: a rebuilt artifact is another one."""
 
     def key(one: RecordedMeasurement) -> tuple[object, ...]:
         return one.measurement.key
@@ -401,9 +394,10 @@ def _row_from_group(group: ProcessGroup, known: BuildFacts, names: _Names) -> Co
 def _find_counterpart(
     group: ProcessGroup, baselines: _Groups, names: _Names, *, own: bool
 ) -> tuple[ProcessGroup | None, str]:
-    """The baseline's measurements of the same load: of the same build where there are, else of the only one it has.
+    """The baseline's measurements of the same load: of the same build, or of the only build that it has.
 
-    With the same settings where there are, else the fastest. Beside it why there are none, or which of several were taken.
+    Prefers the same settings, otherwise takes the fastest. The text says why there is no counterpart, or which of
+    several was taken.
     """
     of = group.newest.measurement
     where = str(of.load)
@@ -448,7 +442,7 @@ def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[
 def _compute_speedup(
     new: ProcessGroup, old: ProcessGroup, run_scatter: Scatter | None
 ) -> tuple[Estimate | None, str | None, FigureRatio | str]:
-    """The ratio of the p50 latencies, why it is not judged, and what it rests on or has to be said of it; no figure of INVALID sides."""
+    """The ratio of the p50 latencies, why it is not judged, and its basis or a note. INVALID sides have no figure."""
     if not (new.valid and old.valid):
         return None, "not judged: INVALID", ""
     found = compare_groups(old, new, "p50", run_scatter)
@@ -475,9 +469,9 @@ def _get_p50(one: Measurement) -> float | None:
 def _list_int8_notes(
     rows: Sequence[ComparisonRow], measured: Sequence[Measurement], of: Sequence[BuildFacts]
 ) -> list[str]:
-    """INT8 whose accuracy is not shown to keep its budget, then INT8 that is not shown to be faster than a wider type.
+    """INT8 builds that may exceed their accuracy budget, then INT8 builds not shown to be faster than a wider type.
 
-    `measured` are the measurements that `rows` show, in their order, `of` what is known of their builds.
+    `measured` and `of` are parallel to `rows`.
     """
     found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
     valid = [one for one in measured if one.is_valid]

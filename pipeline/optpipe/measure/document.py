@@ -1,4 +1,4 @@
-"""A bench run, a paired comparison and a comparison of builds as documents."""
+"""Documents of bench runs, paired comparisons and comparisons of builds."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,14 +55,13 @@ if TYPE_CHECKING:
     import polars as pl
 
 MAX_REASONS_SHOWN = 4
-"""Reasons of one kind that are named one by one."""
+"""Maximum reasons of one kind that are listed individually."""
 MEAN_P50 = "mean p50"
-"""The mean of the processes' medians. A higher percentile is one of all requests of all processes."""
+"""Mean of the processes' medians. Higher percentiles are over all requests of all processes."""
 VERDICT_COLUMN = Column("verdict", ColumnKind.STATE, rank=0)
 
 
 def document_from_bench(record: BenchRecord, sort: BenchSort) -> Document:
-    """Every load in one row, then the answer to the limit, what was tuned, and reasons with their remedies."""
     rows = record.measurements
     called = _name_artifacts(rows)
     groups = _sort_groups(record.groups, sort)
@@ -143,13 +142,13 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
 
 
 def _get_scatter(group: MeasurementGroup) -> tuple[float | None, float | None]:
-    """The scatter of p50 between processes, and within one."""
+    """Scatter of p50 between processes and within one."""
     found = group.figures.get("p50")
     return (found.between, found.inside) if found else (None, None)
 
 
 def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:
-    """Whether texts are padded: to the one length of the build, or as the inputs are."""
+    """Describes the padding of texts: to the build's only length, or as in the inputs."""
     texts: dict[str, None] = {}
     for row in rows:
         if row.load.length is None or row.inputs is None or row.inputs.lengths is None:
@@ -163,7 +162,7 @@ def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:
 
 
 def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
-    """The name of each artifact among the others: `onnxruntime fp32`, with its model or its id where that is not enough."""
+    """Unique names of artifacts: `onnxruntime fp32`, with model or id if necessary."""
     model = len({row.subject.model for row in rows}) > 1
     names = {
         row.subject.artifact: f"{row.subject.model if model else ''} {row.subject.backend} {row.subject.precision}".strip()
@@ -175,7 +174,6 @@ def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
 
 
 def document_from_pair(record: BenchRecord) -> Document:
-    """The answer in words, then the ratio, and INVALID processes last."""
     found = record.comparison
     if found is None:
         text = f"interrupted before the last round: no comparison; the measurements are kept in {record.run_dir}"
@@ -236,7 +234,7 @@ def _format_options(label: str, options: Options) -> str:
 
 
 def _format_label(record: ArtifactLimit | TuningRecord, called: Mapping[str, str]) -> str:
-    """`onnxruntime fp32 (cpu)`, with what tells the artifact from the others of the run."""
+    """`onnxruntime fp32 (cpu)`, with the artifact's unique name."""
     plain, _, device = record.label.partition(" (")
     return f"{called.get(record.artifact, plain)} ({device}" if device else plain
 
@@ -259,7 +257,6 @@ def _describe_tuning(tuning: Sequence[TuningRecord], called: Mapping[str, str]) 
 
 
 def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:
-    """Reasons of one kind together: what was seen where, and the remedy once."""
     found: dict[tuple[bool, str, str], list[str]] = {}
     for row in rows:
         for reason in row.reasons:
@@ -271,7 +268,7 @@ def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Ite
 
 
 def _explain_withheld(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:
-    """Why a percentile is missing that has samples enough; one that was given too few was not asked for, or is INVALID."""
+    """Reasons for missing percentiles that have enough samples; the others were not requested, or are INVALID."""
     seen = [
         f"{_format_where(row, called)}: {name}: {why}"
         for row in rows
@@ -299,7 +296,7 @@ def _get_value(group: MeasurementGroup, name: str) -> float | None:
 
 
 def _find_peak_bytes(group: MeasurementGroup) -> float:
-    """The largest of all processes, as a sign-off judges it; 0 where none was measured."""
+    """Maximum over all processes, as in a sign-off; 0 if not measured."""
     return max(group.figures["memory"].processes, default=0.0) if "memory" in group.figures else 0.0
 
 
@@ -319,7 +316,6 @@ def _format_number(value: float | None, prefix: str = "") -> str:
 
 
 def document_from_comparison(comparison: Comparison) -> Document:
-    """The best builds first, then every row."""
     best = [
         Sentence(f"{comparison.row(row).label}  {comparison.best_reason[goal]}", Tone.STRONG, f"best for {goal}")
         if row is not None
@@ -333,7 +329,6 @@ def document_from_comparison(comparison: Comparison) -> Document:
 
 
 def summarize_comparison(comparison: Comparison) -> str:
-    """One or two sentences about the best builds."""
     found = [
         f"{comparison.row(row).label} for {goal} ({comparison.best_reason[goal]})"
         for goal, row in comparison.best.items()
@@ -347,7 +342,6 @@ def summarize_comparison(comparison: Comparison) -> str:
 
 
 def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
-    """The table of builds, what invalidates a row, the baseline, rows without a counterpart, and warnings."""
     if comparison.rows:
         yield _tabulate_comparison(comparison)
     for row in comparison.rows:
@@ -438,7 +432,7 @@ def draw_measurements(
     stages: tuple[Bar, ...] = (),
     stage_files: tuple[RawFile, ...] = (),
 ) -> list[Figure]:
-    """The figures of `comparison`; file paths are relative to the folder `root` that the report will lie in."""
+    """Figures of `comparison`; file paths are relative to the report's folder `root`."""
     folders = {run.name: run for run in runs}
     chosen = _choose_measurements(measured, comparison)
     latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
@@ -447,7 +441,7 @@ def draw_measurements(
 
 
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
-    """Every file of `runs` that is there, or what each has by `name`, with the hash in its run's manifest."""
+    """Every existing file of `runs`, or each run's file `name`, with its hash from the manifest."""
     return tuple(
         RawFile(
             Path(os.path.relpath((run.path / path).resolve(), root.resolve())).as_posix(), file.sha256, file.size_bytes
@@ -461,7 +455,7 @@ def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> 
 def _choose_measurements(
     measured: Sequence[RecordedMeasurement], comparison: Comparison
 ) -> dict[str, RecordedMeasurement]:
-    """The measurements whose distributions are drawn, by label: the best ones, then the smallest batch of each build first."""
+    """The measurements to draw, by label: the best ones, then the smallest batch of each build."""
     by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples}
     rows = sorted(comparison.rows, key=lambda row: (row.load.batch_size, row.configuration))
     smallest = {row.configuration: row.id for row in reversed(rows)}
@@ -515,7 +509,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
 
 
 def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
-    """The rows as a frame; units are in the column names."""
+    """One row per build and load, with units in the column names."""
     import polars as pl
 
     return pl.DataFrame([_list_columns(row) for row in comparison.rows], infer_schema_length=None)

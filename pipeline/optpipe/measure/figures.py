@@ -1,5 +1,6 @@
-"""Every figure and the verdict of a measurement from its raw samples and the machine's rows: once when it was made, and again
-whenever a sign-off or `optpipe verify` wants to know whether what the record says follows from the raw files.
+"""Figures and verdict of a measurement from its raw samples and machine rows.
+
+The same code computes them when the measurement is made and when a sign-off or `optpipe verify` checks them.
 """
 
 from collections.abc import Sequence
@@ -20,20 +21,19 @@ if TYPE_CHECKING:
 
 MIN_WINDOW_S = 10.0
 ENERGY_SECONDS = MIN_WINDOW_S + 2
-"""How long is measured where energy is asked for."""
+"""Minimum measurement time if energy is requested."""
 SENSOR_SHARE = 0.05
-"""The board's power sensor is good to about 5 % (NVML documentation of nvmlDeviceGetPowerUsage)."""
+"""Relative error of the board's power sensor (NVML documentation of nvmlDeviceGetPowerUsage)."""
 
 
 def estimate_energy_per_image(
     machine: "pl.DataFrame", images: int, seconds: float, confidence: float = 0.95
 ) -> Estimate | str:
-    """Mean power over the measured window times the time per image, from the driver's energy counter; or, in words, why there is none.
+    """Mean power over the measured window times the time per image, or the reason why there is none.
 
-    The counter moves in steps of some tens of milliseconds, and power readings of this class of GPU sample only a part of the time
-    (arXiv 2312.02741): a window of ten seconds or more keeps the steps under one per cent.
-
-    The interval joins the spread of the power over ten parts of the window with the sensor's tolerance.
+    The driver's energy counter moves in steps of some tens of milliseconds, and power readings of this class of GPU
+    sample only a part of the time (arXiv 2312.02741): a window of at least ten seconds keeps the steps below one
+    percent. The interval combines the spread of the power over ten parts of the window with the sensor's tolerance.
     """
     import numpy as np
 
@@ -61,9 +61,9 @@ def estimate_energy_per_image(
 
 PARTS = ("enqueue", "h2d", "compute", "d2h")
 GROUPS = 10
-"""Consecutive groups of samples whose images and times give the throughput's interval, at most."""
+"""Maximum consecutive groups of samples for the throughput's interval."""
 WORTH_PER_GROUP = 8
-"""Independent samples that a group is to be worth, so that adjacent groups hardly resemble each other."""
+"""Independent samples per group, so that adjacent groups hardly resemble each other."""
 
 
 def judge_measurement(
@@ -73,7 +73,6 @@ def judge_measurement(
     highest: float = 99.0,
     confidence: float = CONFIDENCE,
 ) -> Measurement:
-    """`blank` with the figures of its samples, percentiles up to `highest`, and the verdict that `reasons` amount to."""
     measured = evidence.samples
     energy = estimate_energy_per_image(
         evidence.machine, int(measured["images"].sum()), _compute_seconds(measured), confidence
@@ -97,9 +96,10 @@ def recompute_from_samples(
     highest: float = 99.9,
     confidence: float = CONFIDENCE,
 ) -> Measurement:
-    """`stored` as its raw files have it: of its record only what no raw file holds is believed.
+    """Recomputes `stored` from its raw files.
 
-    That is what was measured and how, the worker's own peak memory, and the reasons in `validity.WITNESSED`.
+    Only facts that no raw file holds are taken from the record: the subject and load, the worker's peak memory, and the
+    reasons in `validity.WITNESSED`.
     """
     evidence = ValidityEvidence(
         replace(stored, output_check=None, interrupted=False), measured, select_rows_during(machine, measured)
@@ -114,7 +114,7 @@ def recompute_from_samples(
 def compute_figures(
     blank: Measurement, measured: "pl.DataFrame", highest: float = 99.0, confidence: float = CONFIDENCE
 ) -> dict[str, Any]:
-    """The fields of a `Measurement` that its samples and load give; percentiles up to p99 or `highest`."""
+    """Fields of a `Measurement` from its samples and load; percentiles up to p99 or `highest`."""
     wanted = (percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest))
     percents = tuple(sorted(set(wanted)))
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
@@ -130,7 +130,7 @@ def compute_figures(
 
 
 def compute_tokens_per_s(blank: Measurement, sequences_per_s: Estimate) -> Estimate | None:
-    """Tokens per second without padding; None for a model without sequences."""
+    """Without padding; None without sequences."""
     if blank.load.length is None:
         return None
     tokens = blank.load.length * (1 - (blank.inputs.padding if blank.inputs else 0.0))
@@ -156,9 +156,9 @@ def _summarize_parts(
 def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
     """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
 
-    `measured` holds the measured queries in the order of their end; a sign-off computes the figure again by this function.
-    All images over all time; the interval is that of a ratio of sums over consecutive groups, so that it holds the figure
-    whatever the groups are like. Calls that follow each other are alike: a group joins many of them and stands for one.
+    `measured` holds the measured queries in order of their end. The figure is all images over all time; its interval is
+    that of a ratio of sums over consecutive groups, so that it always contains the figure. Adjacent calls resemble each
+    other: a group joins many of them and counts as one.
     """
     import numpy as np
 
@@ -185,13 +185,13 @@ def _compute_seconds(measured: "pl.DataFrame") -> float:
 
 
 def select_rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
-    """Rows whose interval lies inside the measurement; rates look back, so the first row after the start is left out."""
+    """Rows within the measurement; rates look back, so the first row after the start is left out."""
     start, end = measured["start_ns"].min(), measured["end_ns"].max()
     inside = machine.filter((machine["time_ns"] >= start) & (machine["time_ns"] <= end))
     return inside.slice(1) if len(inside) > 2 else inside
 
 
 def compute_worker_peak_bytes(machine: "pl.DataFrame", rotated_bytes: int | None) -> int | None:
-    """The worker's largest share of the device, without the rotated inputs; None where the driver does not say it."""
+    """Maximum of the worker's share of the device, without the rotated inputs; None if the driver does not report it."""
     own = None if machine.is_empty() or rotated_bytes is None else machine["gpu_worker_bytes"].max()
     return max(0, own - (rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None

@@ -1,8 +1,8 @@
 """All processes that measured one artifact with the same settings under the same load, judged together.
 
-What one process shows holds for that process: memory layout, clocks and thread placement differ in the next one. So a
-figure of a build is the mean over processes with Student's t, processes nested in the runs that they were started in
-(`stats.means`). Grouped when read, so that every try counts; INVALID ones are left out, and said.
+Memory layout, clocks and thread placement differ between processes, so a build's figure is the mean over processes with
+Student's t interval, with processes nested in runs (`stats.means`). Groups are formed when read, so that every try
+counts; INVALID ones are left out and reported.
 """
 
 from collections import Counter
@@ -38,29 +38,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordedMeasurement:
-    """A measurement with the run it is from and the environment it was made in."""
-
     measurement: Measurement
     run: str
     environment: Environment = field(default_factory=Environment)
     clock_mhz: float | None = None
-    """Median clock of the GPU's multiprocessors while it was measured; None without one."""
+    """Median clock of the GPU's multiprocessors during the measurement; None without a GPU."""
     latencies: "np.ndarray | None" = field(default=None, compare=False, repr=False)
-    """(samples,) in ns; None where the raw samples are not here."""
+    """(samples,) in ns; None without raw samples."""
 
 
 def find_environment_differences(one: Environment, other: Environment) -> list[str]:
-    """How two environments differ in what a timing depends on: GPU, driver, CPU; empty when they are the same."""
+    """Differences in facts that a timing depends on: GPU, driver, CPU."""
     pairs = {name: (one.get_fact(name), other.get_fact(name)) for name in ("gpu", "driver", "cpu")}
     return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
 
 
 CLOCK_TOLERANCE = 0.05
-"""Median clocks further apart than this make two timings incomparable."""
+"""Two timings are not comparable if their median clocks differ by more than this share."""
 
 
 def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasurement) -> str | None:
-    """Why the clocks of two measurements forbid comparing them, or None."""
     first, second = one.clock_mhz, other.clock_mhz
     if not first or not second or max(first, second) / min(first, second) <= 1 + CLOCK_TOLERANCE:
         return None
@@ -68,14 +65,12 @@ def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasuremen
 
 
 OWN_SAMPLES = frozenset({"drift", "bimodal", "not-steady", "dispersion"})
-"""Codes of what a process's own latencies alone show; all others have a cause outside them."""
+"""Codes that follow from a process's latencies alone; all others have a cause outside them."""
 FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "tokens", "energy", "cv", "memory")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The tries of one load on one artifact with one set of settings, oldest first."""
-
     tries: tuple[RecordedMeasurement, ...]
 
     @property
@@ -84,7 +79,7 @@ class ProcessGroup:
 
     @property
     def load(self) -> LoadSpec:
-        """The load; how long it was measured is that of the last try."""
+        """The load; its duration is that of the last try."""
         return self.newest.measurement.load
 
     @property
@@ -100,14 +95,14 @@ class ProcessGroup:
         )
 
     def list_values(self, name: str) -> list[list[float]]:
-        """The figure `name` of every VALID process, by run; those that could not give it are not there."""
+        """The figure `name` of every VALID process that has it, by run."""
         return [[sum(values) / len(values) for values in run.values()] for run in self._collect(name).values()]
 
     def _collect(self, name: str) -> dict[str, dict[tuple[bool, int], list[float]]]:
-        """The figure by run, then by process, those of the first stage before those of the second.
+        """The figure by run, then by process, first stage before second stage.
 
-        Over processes each one's median counts, also where its samples follow each other too closely for an interval of its own:
-        to leave such processes out would choose among them by how they were disturbed.
+        Over processes the median of each counts, even if its samples are too correlated for an interval: leaving such
+        processes out would select them by their disturbance.
         """
         runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
         medians = name == "p50" and self.count_processes() >= MIN_VALUES
@@ -118,10 +113,10 @@ class ProcessGroup:
         return runs
 
     def list_parts(self, name: str) -> list[list[float]]:
-        """What each process adds to the build's figure, by run; the mean of them all is that figure.
+        """Contributions of each process to the build's figure, by run; their mean is that figure.
 
-        Its own figure, but of a percentile above p50: that is of all requests, whichever process answers them, where their samples
-        are here.
+        A contribution is the process's figure. A percentile above p50 is over the requests of all processes, if their
+        samples are available.
         """
         percent = percent_from_name(name)
         runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
@@ -140,9 +135,10 @@ class ProcessGroup:
         return [list(islice(parts, len(run))) for run in runs.values()]
 
     def measure_left_out_gap(self, name: str) -> float:
-        """How far processes that are INVALID by their own samples alone lie from the VALID mean at most; 0 without any.
+        """Maximum distance of processes that are INVALID by their own samples alone from the VALID mean; 0 without any.
 
-        The logarithm of a ratio. Such processes are left out because of their speed, so the others do not show how speeds scatter.
+        The logarithm of a ratio. Such processes are left out because of their speed, so the others do not show the
+        scatter of speeds.
         """
         values = [each for run in self.list_values(name) for each in run]
         others = [
@@ -156,26 +152,25 @@ class ProcessGroup:
         return max((abs(log(each / middle)) for each in others if each is not None and each > 0), default=0.0)
 
     def _count_first(self, name: str) -> list[int]:
-        """How many of each run's processes decided how many there would be."""
+        """Number of each run's processes that determined how many there would be."""
         return [sum(not second for second, _ in run) for run in self._collect(name).values()]
 
     def count_processes(self) -> int:
         return len({(one.run, one.measurement.process) for one in self.valid})
 
     def count_showing(self, name: str) -> int:
-        """How many VALID processes give the figure `name`."""
         return sum(map(len, self.list_values(name)))
 
     def count_requested(self, name: str) -> int:
-        """How many VALID processes give the percentile `name`, or were to give it; of another figure all."""
+        """VALID processes that have the percentile `name` or were to measure it; all for another figure."""
         found = (one for one in self.valid if is_requested(one, name) or read_figure(one.measurement, name) is not None)
         return len({(one.run, one.measurement.process) for one in found})
 
     def keep_requested(self, name: str) -> "ProcessGroup":
-        """The tries that were to give the percentile `name`, where those that were not to do not all give it.
+        """The tries that were to measure the percentile `name`, unless all the others have it too.
 
-        A process that was measured for a lower one gives it only where it had many samples: where it was quick. So all of
-        them count or none.
+        A process that was measured for a lower percentile has it only if it was quick enough for many samples, so that
+        all of them count or none.
         """
         asked = tuple(one for one in self.tries if is_requested(one, name))
         others = (one for one in self.valid if not is_requested(one, name))
@@ -184,14 +179,13 @@ class ProcessGroup:
         return ProcessGroup(asked)
 
     def compute_mean(self, name: str) -> Mean | None:
-        """The mean of the figure over processes; None for fewer than three."""
         values = self.list_parts(name)
         return mean_from_runs(values, self._count_first(name)) if values else None
 
     def estimate(self, name: str, confidence: float = 0.95, unseen: float | None = None) -> Estimate | None:
-        """The figure with its interval over processes, without one for fewer than three; None where no process gives it.
+        """The figure with its interval over processes, without one below three; None if no process has it.
 
-        That of a time or rate allows for a second speed that no process drew, at the confidence `unseen` where it is another.
+        The interval of a time or rate allows for a second speed that no process drew, at confidence `unseen` if given.
         """
         runs = self.list_parts(name)
         values = [each for run in runs for each in run]
@@ -213,18 +207,17 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class FigureRatio:
-    """How one group's figure differs from another's."""
+    """Ratio of two groups' figures."""
 
     change: Mean
-    """The logarithm of the ratio of what both groups show."""
     processes: int
-    """The fewer of the two groups."""
+    """The smaller of both groups' counts."""
     gap: float
     percent: float
-    """Of a percentile of all requests; 0 of other figures."""
+    """The percentile, if it is over all requests; 0 for other figures."""
 
     def interval(self, confidence: float, unseen: float | None = None) -> tuple[tuple[float, float], str]:
-        """Of the ratio, wide enough for a second speed that the processes of either side did not draw, and why."""
+        """Interval of the ratio, widened for a second speed that the processes of either side did not draw, and the reason."""
         low, high = (exp(each) for each in self.change.interval(confidence))
         ratio, among = exp(self.change.value), (self.processes, unseen or confidence, self.gap, self.percent)
         found, why = widen_for_unseen_speed(ratio, (low, high), *among)
@@ -233,7 +226,7 @@ class FigureRatio:
 
     @property
     def p_value(self) -> float:
-        """Two-sided: of a ratio this far from 1 or farther between equals."""
+        """Two-sided: the probability of a ratio at least this far from 1 between equals."""
         distance = abs(self.change.value)
         gap = max(self.gap, SPEED_GAP)
         unseen = float(distance <= gap) if self.percent > 50 else compute_unseen_p_value(distance, self.processes, gap)
@@ -244,7 +237,7 @@ class FigureRatio:
 def compare_groups(new: ProcessGroup, old: ProcessGroup, name: str, run_scatter: Scatter | None) -> FigureRatio | str:
     """The figure `name` of `new` over that of `old`, or why nothing is claimed.
 
-    Processes of one run that both share are compared as they are. Others had other hours: what runs scatter is allowed for.
+    Processes of one common run are compared directly; otherwise the scatter between runs is added.
     """
     means = [group.compute_mean(name) for group in (new, old)]
     if means[0] is None or means[1] is None or min(means[0].value, means[1].value) <= 0:
@@ -262,7 +255,7 @@ def compare_groups(new: ProcessGroup, old: ProcessGroup, name: str, run_scatter:
 
 
 def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | None:
-    """How much the figure `name` differs from run to run, by all builds that were measured in several."""
+    """Scatter of the figure `name` between runs, from all builds that were measured in several."""
     return estimate_run_scatter(group.list_parts(name) for group in groups)
 
 
@@ -273,12 +266,12 @@ def explain_no_interval(processes: int) -> str:
 
 
 def is_requested(one: RecordedMeasurement, name: str) -> bool:
-    """Whether a try was to give the percentile `name`; any try is to give another figure."""
+    """Whether a try was to measure the percentile `name`; true for other figures."""
     return one.measurement.load.percentile >= percent_from_name(name)
 
 
 def read_value(found: Measurement, name: str, *, medians: bool) -> float | None:
-    """The figure of one process; with `medians` its median where it shows no interval of its own."""
+    """The figure of one process; with `medians` its median if the figure has no interval."""
     figure, latency = read_figure(found, name), found.latency_ns
     return figure.value if figure else latency.median if medians and latency else None
 
@@ -299,7 +292,7 @@ def read_figure(found: Measurement, name: str) -> Estimate | None:
 
 
 def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
-    """The newest VALID measurement with the percentiles of all of them; as it is where fewer than three are VALID."""
+    """The newest VALID measurement with the percentiles of all; unchanged if fewer than three are VALID."""
     newest = (group.valid or group.tries)[-1].measurement
     if newest.latency_ns is None or group.compute_mean("p50") is None:
         return newest
@@ -314,7 +307,7 @@ def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
 
 
 def count_more_processes(group: ProcessGroup, share: float, confidence: float = 0.95) -> int:
-    """How many more processes make the interval of p50 `share` of it wide on either side, by Stein's two-stage rule."""
+    """Number of further processes for an interval of p50 of ±`share`, by Stein's two-stage rule."""
     values = [each for run in group.list_values("p50") for each in run]
     if len(values) < MIN_VALUES:
         return 0
@@ -323,7 +316,7 @@ def count_more_processes(group: ProcessGroup, share: float, confidence: float = 
 
 
 def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGroup]:
-    """The groups, in the order of their newest try."""
+    """Groups in the order of their newest try."""
     groups: dict[object, list[RecordedMeasurement]] = {}
     for one in sorted(measured, key=lambda each: (each.measurement.started_utc, each.run)):
         of = one.measurement.subject
@@ -333,7 +326,7 @@ def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGrou
 
 
 def summarize_group(group: ProcessGroup, confidence: float = 0.95, unseen: float | None = None) -> MeasurementGroup:
-    """The record of a group: figures with their intervals, as `ProcessGroup.estimate` makes them, and both parts of their scatter."""
+    """Figures with the intervals of `ProcessGroup.estimate`, and both parts of their scatter."""
     figures = {}
     for name in FIGURES:
         if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:

@@ -1,4 +1,4 @@
-"""What must be known of an INT8 or FP8 build beside its verdicts: no gain over the wider type, lost accuracy, and the usual causes."""
+"""Notes on an INT8 or FP8 build: no gain over the wider type, lost accuracy, and the usual causes."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +23,15 @@ from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 
 WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
-"""The types that INT8 and FP8 are compared with on the same runtime, the first that was measured: CPUs have FP32 alone."""
+"""Types that INT8 and FP8 are compared with on the same runtime, by preference: CPUs only have FP32."""
 
 
 def pick_baseline(
     found: Measurement, others: Sequence[Measurement], speed: Callable[[Measurement], float]
 ) -> Measurement | None:
-    """The one of `others` to compare `found` with: the newest with the same settings, else the fastest, of the VALID ones.
+    """The newest of `others` with the settings of `found`, otherwise the fastest, VALID ones first.
 
-    The fastest flatters nothing that is compared with it. None where there are no others.
+    The fastest flatters nothing that is compared with it. None if `others` is empty.
     """
     same = [one for one in others if one.subject.settings == found.subject.settings]
     if same:
@@ -40,9 +40,9 @@ def pick_baseline(
 
 
 def check_int8_speed(found: Measurement, others: Sequence[Measurement], cause: str = "") -> Reason | None:
-    """The note where `found` is INT8 or FP8 and one of `others`, of the same runtime and load in a wider type, is as fast.
+    """A reason if `found` is INT8 or FP8 and one of `others`, of the same runtime and load in a wider type, is as fast.
 
-    None where it is clearly faster, or nothing was measured to say it. `cause` is what is known to slow it down.
+    None if it is clearly faster, or if nothing was measured to tell. `cause` is a known cause of slowness.
     """
     ours = found.throughput_images_per_s
     beside = [one for one in others if one.throughput_images_per_s and has_same_load(found, one)] if ours else []
@@ -58,7 +58,7 @@ def check_int8_speed(found: Measurement, others: Sequence[Measurement], cause: s
 
 
 def has_same_load(one: Measurement, other: Measurement) -> bool:
-    """Whether two measurements differ in nothing but build and settings of one model for one runtime and device."""
+    """Whether two measurements share model, runtime, device and load."""
     ours, theirs = one.subject, other.subject
     place = (ours.model, ours.backend, ours.device) == (theirs.model, theirs.backend, theirs.device)
     return place and one.load.key == other.load.key
@@ -92,11 +92,11 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
 
 
 BUDGET = 0.01
-"""The drop that INT8 and FP8 may cost where no evaluation was given another budget."""
+"""Default drop of INT8 and FP8, if no evaluation has a budget."""
 
 
 def find_int8_causes(info: ArtifactInfo) -> str:
-    """Why an INT8 or FP8 artifact may be slow, from its manifest: layers that are in other types, then the linter's findings by rule."""
+    """Why an INT8 or FP8 artifact may be slow, from its manifest: layers of other types, then linter findings by rule."""
     if info.precision not in CALIBRATED:
         return ""
     share = info.precision_proof.share.counted.get(info.precision, 0.0)
@@ -109,10 +109,7 @@ def find_int8_causes(info: ArtifactInfo) -> str:
 
 
 def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95) -> Note | None:
-    """A drop that is not inside its budget by the newest evaluation, recomputed from its predictions.
-
-    None where it is inside, or nothing was evaluated.
-    """
+    """The drop of the newest evaluation, recomputed from its predictions, if it is not within its budget."""
     figure = observe_accuracy(runs, build, confidence).get("drop")
     if (
         build.precision not in CALIBRATED
@@ -140,7 +137,7 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
 def add_int8_notes(
     measurements: Sequence[Measurement], artifacts: Sequence[Entry[ArtifactInfo]], store: Store
 ) -> tuple[Measurement, ...]:
-    """The measurements, INT8 and FP8 ones with a reason where that does not pay or costs more accuracy than it may."""
+    """The measurements, with reasons on INT8 and FP8 ones that do not pay or exceed their accuracy budget."""
     causes = {entry.id: find_int8_causes(entry.info) for entry in artifacts}
     runs = list_runs(store.workspace, "evaluate")
     dropped = {entry.id: check_int8_accuracy(runs, judged_build_from_entry(entry)) for entry in artifacts}
@@ -158,7 +155,6 @@ def add_int8_notes(
 def list_int8_notes(
     info: ArtifactInfo, build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
 ) -> Iterator[Note]:
-    """All notes on a build that is to be signed off; `measured` are those that are judged, recomputed."""
     if build.precision not in CALIBRATED:
         return
     cause = find_int8_causes(info)
@@ -172,7 +168,7 @@ def list_int8_notes(
 def _speed_notes(
     build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str
 ) -> Iterator[Note]:
-    """Against the wider types that the same runs measured, the newest of equal ones; that none did is a note too."""
+    """Compares with the newest measurements of wider types in the same runs; their absence is a note too."""
     found = (one for run in runs if run.kind == "bench" for one in read_measurements(run.files))
     wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS[build.precision]]
     newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc)}

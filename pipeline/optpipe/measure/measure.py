@@ -1,4 +1,4 @@
-"""From an answer of the worker to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
+"""From a worker's answer to a `Measurement`: samples to Parquet, summary, memory, energy, verdict."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,23 +62,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Where measurements of a run go, and what is said of all of them."""
-
     directory: Path
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Limits of validity that differ from the defaults."""
+    """Validity limits that differ from the defaults."""
     inputs: InputPool | None = None
     caveats: tuple[str, ...] = ()
     length: int | None = None
-    """Of the sequences among the inputs: it is the load's."""
+    """Sequence length of the inputs, which becomes the load's."""
     images: bool | None = None
-    """Whether the inputs are images."""
 
 
 def measure_load(
     worker: WorkerProcess, subject: Subject, load: LoadSpec, name: str, context: RunContext
 ) -> tuple[Measurement, PointResult]:
-    """Measures one point; a failure is a measurement too, INVALID with its reason."""
+    """Measures one point; a failure is an INVALID measurement with its reason."""
     spool = context.directory / "samples" / f"{name}.spool"
     spool.parent.mkdir(parents=True, exist_ok=True)
     blank = Measurement(
@@ -106,7 +103,6 @@ def measure_load(
 
 
 def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, context: RunContext) -> Measurement:
-    """`blank` with the figures of the answer's samples and machine rows, and its verdict."""
     filled, measured = _add_samples(blank, Path(answer.point.spool))
     machine = frame_from_rows(answer.rows)
     if len(machine):
@@ -137,7 +133,7 @@ def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess
 
 
 def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.DataFrame]":
-    """`blank` with the count of the samples, which are stored, and the measured ones in the order of their end."""
+    """Stores the samples; returns `blank` with their count, and the measured ones in order of their end."""
     samples = store_samples(spool)
     measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
     counted = replace(
@@ -150,7 +146,7 @@ def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.Data
 
 
 def store_samples(spool: Path) -> "pl.DataFrame":
-    """Turns the spool into Parquet beside it, if that is not done; empty where the worker never opened one."""
+    """Turns the spool into Parquet next to it, unless that is done; empty if the worker never opened one."""
     import polars as pl
 
     from optpipe.core.measurement import SAMPLE_COLUMNS
@@ -166,7 +162,6 @@ def store_samples(spool: Path) -> "pl.DataFrame":
 
 
 def frame_from_rows(rows: Sequence[MachineRow]) -> "pl.DataFrame":
-    """The machine's rows with all columns of the schema."""
     import polars as pl
 
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
@@ -174,12 +169,11 @@ def frame_from_rows(rows: Sequence[MachineRow]) -> "pl.DataFrame":
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
-    """Writes `measurements.json` of the run in `folder`."""
     write_bytes(folder / MEASUREMENTS_FILE, json_from_record(MeasurementsRecord(tuple(measurements))))
 
 
 def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """What was begun in the run folder `directory` and is not among `known`, from the samples that it left."""
+    """Recovers measurements that began in the run folder `directory` and are not in `known` from their samples."""
     found = []
     for path in sorted((directory / "samples").glob("*.json")):
         begun = read_record(path, Measurement)
@@ -190,7 +184,7 @@ def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[M
 
 
 def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
-    """The measurement whose parent was killed: figures from its samples, INVALID because nobody watched its end."""
+    """Figures from the samples of a measurement whose parent was killed; INVALID because nobody watched its end."""
     reason = Reason(
         "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
     )
@@ -202,7 +196,7 @@ def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
 
 
 def _compute_device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: PointResult) -> int | None:
-    """The worker's own peak where the driver says it, else the device's growth; without the rotated inputs."""
+    """The worker's own peak if the driver reports it, otherwise the growth of the device; without the rotated inputs."""
     if machine.is_empty() or not answer.done:
         return None
     whole, rotated = machine["gpu_used_bytes"].max(), answer.done.rotated_bytes
@@ -227,7 +221,7 @@ def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
 
 POOL_LIMIT = 256
 REFERENCE_BATCH = 8
-"""Of the exported model in FP32, where a length is asked for."""
+"""Batch of the exported FP32 model when inputs are filled to a length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,35 +229,33 @@ class BenchPlan:
     load: LoadSpec
     batches: tuple[int, ...] | None = None
     lengths: tuple[int, ...] | None = None
-    """Tokens of the sequences; None for those of the inputs that the build was verified on."""
+    """Tokens per sequence; None for the lengths of the build's verification inputs."""
     slo: Slo | None = None
     processes: int = PROCESSES
-    """Fresh processes for every point."""
     interval: float | None = None
-    """Half the width of p50's interval that is to be reached, as a share of it."""
+    """Requested half width of p50's interval, as a share of p50."""
     tune: bool = False
     to_the_end: bool = False
     keep_going: bool = True
-    """Also after two processes that the same cause on the host made INVALID."""
+    """Continues after two processes that are INVALID for the same cause on the host."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     images: Path | None = None
     affinity: tuple[int, ...] | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Limits of validity that differ from the defaults."""
     seed: int = 0
 
 
 def _find_coarsest_precision(info: ArtifactInfo) -> Precision:
-    """INT8 where any layer is computed in it: a model that came quantized dynamically has scales of each whole batch."""
+    """INT8 if any layer computes in it: a dynamically quantized model has scales per batch."""
     return Precision.INT8 if info.precision_proof.share.macs.get("int8") else info.precision
 
 
 def prepare_session(
     artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path, length: int | None = None
 ) -> tuple[SessionPlan, RunContext]:
-    """The worker's plan with its inputs on disk, and what is said of every measurement of this artifact.
+    """The worker's plan with its inputs on disk, and the context of the artifact's measurements.
 
-    With a `length` the inputs are filled up to it, and the reference is what the exported model gives for them.
+    With a `length` the inputs are filled up to it, and the reference is the output of the exported model for them.
     """
     info, card = artifact.entry.info, artifact.card
     real, expected = _known_inputs(artifact, store)
@@ -308,8 +300,6 @@ def prepare_session(
 
 @dataclass(frozen=True, slots=True)
 class TrialSubject:
-    """An artifact with its options and its inputs on disk, and where its processes come from."""
-
     artifact: StoredArtifact
     session: SessionPlan
     pool: WorkerPool
@@ -317,11 +307,9 @@ class TrialSubject:
     subject: Subject
 
     def expect(self, processes: int) -> None:
-        """Lets workers stand by."""
         self.pool.expect(self.artifact.label, processes)
 
     def open(self) -> WorkerProcess:
-        """A fresh process, to be entered."""
         return WorkerProcess(self.session, self.pool, self.artifact.label)
 
     def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
@@ -350,8 +338,7 @@ def prepare_subject(
 
 @contextmanager
 def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
-    """Says of a run that is not finished, because something failed in the block, how what was measured is had after all; one that is
-    still empty is removed."""
+    """If the block fails, warns how to finish the run; removes the run if it is empty."""
     try:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
@@ -364,7 +351,7 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
 
 
 def _known_inputs(artifact: StoredArtifact, store: Store) -> "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]":
-    """The inputs that the build verified itself on, with the source model's answers; at most POOL_LIMIT of them."""
+    """The inputs of the build's verification with the source model's answers; at most POOL_LIMIT of them."""
     if artifact.reference is None:
         raise BadInputError(
             f"{artifact.label} has no reference in the store; create it with `{for_workspace(artifact.model.manifest.command)}`"
@@ -376,9 +363,10 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> "tuple[dict[str, np
 def warn_about_threads(
     artifact: StoredArtifact, options: Options, affinity: Sequence[int] | None, listener: Listener
 ) -> None:
-    """Says where --affinity changes nothing, and where a runtime may choose more threads than there are processors for the worker.
+    """Warns if --affinity changes nothing, and if a runtime may use more threads than the worker has processors.
 
-    ONNX Runtime counts the machine's: pinned to one of two, `digits` scattered by 217 %, with threads=1 it was VALID.
+    ONNX Runtime counts the machine's processors: pinned to one of two, `digits` scattered by 217%; with threads=1 it
+    was VALID.
     """
     if affinity is not None and set(affinity) == os.sched_getaffinity(0):
         listener.warn(f"--affinity {format_cpus(affinity)} changes nothing: no other CPU is available to this process")
@@ -391,7 +379,6 @@ def warn_about_threads(
 
 
 def subject_from_artifact(artifact: StoredArtifact, options: Options) -> Subject:
-    """What a measurement says that it measured."""
     info = artifact.entry.info
     return Subject(
         artifact=artifact.entry.id,

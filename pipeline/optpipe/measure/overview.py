@@ -1,4 +1,4 @@
-"""Everything measured in a workspace, ready to be compared: runs, artifacts and their accuracy."""
+"""Collects everything that was measured in a workspace for comparison: runs, artifacts and their accuracy."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,17 +26,15 @@ from optpipe.workspace.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A comparison with the runs behind it."""
-
     comparison: Comparison
     measured: tuple[RecordedMeasurement, ...]
     runs: tuple[Run, ...]
 
 
 def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
-    """The bench runs called `names` (ids, unambiguous beginnings, or folders), or all of them.
+    """The bench runs `names` (ids, unambiguous prefixes, or folders), or all.
 
-    Raises BadInputError where one does not exist, or where there is none at all, naming the command that makes one.
+    Raises BadInputError if one is missing, or if there are none.
     """
     present = list_runs(workspace, "bench")
     if not names:
@@ -52,7 +50,7 @@ def _nothing_measured(workspace: Path) -> BadInputError:
 
 
 def _find_measured_model(text: str, store: Store) -> str | None:
-    """The measured model that the MODEL `text` means; None where a run is called so, or nothing of it was measured."""
+    """The measured model that `text` means as MODEL; None if it names a run, or if nothing of it was measured."""
     runs = list_runs(store.workspace, "bench")
     if (Path(text) / MANIFEST).is_file() or any(run.name.startswith(text) for run in runs):
         return None
@@ -84,9 +82,9 @@ def compare_workspace(
     slo: Slo | None = None,
     across: bool = False,
 ) -> Overview:
-    """Compares what was measured. `baseline` is a run, or `approved` for the approved dossier of `model`.
+    """Compares measurements. `baseline` is a run, or `approved` for the approved dossier of `model`.
 
-    One name that means a measured model, as `optpipe bench` takes it, and no run is `model`: of a file, the builds of that very file.
+    A single name that is a measured model and no run acts as `model`; a file's name selects the builds of that file.
     """
     of_file: set[str] = set()
     if model is None and len(names) == 1 and (found := _find_measured_model(names[0], store)) is not None:
@@ -123,7 +121,7 @@ def compare_workspace(
 
 
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
-    """The models of which several networks were measured, as far as the store knows them: a row is of the newest build alone."""
+    """Models of which several networks were measured, as far as the store knows them: a row is the newest build alone."""
     builds = {one.measurement.subject.artifact for one in measured}
     exported = {each.id: each for each in store.list_entries(ModelInfo)}
     namesakes: dict[str, list[tuple[str, str]]] = {}
@@ -159,7 +157,6 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
 def collect_build_facts(
     artifacts: Iterable[Entry[ArtifactInfo]], runs: Sequence[Run], exported: Mapping[str, Manifest] | None = None
 ) -> dict[str, BuildFacts]:
-    """Size, build time and accuracy of every artifact, by id; `exported` as for `judged_build_from_entry`."""
     found = {}
     for entry in artifacts:
         build = judged_build_from_entry(entry, exported)

@@ -1,7 +1,7 @@
-"""Two artifacts in turn, a fresh process each time, in an order drawn for each round; the comparison, and how it is computed again.
+"""Measures two artifacts in turn, a fresh process each time, in an order drawn for each round.
 
-Neither memory layout nor the hour favors one, and no disturbance that comes back every few processes meets the same one
-again and again, as it would in A B B A (Fisher, The Design of Experiments, 1935).
+Neither memory layout nor time favors one of them, and no periodic disturbance hits the same one repeatedly, as it would
+in A B B A (Fisher, The Design of Experiments, 1935).
 """
 
 from collections import Counter
@@ -42,12 +42,12 @@ from optpipe.workspace.store import Store
 PAIR_CONFIDENCE = 0.99
 """A claimed difference moves a release: one in a hundred comparisons of equals may claim one, not one in twenty."""
 RESOLUTION = 0.04
-"""After the rounds asked for as many more are run as a difference of this size needs to show, up to MAX_ROUND_FACTOR times as many."""
+"""After the requested rounds, as many more are run as a difference of this size needs, within MAX_ROUND_FACTOR."""
 PAIR_LIMITS = {"max_other_cpu_share": RESOLUTION}
-"""Validity limits of the processes: other work that takes as much as the difference that is looked for is flagged."""
+"""Validity limits: other work that takes as much as the difference to detect is flagged."""
 MAX_ROUND_FACTOR = 3
 FEWEST_ROUNDS = 8
-"""Exchanging the two in fewer rounds has too few outcomes for any of them to be rarer than 1 in 100."""
+"""With fewer rounds, an exchange test has too few outcomes for any to be rarer than 1 in 100."""
 
 
 def run_interleaved(
@@ -57,11 +57,9 @@ def run_interleaved(
     metric: PairMetric,
     seed: int,
 ) -> PairedComparison | None:
-    """Runs the rounds, each in an order that `seed` gives; after `rounds` of them it is decided once how many there will be.
+    """Runs the rounds, each in an order from `seed`; after `rounds` of them the total is decided once.
 
-    None where one was interrupted.
-
-    Raises StageError when a process fails: a comparison with holes would be one-sided.
+    None if a process was interrupted. Raises StageError if one fails: a comparison with holes would be biased.
     """
     require_enough_rounds(rounds)
     measures = {"a": measure_baseline, "b": measure_contender}
@@ -80,26 +78,25 @@ def run_interleaved(
 
 
 def require_enough_rounds(rounds: int) -> None:
-    """Raises BadInputError where no outcome of so few rounds could show a difference."""
+    """Raises BadInputError if no outcome of so few rounds could show a difference."""
     if rounds < FEWEST_ROUNDS:
         raise BadInputError(f"--rounds {rounds}: a comparison of processes needs {FEWEST_ROUNDS} rounds or more")
 
 
 def draw_names(seed: int) -> Iterator[str]:
-    """The names of all processes in their order: `a` or `b` with the round, such as `b000`, `a000`, `a001`, `b001`, …"""
+    """Names of all processes in order, `a` or `b` with the round: `b000`, `a000`, `a001`, `b001`, …"""
     order = Order(seed)
     for turn in count():
         yield from (f"{side}{turn:03}" for side in order.draw("ab"))
 
 
 def decide_rounds(measured: Sequence[Measurement], first: int, metric: PairMetric) -> int:
-    """How many rounds there are to be, from the scatter of the `first` ones alone."""
     baseline, contender = (_list_figures(measured, side, metric)[:first] for side in "ab")
     return decide_round_count(baseline, contender, first)
 
 
 def decide_round_count(baseline: Sequence[float], contender: Sequence[float], first: int) -> int:
-    """How many rounds there are to be, from the figures of the `first` rounds."""
+    """Total rounds, from the figures of the `first` rounds alone."""
     needed = count_rounds_needed(ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE), RESOLUTION)
     return max(first, min(needed, first * MAX_ROUND_FACTOR))
 
@@ -107,9 +104,9 @@ def decide_round_count(baseline: Sequence[float], contender: Sequence[float], fi
 def comparison_from_measurements(
     measured: Sequence[Measurement], first: int, metric: PairMetric, seed: int
 ) -> PairedComparison:
-    """The comparison of measurements that are named as by `draw_names`, in their order.
+    """Compares measurements that are named and ordered as by `draw_names`.
 
-    Raises StageError or BadInputError where one does not give the figure.
+    Raises StageError or BadInputError if one lacks the figure.
     """
     baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
     artifacts = {one.id[0]: one.subject.artifact for one in measured}
@@ -135,7 +132,7 @@ def _list_figures(measured: Sequence[Measurement], side: str, metric: PairMetric
 
 
 def judge_rounds(baseline: Sequence[float], contender: Sequence[float], first: int) -> Ratio:
-    """The ratio with Student's interval; a difference is claimed only where exchanging the two in some rounds shows it too."""
+    """The ratio with Student's interval; a difference also requires an exchange test."""
     ratio = ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE, first)
     p_value = max(ratio.p_value, compute_exchange_p_value(baseline, contender))
     return replace(
@@ -144,7 +141,7 @@ def judge_rounds(baseline: Sequence[float], contender: Sequence[float], first: i
 
 
 def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
-    """One process's figure; its median needs no interval of its own, for the ratio's interval is over processes."""
+    """One process's figure. A median needs no interval, since the ratio's interval is over processes."""
     wrong = [reason for reason in found.reasons if reason.code in WRONG_OUTPUTS]
     latency, throughput = found.latency_ns, found.throughput_images_per_s
     if latency is None or wrong:
@@ -173,7 +170,6 @@ def bench_pair(
     store: Store,
     listener: Listener,
 ) -> BenchRecord:
-    """Measures the two in turn, each time in a fresh process, and writes the run with its comparison."""
     size = choose_batch_sizes(baseline, plan.batches)[0]
     choose_batch_sizes(contender, (size,))
     for each in (baseline, contender):
@@ -235,20 +231,18 @@ def bench_pair(
 
 @dataclass(frozen=True, slots=True)
 class RecordedPair:
-    """The rounds of one `bench --against` run."""
-
     run: str
     environment: Environment
     first_rounds: int
-    """Rounds whose scatter decided how many there would be."""
+    """Rounds whose scatter determined the total."""
     rounds: tuple[tuple[RecordedMeasurement, RecordedMeasurement], ...]
-    """Baseline and contender of each, in the order in which they were measured."""
+    """(baseline, contender) per round, in order."""
 
 
 def pairs_from_runs(
     runs: Sequence[Run], baseline: str | None, contender: str, confidence: float
 ) -> Iterator[RecordedPair]:
-    """The comparisons of two artifacts among `runs`, whichever was named first; those without all their raw files are left out."""
+    """Comparisons of two artifacts among `runs`, in either order, without those that lack raw files."""
     for run in runs:
         if run.kind != "bench" or baseline is None or COMPARISON_FILE not in run.manifest.files:
             continue
@@ -266,7 +260,7 @@ def pairs_from_runs(
 
 
 def recompute_pair(run: Run) -> Iterator[Recomputed]:
-    """The comparison of a run that has one, where all of its raw samples are there."""
+    """The comparison of a run that has one and all its raw samples."""
     if COMPARISON_FILE not in run.manifest.files or not run.files.has(COMPARISON_FILE):
         return
     stored = record_from_files(run.files, COMPARISON_FILE, PairedComparison)
@@ -285,9 +279,9 @@ def recompute_pair(run: Run) -> Iterator[Recomputed]:
 
 
 TRIALS = 12
-"""Of each process in a round of two environments."""
+"""Trials of each process in a round of two environments."""
 FEWEST_QUERIES = 3
-"""That a trial has time for, however slow they are."""
+"""Minimum queries per trial, however slow."""
 MAX_TRIAL_WARM_UP_S = 2.0
 
 
@@ -299,13 +293,13 @@ def compare_environments(
     seed: int,
     on_round: Callable[[], None] = lambda: None,
 ) -> Ratio:
-    """New over old, of p50: a round is a fresh process of each, and the two take turns in short trials.
+    """p50 of `new` over `old`: a round is a fresh process of each, which take turns in short trials.
 
-    Where other work runs, a machine has several speeds, and a process that is measured alone has one of them by chance: medians of
-    processes then scatter by as much (11 % on two shared cores, at any priority). Trials of two processes that live at the same time
-    meet the same speeds, and the median of the ratios of adjacent trials is that of two trials at one speed. What is left, the layout
-    of a process, differs from round to round, so that a round is one observation (Kalibera & Jones, ISMM 2013). After `rounds` it is
-    decided once how many there will be. Raises StageError where one fails.
+    Under other load a machine has several speeds, and a process measured alone gets one of them by chance: medians of
+    processes then scatter by as much (11% on two shared cores, at any priority). Trials of two simultaneous processes
+    meet the same speeds, and the median of the ratios of adjacent trials is that of two trials at one speed. The
+    remaining factor, a process's memory layout, differs between rounds, so that a round is one observation (Kalibera &
+    Jones, ISMM 2013). After `rounds` the total is decided once. Raises StageError if one fails.
     """
     order, last = Order(seed), rounds
     before: list[float] = []
@@ -321,7 +315,7 @@ def compare_environments(
 
 
 def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: Order) -> tuple[float, float]:
-    """The old process's median over its trials in ns, and that times the median ratio of adjacent trials."""
+    """The old process's median over its trials in ns, and its product with the median ratio of adjacent trials."""
     seconds, logs = load.min_seconds / TRIALS, []
     first = replace(load, min_seconds=seconds, max_seconds=seconds, max_warm_up_seconds=MAX_TRIAL_WARM_UP_S)
     with old.open() as one, new.open() as other:
@@ -342,7 +336,7 @@ def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: O
 
 
 def read_trial_ns(found: Measurement) -> float:
-    """The trial's median; its mean where it has too few queries for one, as with a slow model or a trial that was disturbed."""
+    """The trial's median; its mean if it has too few queries for one, as with a slow model or a disturbed trial."""
     if found.interrupted:
         raise StageError("interrupted before the comparison was complete; nothing is said of the latency")
     few = found.latency_ns is not None and found.latency_ns.median is None

@@ -1,8 +1,8 @@
-"""A worker process from the parent's side: started ahead of time, asked for points, heard, and watched while it measures.
+"""The parent's side of a worker process: started ahead of time, given points, and watched while it measures.
 
-A process costs its start, and most of that is importing a runtime. What one worker came to import, the next of its kind import
-beforehand, as many side by side as there are processors, and never beside a measurement. No fork: the layout of a process's memory
-is part of what a fresh process is measured for.
+Most of a process's start is importing a runtime. Modules that one worker imported are imported by the next of its kind
+in advance, in as many processes as there are processors, and never during a measurement. There is no fork: the memory
+layout is part of what a fresh process is measured for.
 """
 
 import os
@@ -33,13 +33,13 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x40: "thermal slowdown (hardware)",
     0x80: "power brake",
 }
-"""NVML's clock event reasons that take speed away. Idle, and clocks that someone set, do not count."""
+"""NVML clock event reasons that reduce speed. Idle, and clocks that a user set, do not count."""
 
 MachineRow = dict[str, int | float | None]
 
 
 class MachineSampler:
-    """Looks at one worker, the processors it may use (all, where they are not given) and the device it uses."""
+    """Samples one worker, the processors it may use (default: all) and its device."""
 
     def __init__(self, pid: int, gpu_uuid: str | None = None, cpus: Collection[int] | None = None) -> None:
         self._pid, self._cpus = pid, cpus
@@ -48,7 +48,7 @@ class MachineSampler:
         self._ticks = os.sysconf("SC_CLK_TCK")
 
     def sample(self) -> MachineRow:
-        """One row with the columns of `core.measurement.MACHINE_COLUMNS`; rates are since the last look."""
+        """A row with the columns of `core.measurement.MACHINE_COLUMNS`; rates are since the last sample."""
         now = self._counters()
         seconds = max((now["time_ns"] - self._last["time_ns"]) / 1e9, 1e-9)
         rate = {name: max(0, now[name] - self._last[name]) / seconds for name in now}
@@ -75,9 +75,9 @@ class MachineSampler:
 
 
 def read_busy_ticks(cpus: Collection[int] | None = None) -> int:
-    """Everything that processors did but idle and wait for disks; time stolen by the hypervisor counts as busy.
+    """Ticks of everything except idle and I/O wait; time stolen by the hypervisor counts as busy.
 
-    Of all of the machine, or of `cpus`: those of others disturb no worker that is kept off them.
+    Over all processors, or `cpus`: others do not disturb a worker that is kept off them.
     """
     wanted = {"cpu"} if cpus is None else {f"cpu{cpu}" for cpu in cpus}
     total = 0
@@ -91,7 +91,6 @@ def read_busy_ticks(cpus: Collection[int] | None = None) -> int:
 
 
 def read_process_ticks(pid: int) -> int:
-    """Processor time of one process so far; 0 where it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -128,14 +127,14 @@ def _read_cpu_mhz(cpus: Collection[int] | None) -> float | None:
 
 
 def read_gpu_used_bytes() -> int | None:
-    """Memory in use on CUDA's first GPU before a worker starts; None where NVML does not say."""
+    """Memory in use on CUDA's first GPU before a worker starts; None if NVML does not report it."""
     gpu = _find_gpu(None)
     value = None if gpu is None else gpu.sample(0)["gpu_used_bytes"]
     return None if value is None else int(value)
 
 
 def _find_gpu(uuid: str | None) -> "_Gpu | None":
-    """The GPU with this UUID, else CUDA's first; None without NVML or without a GPU: its columns then stay null."""
+    """The GPU with this UUID, otherwise CUDA's first; None without NVML or a GPU, whose columns then stay null."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -153,7 +152,7 @@ def _find_gpu(uuid: str | None) -> "_Gpu | None":
 
 
 class _Gpu:
-    """One GPU through NVML. What the driver does not support stays null."""
+    """One GPU through NVML. Values that the driver does not support stay null."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
@@ -187,7 +186,7 @@ class _Gpu:
 
 
 MAX_STANDING_BY = 8
-"""Of memory: each holds the libraries' own data, some 300 MB with torch."""
+"""Bounds memory: each worker holds its libraries' data, some 300 MB with torch."""
 STOP_SECONDS = 10.0
 FAILURES = ("out-of-memory", "failed", "ended")
 """Events that end a point without a result."""
@@ -199,19 +198,17 @@ class StartedWorker:
     log: Path
 
     def send(self, record: object) -> None:
-        """Writes one line to its standard input; where it has died, its own words or its log say why."""
         if self.process.stdin:
             with suppress(BrokenPipeError):
                 self.process.stdin.write(line_from_record(record))
 
     def wait_for_event(self, seconds: float | None) -> bool:
-        """Whether there is something to read from it, or its end, within `seconds`."""
+        """Whether its output is readable, or has ended, within `seconds`."""
         if self.process.stdout is None:
             raise StageError("the worker has no output")
         return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def end(self, seconds: float = STOP_SECONDS) -> None:
-        """Closes its input and waits; kills it after `seconds`."""
         if self.process.stdin:
             self.process.stdin.close()
         try:
@@ -224,7 +221,7 @@ class StartedWorker:
 
 
 class WorkerPool:
-    """Where workers come from; a context manager that ends those that were not needed."""
+    """Starts workers; a context manager that ends unused ones."""
 
     def __init__(
         self,
@@ -233,7 +230,7 @@ class WorkerPool:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Workers run in the interpreter `python`, with these environment variables or this process's."""
+        """Workers run in the interpreter `python`, with `environment` or this process's variables."""
         self._python, self._environment = python, environment
         self.directory, self.affinity = directory, None if affinity is None else tuple(affinity)
         self._modules: dict[str, tuple[str, ...]] = {}
@@ -251,19 +248,16 @@ class WorkerPool:
         self._waiting.clear()
 
     def standing_by(self, kind: str) -> tuple[StartedWorker, ...]:
-        """Workers of a kind that wait for their session."""
         return tuple(self._waiting.get(kind, ()))
 
     def expect(self, kind: str, count: int) -> None:
-        """Says that `count` more workers of a kind (a runtime, a precision, a device) will be asked for."""
         self._expected[kind] = self._expected.get(kind, 0) + count
 
     def learn(self, kind: str, modules: Sequence[str]) -> None:
-        """Keeps what a worker of this kind came to import."""
         self._modules[kind] = tuple(modules)
 
     def take(self, kind: str) -> StartedWorker:
-        """A fresh process; where none stands by, as many are started as are expected and there are processors for."""
+        """A fresh process. If none stands by, starts as many as are expected and have processors."""
         waiting = self._waiting.setdefault(kind, [])
         expected = self._expected.get(kind, 0)
         if not waiting:
@@ -295,11 +289,9 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """What came back for one point. Samples lie in the point's spool whatever happened."""
-
     point: Point
     done: PointReport | None
-    """The worker's closing words; None where it did not get that far."""
+    """None if the worker did not finish."""
     failure: str | None = None
     """`out-of-memory`, `refused` or `died`."""
     message: str = ""
@@ -310,15 +302,14 @@ class PointResult:
 
 @dataclass
 class WorkerProcess:
-    """A fresh process with a session: taken from the pool on entry, ended, by force if need be, on exit."""
+    """A fresh process with a session: taken from the pool on entry, ended, by force if necessary, on exit."""
 
     plan: SessionPlan
     pool: WorkerPool
     kind: str = ""
-    """Which workers import the same: a runtime, a precision, a device."""
+    """Workers of one kind import the same modules: a runtime, a precision, a device."""
     on_progress: Callable[[Point, int], None] = lambda _point, _count: None
     ready: WorkerEvent | None = None
-    """What it said of itself when it had loaded."""
     baseline_gpu_bytes: int | None = None
     _started: StartedWorker = field(init=False)
     _buffer: bytes = b""
@@ -339,11 +330,11 @@ class WorkerProcess:
 
     @property
     def affinity(self) -> tuple[int, ...]:
-        """The processors that it may use: those of the pool, else this process's."""
+        """Processors that it may use: those of the pool, otherwise this process's."""
         return tuple(sorted(self.pool.affinity or os.sched_getaffinity(0)))
 
     def measure(self, point: Point) -> PointResult:
-        """Puts one point on the worker and waits for its end, looking at the machine every INTERVAL_S."""
+        """Sends one point to the worker and waits for its end; samples the machine every INTERVAL_S."""
         self._started.send(point)
         rows: list[MachineRow] = []
         sampler: MachineSampler | None = self._sampler()
@@ -382,7 +373,7 @@ class WorkerProcess:
                 self._started.process.kill()
 
     def begin(self, point: Point, seconds: float) -> None:
-        """Puts a point on the worker and returns as it is being measured. Raises StageError where that takes longer than `seconds`."""
+        """Sends a point to the worker and returns once it is being measured. Raises StageError if that takes longer than `seconds`."""
         self._started.send(point)
         until = monotonic() + seconds
         while (event := self._event(max(0.0, until - monotonic()))) is None or event.kind != "measuring":
@@ -392,7 +383,7 @@ class WorkerProcess:
                 raise StageError(self._failed(point, event, []).message)
 
     def signal(self, number: int) -> None:
-        """Sends the process a signal. Raises StageError where it has ended."""
+        """Raises StageError if the process has ended."""
         if not self.alive:
             raise StageError(self._last_words(self._started.process.wait()))
         self._started.process.send_signal(number)
@@ -421,7 +412,7 @@ class WorkerProcess:
         )
 
     def _event(self, seconds: float) -> WorkerEvent | None:
-        """The next event, None after `seconds` without one, `ended` when the worker has closed its output."""
+        """The next event; None after `seconds` without one; `ended` when the worker has closed its output."""
         worker = self._started
         while b"\n" not in self._buffer:
             if not worker.wait_for_event(seconds):

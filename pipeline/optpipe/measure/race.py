@@ -1,14 +1,15 @@
-"""Races of builds or of their options, measured in turn, each time in a fresh process; which build is fastest at each batch size.
+"""Races builds or their options in fresh processes to find the fastest at each batch size.
 
-A race first: after each round what lags behind is not started again (Maron & Moore, Hoeffding Races, 1994). The race picks
-whom noise favored, so the fastest few are then compared in rounds of their own. What these do not tell from the fastest counts
-as equally fast, and of equally fast builds the first in the order given is chosen.
+A race comes first: contenders that are clearly slower after a round are not started again (Maron & Moore, Hoeffding Races,
+1994). A race favors contenders that noise favored, so that the fastest few are then compared in separate rounds. Those
+that these rounds do not distinguish from the fastest count as equally fast, and of these the first in the given order
+is chosen.
 
-Dropping is a choice, not a finding: of six equally fast builds two never come to the final rounds. What was dropped is called
-slower only where its few rounds show that against the scatter of the final ones, by Tukey's intervals for all pairs of builds,
-since the race has picked the pair. In simulated races of ten equally fast builds one is then called slower wrongly in 3 % of
-races where processes scatter by 1 to 11 %, in up to 7 % where one process in seven is slower by 10 or 30 %. At 5 % scatter the
-fastest build is lost in 0.5 % of races, at 11 % in 13 %, which costs 1 % of time on average at most.
+Dropping is a choice, not a finding: of six equally fast builds two never reach the final rounds. A dropped build is
+called slower only if its few rounds show that against the scatter of the final ones, by Tukey's intervals for all pairs
+of builds, since the race has picked the pair. In simulated races of ten equally fast builds one is then called slower
+wrongly in 3% of races where processes scatter by 1 to 11%, in up to 7% where one process in seven is slower by 10 or
+30%. At 5% scatter the fastest build is lost in 0.5% of races, at 11% in 13%, which costs 1% of time on average at most.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -25,11 +26,11 @@ from optpipe.stats.ratio import Change, Order, Ratio, ratio_from_few_rounds, rat
 
 RACE_ROUNDS = 3
 BUILD_LAG = 0.15
-"""Of builds: what takes this much longer than the fastest after one round is dropped."""
+"""A build that takes this much longer than the fastest after one round is dropped."""
 FINAL_ROUNDS = 8
 MAX_FINALISTS = 4
 CONFIDENCE = 0.95
-"""Of all comparisons with the winner at one batch size together (Bonferroni), and of those that were dropped (Tukey)."""
+"""Joint confidence of all comparisons with the winner at one batch size (Bonferroni), and of those with dropped builds (Tukey)."""
 Times = Mapping[int, float]
 """ns by batch size; a size without a figure is missing."""
 Measure = Callable[[str, Sequence[int]], Times]
@@ -37,12 +38,10 @@ Measure = Callable[[str, Sequence[int]], Times]
 
 @dataclass
 class RacedTimes:
-    """What one build took at one batch size, in the order of the rounds."""
-
     race: list[float] = field(default_factory=list)
     final: list[float] = field(default_factory=list)
     failed: bool = False
-    """A process gave no figure: it cannot win."""
+    """Whether a process gave no figure; such a build cannot win."""
 
     @property
     def mean(self) -> float:
@@ -51,20 +50,19 @@ class RacedTimes:
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """The winner at one batch size, and what all others took against it."""
+    """The winner at one batch size, and the others' times against it."""
 
     winner: str | None
-    """None where nothing has a figure."""
     times: Mapping[str, RacedTimes]
     ratios: Mapping[str, Ratio]
-    """Of those in the final rounds but the winner, times over the winner's."""
+    """Times of the other finalists over the winner's."""
     dropped: Mapping[str, Ratio] = field(default_factory=dict)
-    """Of the others, from the rounds of the race that both were in; empty where there were no final rounds."""
+    """Times of the others over the winner's, from common rounds of the race; empty without final rounds."""
     scatter: Scatter | None = None
-    """Of processes in the final rounds."""
+    """Scatter of processes in the final rounds."""
 
     def compute_slowdown(self, name: str) -> float | None:
-        """Time over the winner's from all rounds that both were in, the geometric mean; None where one has no figure."""
+        """Geometric mean of the time over the winner's, from all common rounds; None if one has no figure."""
         if self.winner is None:
             return None
         own, best = self.times[name], self.times[self.winner]
@@ -73,7 +71,6 @@ class RaceResult:
 
 
 def count_processes(builds: int, final_rounds: int = FINAL_ROUNDS) -> int:
-    """The most processes that a race of that many builds starts."""
     return builds if builds < 2 else RACE_ROUNDS * builds + final_rounds * min(builds, MAX_FINALISTS)
 
 
@@ -87,8 +84,8 @@ def race_builds(
 ) -> dict[int, RaceResult]:
     """The fastest of `names` at each of `sizes`; of equally fast ones the first of `names`.
 
-    `measure` starts a fresh process for one build and gives its times at some sizes; `expect` hears how many are coming. A
-    single build is measured once.
+    `measure` starts a fresh process for one build and gives its times at some sizes; `expect` receives the number of
+    coming processes. A single build is measured once.
     """
     order = Order(seed)
     heats = [Heat(size, names) for size in sizes]
@@ -104,7 +101,7 @@ def race_builds(
 
 
 def run_heats(heats: Sequence["Heat"], measure: Measure, order: Order, lag: float) -> None:
-    """RACE_ROUNDS rounds; what takes `lag` longer than the fastest after one, half of it after two, … is dropped."""
+    """Runs RACE_ROUNDS rounds. Contenders slower than the fastest by `lag` after one round, half of it after two, … are dropped."""
     for turn in range(RACE_ROUNDS):
         measure_round([heat for heat in heats if turn == 0 or len(heat.running) > 1], measure, order, final=False)
         for heat in heats:
@@ -112,13 +109,10 @@ def run_heats(heats: Sequence["Heat"], measure: Measure, order: Order, lag: floa
 
 
 class Heat:
-    """The race at one batch size: who is still in it, and what was measured."""
-
     def __init__(self, size: int, names: Sequence[str]) -> None:
         self.size, self.times, self.running = size, {name: RacedTimes() for name in names}, list(names)
 
     def add(self, name: str, found: Times, *, final: bool) -> None:
-        """Keeps a process's time; a build without one is out."""
         own = self.times[name]
         if self.size in found:
             (own.final if final else own.race).append(found[self.size])
@@ -131,13 +125,13 @@ class Heat:
         self.running = [name for name in self.running if self.times[name].mean <= limit]
 
     def choose_finalists(self) -> None:
-        """The fastest still running, MAX_FINALISTS at most; with them the best that was dropped where only one is left."""
+        """The fastest still running, at most MAX_FINALISTS; if only one is left, the best dropped one joins it."""
         whole = [name for name, own in self.times.items() if not own.failed]
         ranked = sorted(whole, key=lambda name: (name not in self.running, self.times[name].mean))
         self.running = ranked[: min(max(len(self.running), 2), MAX_FINALISTS)]
 
     def judge(self) -> RaceResult:
-        """The fastest of the finalists, or the first in order of those that are not told from it."""
+        """The winner is the first in order of the finalists that are not distinguished from the fastest."""
         finalists = [name for name in self.times if name in self.running]
         if len(finalists) < 2:
             return RaceResult(next(iter(finalists), None), self.times, {})
@@ -166,7 +160,7 @@ class Heat:
 
 
 def measure_round(heats: Sequence[Heat], measure: Measure, order: Order, *, final: bool) -> None:
-    """One process for each build that is still in at some size, in a drawn order."""
+    """Runs one process for each build that is still in at some size, in a drawn order."""
     names = list(dict.fromkeys(name for heat in heats for name in heat.running))
     for name in order.draw(names):
         inside = [heat for heat in heats if name in heat.running]
@@ -176,19 +170,16 @@ def measure_round(heats: Sequence[Heat], measure: Measure, order: Order, *, fina
 
 
 MIN_TUNING_GAIN = 0.02
-"""An option is changed only for at least this much more throughput."""
+"""Minimum throughput gain for changing an option."""
 OPTION_LAG = 0.10
-"""Of options: what takes this much longer than the fastest after one round is not started again."""
+"""A value that takes this much longer than the fastest after one round is not started again."""
 FINAL_CONFIDENCE = 0.97
-"""Of the winner's ratio to the defaults at one batch size; there are up to three, so that with nothing to gain the defaults
-stay in at least 95 of 100 tunings."""
+"""Confidence of the winner's ratio to the defaults at one batch size. There are up to three sizes, so that without a
+gain the defaults stay in at least 95 of 100 tunings."""
 
 
 def list_choices(cpus: int) -> dict[str, tuple[bool | int | str, ...]]:
-    """The values worth trying, by option; a test checks the names against what the backends' sessions take.
-
-    Of `threads`, powers of two up to all processors; its default 0 leaves the number and their places to the runtime.
-    """
+    """Values to try, by option. `threads` has powers of two up to all processors; its default 0 leaves the number to the runtime."""
     threads = sorted({1 << power for power in range(cpus.bit_length()) if 1 << power <= cpus} | {cpus})
     return {
         "nhwc": (True, False),
@@ -204,7 +195,7 @@ def list_choices(cpus: int) -> dict[str, tuple[bool | int | str, ...]]:
 def list_alternatives(
     defaults: Options, cpus: int, fixed: Container[str] = ()
 ) -> dict[str, tuple[bool | int | str, ...]]:
-    """The values to try beside `defaults`, by option; none of an option that is `fixed`."""
+    """Values to try besides `defaults`, by option; none for an option that is `fixed`."""
     found = {
         name: tuple(value for value in values if value != defaults[name])
         for name, values in list_choices(cpus).items()
@@ -221,14 +212,14 @@ def tune_options(
     cpus: int,
     fixed: Container[str] = (),
 ) -> TuningRecord:
-    """The fastest runtime options of an artifact here: each option's values race with the best so far in the others (Birattari et al.,
-    GECCO 2002), and the winner is compared with the defaults in rounds of its own.
+    """Finds the fastest runtime options of an artifact: each option's values race with the best so far in the others
+    (Birattari et al., GECCO 2002), and the winner is compared with the defaults in separate rounds.
 
-    It replaces the defaults only where those rounds show it to be faster: a race picks whom noise favored. What failed or gave wrong
-    outputs cannot win; a short trial that is INVALID for noise counts. Options that change the arithmetic (TF32) are never touched.
-
-    `measure` loads the artifact with some options in a fresh process and measures all batch `sizes`. What is `fixed` was
-    asked for and stays. The result is `blank`, which has the seed of the order, with what was tried and chosen.
+    It replaces the defaults only if those rounds show it to be faster, since a race favors what noise favored. Options
+    that failed or gave wrong outputs cannot win; a short trial that is INVALID for noise counts. Options that change
+    the arithmetic (TF32) are never touched. `measure` loads the artifact with some options in a fresh process and
+    measures all batch `sizes`. `fixed` options keep their values. The result is `blank`, which has the seed of the
+    order, with the trials and the choice.
     """
     tried = _Tried(measure, sizes, Order(blank.seed))
     best: Options = dict(defaults)
@@ -252,12 +243,10 @@ def tune_options(
 
 
 class _Interrupted(Exception):
-    """A trial was interrupted: what was not tried cannot lose."""
+    """A trial was interrupted: untried options cannot lose."""
 
 
 class _Tried:
-    """All trials so far: what was measured, of which options."""
-
     def __init__(
         self, measure: Callable[[Options], tuple[Measurement, ...]], sizes: Sequence[int], order: Order
     ) -> None:
@@ -269,7 +258,6 @@ class _Tried:
         return tuple(trial_from_measurements(options, found) for options, found in self._found)
 
     def measure(self, options: Options) -> tuple[Measurement, ...]:
-        """One more trial of these options. Raises _Interrupted where it was cut off."""
         measured = self._measure(options)
         known = next((found for seen, found in self._found if seen == options), None)
         if known is None:
@@ -280,7 +268,7 @@ class _Tried:
         return measured
 
     def race(self, contenders: list[Options]) -> Options:
-        """The one of `contenders` with the most throughput over all sizes; the first unless another has MIN_TUNING_GAIN more."""
+        """The contender with the most throughput over all sizes; the first unless another has MIN_TUNING_GAIN more."""
 
         def measure_jointly(name: str, _sizes: Sequence[int]) -> dict[int, float]:
             times = self._measure_times(contenders[int(name)])
@@ -295,7 +283,7 @@ class _Tried:
         return contenders[0 if ahead else int(leader)]
 
     def compare(self, defaults: Options, best: Options) -> dict[int, Ratio]:
-        """The ratio of the two's times at every size, over FINAL_ROUNDS; none where a trial failed or gave wrong outputs."""
+        """Ratio of times, best over defaults, by size over FINAL_ROUNDS; without sizes at which a trial failed or gave wrong outputs."""
         sides = {"defaults": defaults, "best": best}
         heats = [Heat(size, list(sides)) for size in self._sizes]
         for _ in range(FINAL_ROUNDS):
@@ -307,7 +295,7 @@ class _Tried:
         }
 
     def _measure_times(self, options: Options) -> dict[int, float]:
-        """Seconds per image by batch size of one more trial; without those that have no figures or are not `is_usable`."""
+        """Seconds per image by batch size of one more trial, without unusable ones."""
         return {
             each.load.batch_size: 1 / each.throughput_images_per_s.value
             for each in self.measure(options)
@@ -316,7 +304,7 @@ class _Tried:
 
 
 def is_usable(measurement: Measurement) -> bool:
-    """Valid, or invalid only for noise: options are compared on a short look, and the winner is measured in full."""
+    """Valid, or invalid only for noise: short trials compare options, and the winner is measured in full."""
     noise = OWN_SAMPLES | {"too-few-samples", "loaded-host", "clocks-moved", "throttled"}
     return measurement.is_valid or noise.issuperset(measurement.invalid_codes)
 

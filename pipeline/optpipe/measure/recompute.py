@@ -1,4 +1,4 @@
-"""Measurements recomputed from their raw samples: nothing that a run has stored about itself is believed."""
+"""Recomputes measurements from their raw samples, without trusting any stored figure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -32,10 +32,10 @@ NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
 def measurements_from_run(
     run: Run, confidence: float = 0.95, only: Iterable[str] | None = None, *, whole: bool = True
 ) -> tuple[RecordedMeasurement, ...]:
-    """The measurements of a bench run, with every figure and verdict recomputed from the raw files.
+    """The measurements of a bench run, with all figures and verdicts recomputed from the raw files.
 
-    `only` names the artifacts wanted. Raises BadInputError where a file is not as the run's manifest says; with `whole=False` files
-    that were left out on purpose are not a fault.
+    `only` names the wanted artifacts. Raises BadInputError if a file differs from the run's manifest; with
+    `whole=False` missing files are allowed.
     """
     require_unchanged(run, whole=whole)
     wanted = None if only is None else set(only)
@@ -52,7 +52,7 @@ def measurements_from_run(
 def recorded_from_files(
     found: Measurement, run: str, files: Files, environment: Environment | None = None
 ) -> RecordedMeasurement:
-    """A measurement of `run`, with its latencies and the GPU's median clock where its raw files are among `files`."""
+    """A measurement of `run`, with its latencies and the GPU's median clock if its raw files are among `files`."""
     latencies = None
     if found.samples_file is not None and files.has(found.samples_file):
         frame = read_samples(files, found.samples_file)
@@ -66,7 +66,7 @@ def recorded_from_files(
 def recompute_measurement(
     stored: Measurement, files: Files, confidence: float = 0.95, highest: float = 99.9
 ) -> Measurement:
-    """`stored` with every figure, percentiles up to `highest`, and its verdict computed from samples and machine rows."""
+    """`stored` with its verdict, and every figure and percentile up to `highest`, recomputed."""
     from optpipe.measure.figures import recompute_from_samples
 
     frame = None if stored.samples_file is None else read_samples(files, stored.samples_file, tuple(SAMPLE_COLUMNS))
@@ -79,7 +79,7 @@ def recompute_measurement(
 
 
 def _clear_figures(stored: Measurement) -> Measurement:
-    """Of a measurement without measured queries: no figures, and INVALID, for nothing shows what its record says."""
+    """A measurement without measured queries has no figures and is INVALID."""
     told = any(reason.invalidates for reason in stored.reasons)
     return replace(
         stored,
@@ -112,7 +112,7 @@ def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":
 def read_samples(
     files: Files, name: str, columns: tuple[str, ...] = NEEDED, phase: int = Phase.MEASURED
 ) -> "pl.DataFrame":
-    """The queries of a phase in the Parquet file `name`, in the order of their end; `columns` of them."""
+    """The columns of a phase's queries, in order of their end."""
     import polars as pl
 
     with read_as_user_file(files.folder / name, "raw samples"):
@@ -126,7 +126,7 @@ def read_samples(
 
 
 def recompute_bench(run: Run) -> Iterator[Recomputed]:
-    """Every measurement whose raw samples are there."""
+    """Every measurement whose raw samples are present."""
     for stored in read_measurements(run.files):
         if stored.samples_file is None or run.files.has(stored.samples_file):
             said, found = (
@@ -137,7 +137,7 @@ def recompute_bench(run: Run) -> Iterator[Recomputed]:
 
 
 def recompute_requested(stored: Measurement, files: Files) -> Measurement:
-    """`stored` computed again with the confidence and the percentiles that were asked for."""
+    """Recomputes `stored` with the confidence and percentiles that were requested."""
     latency = stored.latency_ns
     if latency is None:
         return recompute_measurement(stored, files, highest=99.0)
@@ -146,7 +146,7 @@ def recompute_requested(stored: Measurement, files: Files) -> Measurement:
 
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
-    """Whether a bench run is of another file than the build's under the same id: its figures are not the build's."""
+    """Whether a bench run measured another file with the build's id."""
     subjects = (one.subject for one in read_measurements(run.files))
     return any(build.has_other_file(each.artifact, each.sha256) for each in subjects)
 
@@ -154,7 +154,7 @@ def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
 def list_artifact_measurements(
     runs: Sequence[Run], confidence: float, artifact: str | None
 ) -> Iterator[RecordedMeasurement]:
-    """The measurements of `artifact` in the bench runs among `runs`; a run's files may be a part of it."""
+    """Measurements of `artifact` in the bench runs among `runs`, whose files may be partial."""
     only = None if artifact is None else [artifact]
     for run in runs:
         if run.kind == "bench":

@@ -1,4 +1,4 @@
-"""What `optpipe bench` and `optpipe bench --against` say: measurements, a limit's answer, tuning, a paired comparison."""
+"""Records of `optpipe bench`: measurements, a limit's answer, tuning, a paired comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +18,6 @@ class PairMetric(StrEnum):
 
 
 class BenchSort(StrEnum):
-    """How the table of a bench run is sorted."""
-
     GIVEN = "given"
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -29,7 +27,7 @@ class BenchSort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """Contender over baseline, and the figure of every process that it rests on: the content of `comparison.json`."""
+    """Contender over baseline, with the figure of every process: the content of `comparison.json`."""
 
     metric: PairMetric
     ratio: Ratio
@@ -39,14 +37,13 @@ class PairedComparison:
     contender_ns: tuple[float, ...]
     """Per query, in order of the rounds; for `throughput`, per image."""
     first_rounds: int
-    """Rounds whose scatter decided how many there would be, and gives the interval."""
+    """Rounds whose scatter determined the total and gives the interval."""
     seed: int
-    """Of the order within the rounds."""
+    """Seed of the order within rounds."""
     invalid: Mapping[str, int]
-    """Processes whose measurement is INVALID, by the code of each reason. They count: their order was drawn too."""
+    """INVALID processes by reason code. They count, since their order was drawn too."""
     invalid_processes: int
     measurements: tuple[str, ...]
-    """Ids, in the order in which they were measured."""
     schema_version: int = 1
 
 
@@ -59,16 +56,14 @@ class UnjudgedPoint:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimit:
-    """What the measurements of one artifact say of a latency limit."""
-
     artifact: str
     label: str
     slo: str
     met: bool | None
-    """None where no VALID measurement decides it."""
+    """None if no VALID measurement decides it."""
     inside: bool
     measurement: str | None
-    """The largest point inside the limit, else the closest to it; the next five are of it."""
+    """The largest point inside the limit, otherwise the closest; the next five fields describe it."""
     batch_size: int | None
     rate_per_s: float | None
     value_ns: float | None
@@ -79,7 +74,7 @@ class ArtifactLimit:
 
 @dataclass(frozen=True, slots=True)
 class LimitRecord:
-    """The answers of all artifacts: met where one meets it, and not met only where none may."""
+    """The limit is met if one artifact meets it, and not met only if none may."""
 
     slo: str
     met: bool | None
@@ -88,14 +83,14 @@ class LimitRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """Options that were tried, with what each round gave, by batch size."""
+    """Options that were tried, with each round's results by batch size."""
 
     options: Options
     throughput_images_per_s: Mapping[int, tuple[float | None, ...]]
     verdicts: Mapping[int, tuple[Validity, ...]]
     reasons: Mapping[int, tuple[str, ...]]
     wrong_outputs: tuple[int, ...]
-    """Batch sizes at which outputs were wrong."""
+    """Batch sizes with wrong outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +98,23 @@ class TuningRecord:
     artifact: str
     label: str
     seed: int
-    """Of the order of the processes."""
+    """Seed of the order of processes."""
     chosen: Mapping[int, Options] = field(default_factory=dict)
-    """Options by batch size; empty where it was interrupted."""
+    """Options by batch size; empty if it was interrupted."""
     final: Mapping[int, Ratio] = field(default_factory=dict)
-    """Times of the winner of the races over those of the defaults, by batch size; empty where the defaults won the races."""
+    """Times of the races' winner over the defaults', by batch size; empty if the defaults won the races."""
     trials: tuple[TrialRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TuningFile:
-    """The content of `tuning.json`."""
-
     tuning: tuple[TuningRecord, ...]
     schema_version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRecord:
-    """The JSON document of `optpipe bench`; with `--against` of the comparison alone."""
+    """The JSON document of `optpipe bench`; with `--against` only of the comparison."""
 
     run_dir: str
     run_id: str
@@ -129,12 +122,11 @@ class BenchRecord:
     environment: Environment
     exit_status: int
     groups: tuple[MeasurementGroup, ...] = ()
-    """The measurements by artifact, settings and load: what the processes show together."""
     baseline: str | None = None
     """With `--against`."""
     contender: str | None = None
     comparison: PairedComparison | None = None
-    """None where it was interrupted."""
+    """None if it was interrupted."""
     limit: LimitRecord | None = None
     tuning: tuple[TuningRecord, ...] = ()
     interrupted: bool = False

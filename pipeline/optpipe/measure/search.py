@@ -1,8 +1,7 @@
-"""Latency limits (`p99=15ms`), and the batch size or the rate of arrivals that is the largest inside one.
+"""Latency limits (`p99=15ms`), and the largest batch size or arrival rate inside one.
 
-Decisions over a function that measures one point. A rate is found by the percentile's value, then confirmed on fresh arrivals by
-its upper bound, stepping down until that holds: the search picks the rate whose arrivals were kindest, and its own measurement
-cannot say so.
+A rate is found by the percentile's value, then confirmed on fresh arrivals by its upper bound, stepping down until that
+holds: the search selects the rate whose arrivals were most favorable, so that its own measurement cannot confirm it.
 """
 
 import re
@@ -27,12 +26,12 @@ class Slo:
         return f"{format_percentile_name(self.percent)} ≤ {format_quantity(self.limit_ns, Dimension.TIME)}"
 
     def is_met_by(self, measurement: Measurement) -> bool:
-        """Whether the percentile's upper bound is inside the limit: what the interval cannot show is not met."""
+        """Whether the percentile's upper bound is inside the limit."""
         found = self.read(measurement)
         return found is not None and found.bounds[1] <= self.limit_ns
 
     def explain_not_judged(self, measurement: Measurement) -> str | None:
-        """Why nothing is known of the limit: the percentile was withheld, and no lower one is beyond; None where it is."""
+        """Why the limit cannot be judged: the percentile was withheld, and no lower one exceeds the limit. None if it can."""
         latency = measurement.latency_ns
         if latency is None or latency.percentile(self.percent) is not None:
             return None
@@ -43,12 +42,12 @@ class Slo:
         return f"{name} is not reported: {latency.withheld.get(name, 'not computed')}"
 
     def read(self, measurement: Measurement) -> Estimate | None:
-        """The percentile in ns; None where it could not be measured."""
+        """The percentile in ns; None if it could not be measured."""
         return None if measurement.latency_ns is None else measurement.latency_ns.percentile(self.percent)
 
 
 def slo_from_text(text: str) -> Slo:
-    """Reads `--slo`. Raises BadInputError for anything but pNN=TIME with a unit, of a percentile that summaries have."""
+    """Reads `--slo`. Raises BadInputError for anything but pNN=TIME with a unit and a percentile that summaries have."""
     form = _FORM.fullmatch(text)
     percent = float(form[1]) if form else 0.0
     if form is None or (percent not in PERCENTS and not 99 < percent < 100):
@@ -63,21 +62,20 @@ def slo_from_text(text: str) -> Slo:
 
 
 def has_figures(measurement: Measurement) -> bool:
-    """Whether there are figures at all, valid or not: a batch that ran out of memory has none."""
     return measurement.latency_ns is not None
 
 
 MIN_SWEEP_GAIN = 1.05
-"""Two steps in a row with less than 5 % more throughput: saturated."""
+"""Two consecutive steps below this gain of throughput mean saturation."""
 
 
 def sweep_batch_sizes(
     measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None, *, to_the_end: bool = False
 ) -> list[Measurement]:
-    """Measures `sizes` upwards until memory, saturation or the limit ends it; then closes in on the limit.
+    """Measures `sizes` upwards until memory, saturation or the limit stops it; then bisects to the limit.
 
-    A size that ran out of memory is in the result, without figures. With a limit, saturation does not end the sweep, and
-    neither does a size of which the limit's percentile was withheld: it is not known to be beyond.
+    A size that ran out of memory is in the result, without figures. With a limit, neither saturation nor a withheld
+    percentile stops the sweep.
     """
     found: list[Measurement] = []
     for size in sorted(set(sizes)):
@@ -94,7 +92,7 @@ def sweep_batch_sizes(
 
 
 def is_saturated(found: Sequence[Measurement]) -> bool:
-    """Whether the last two sizes each gave less than 5 % more throughput than the best before them."""
+    """Whether each of the last two sizes gave less than 5% more throughput than the best before them."""
     rates = [each.throughput_images_per_s.value for each in found if each.throughput_images_per_s]
     if len(rates) < 3:
         return False
@@ -104,7 +102,7 @@ def is_saturated(found: Sequence[Measurement]) -> bool:
 def bisect_batch_size(
     measure: Callable[[int], Measurement], found: Sequence[Measurement], slo: Slo
 ) -> list[Measurement]:
-    """Halves between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
+    """Bisects between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
     inside = max((each.load.batch_size for each in found if slo.is_met_by(each)), default=0)
     beyond = min(
         (each.load.batch_size for each in found if not slo.is_met_by(each) and each.load.batch_size > inside), default=0
@@ -122,24 +120,24 @@ def bisect_batch_size(
 
 
 def find_largest_inside(found: Sequence[Measurement], slo: Slo) -> Measurement | None:
-    """The largest batch that meets the limit; an INVALID measurement only where no valid one does."""
+    """The largest batch that meets the limit; an INVALID measurement only if no valid one does."""
     met = (each for each in found if slo.is_met_by(each))
     return max(met, key=lambda each: (each.is_valid, each.load.batch_size), default=None)
 
 
 BISECTION_STEPS = 6
-"""Halvings on a log scale after the bracket; from a factor of two they leave about 1 %."""
+"""Halvings on a log scale after the bracket; from a factor of two they leave about 1%."""
 STEP_DOWN = 0.97
-"""From a rate that fresh arrivals do not confirm to the next one."""
+"""Factor from a rate that fresh arrivals do not confirm to the next."""
 MOST_CONFIRMATIONS = 12
 
 
 def find_highest_rate(
     measure: Callable[[float], Measurement], service_s: float, slo: Slo
 ) -> tuple[list[Measurement], Measurement | None]:
-    """Measures rates between a twentieth of and all that the service time allows; returns all, and the confirmed one.
+    """Measures rates from a twentieth to all of what the service time allows; returns all, and the confirmed one.
 
-    The confirmed measurement is the last; its percentile's upper bound is inside the limit. None where no rate is.
+    The confirmed measurement is the last, and its percentile's upper bound is inside the limit. None if no rate is.
     """
     found: list[Measurement] = []
     rate = _searched(measure, service_s, slo, found)
@@ -156,7 +154,7 @@ def find_highest_rate(
 def _searched(
     measure: Callable[[float], Measurement], service_s: float, slo: Slo, found: list[Measurement]
 ) -> float | None:
-    """The highest rate tried whose percentile is inside the limit by its value; None where none is."""
+    """The highest tried rate whose percentile is inside the limit by its value; None if there is none."""
 
     def inside(rate: float) -> bool:
         found.append(measure(rate))
@@ -187,7 +185,7 @@ def _behind(measurement: Measurement) -> bool:
 def judge_limit(
     artifact: str, label: str, slo: Slo, found: Sequence[Measurement], best: Measurement | None
 ) -> ArtifactLimit:
-    """What the measurements of one artifact say of the limit; `met` is None where no valid one decides it."""
+    """Judges the limit for one artifact; `met` is None if no valid measurement decides it."""
     read = [(value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None]
     shown = best or (found[min(read)[1]] if read else None)  # what comes closest to a limit that nothing meets
     value = None if shown is None else slo.read(shown)
@@ -219,7 +217,6 @@ def judge_limit(
 
 
 def combine_limits(slo: Slo, limits: Sequence[ArtifactLimit]) -> LimitRecord:
-    """The answers of all artifacts: met where one meets it, and not met only where none may."""
     answers = [each.met for each in limits]
     met = True if True in answers else None if None in answers or not answers else False
     return LimitRecord(str(slo), met, tuple(limits))

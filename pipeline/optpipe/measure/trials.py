@@ -1,8 +1,7 @@
 """The trial engine: every timing of optpipe is one of these loops over a callable.
 
-`time_calls` times a callable call after call, in a closed loop or at the arrivals of a Poisson process; `warm_up` runs it until it is
-steady. Whoever calls them keeps the samples and decides when there are enough. Subjects that are compared take turns by
-`stats.ratio.Order`.
+`time_calls` times a callable in a closed loop or at the arrivals of a Poisson process; `warm_up` runs it until it is
+steady. Callers keep the samples and decide when there are enough. Compared subjects take turns by `stats.ratio.Order`.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,15 +18,15 @@ T = TypeVar("T")
 
 WINDOWS_PER_WARM_UP = 6
 SPIN_NS = 150_000
-"""Sleeping is not exact; the last part before an arrival is waited for by reading the clock."""
+"""Sleeping is inexact, so the last part before an arrival is a busy wait."""
 POLL_NS = 200_000_000
-"""Longest sleep before `is_over` is asked again."""
+"""Longest sleep before `is_over` is called again."""
 LEAD_NS = 10_000_000
-"""From the start of an open loop to the time that its first gap counts from."""
+"""From the start of an open loop to the start of its first gap."""
 
 
 def time_calls(call: Callable[[], T]) -> Iterator[tuple[int, T, int]]:
-    """Calls `call` again and again; yields the start in ns, what it returned, and the end in ns of each. Ends with its reader."""
+    """Calls `call` repeatedly; yields each (start in ns, result, end in ns) until its reader stops."""
     while True:
         started = perf_counter_ns()
         found = call()
@@ -35,14 +34,14 @@ def time_calls(call: Callable[[], T]) -> Iterator[tuple[int, T, int]]:
 
 
 def time_call(call: Callable[[], object], due_ns: int | None = None) -> int:
-    """What one call took in ns; where it was due earlier, since then."""
+    """ns of one call; since `due_ns` if given."""
     started = perf_counter_ns() if due_ns is None else due_ns
     call()
     return perf_counter_ns() - started
 
 
 def time_calls_for(call: Callable[[], object], seconds: float) -> list[int]:
-    """What each call took, in ns, of those that begin within `seconds`; at least one."""
+    """ns of each call that begins within `seconds`; at least one."""
     calls = time_calls(call)
     first, _, ended = next(calls)
     more = takewhile(lambda each: each[0] - first < seconds * 1e9, calls)
@@ -50,9 +49,9 @@ def time_calls_for(call: Callable[[], object], seconds: float) -> list[int]:
 
 
 def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] = lambda: False) -> Iterator[int]:
-    """When each query of a Poisson process is due, in ns of the clock, yielded at that time; ends where `is_over` says so.
+    """Yields the due time of each query of a Poisson process, in ns of the clock, at that time; ends once `is_over`.
 
-    The gaps are drawn from `seed`. A reader that comes back late gets an arrival that is past: its latency counts from then.
+    The gaps are drawn from `seed`. A late reader gets a past arrival: its latency counts from then.
     """
     gaps, due = Random(f"arrivals {seed}"), perf_counter_ns() + LEAD_NS  # no other draw follows the same numbers
     while True:
@@ -76,7 +75,7 @@ class WarmUp:
 def warm_up(
     call: Callable[[], int], seconds: float, most_seconds: float, is_over: Callable[[], bool] = lambda: False
 ) -> WarmUp:
-    """Runs `call`, which returns what it took in ns, in windows of equal time until their medians agree or the time is up."""
+    """Runs `call`, which returns its ns, in windows of equal time until their medians agree or the time is up."""
     window_ns, begun = int(max(seconds, 0.05) / WINDOWS_PER_WARM_UP * 1e9), perf_counter_ns()
     medians: list[float] = []
     while not is_over():

@@ -1,7 +1,7 @@
-"""May these figures be believed? Every reason says what was seen and what to do about it; nothing is ever trimmed.
+"""Checks whether figures may be believed. Every reason has an observation and a remedy; nothing is ever trimmed.
 
-Reasons that invalidate: what spoils the figures. Reasons that do not: properties of the artifact that a reader must know.
-Each check is a small function from `ValidityEvidence` to reasons; all of them run every time.
+Invalidating reasons spoil the figures; the others are properties of the artifact that readers must know. Each check is
+a small function from `ValidityEvidence` to reasons, and all of them always run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,32 +26,28 @@ LIMITS: Mapping[str, float] = {
     "enqueue_bound": 0.8,  # trtexec: enqueue over 0.8 of compute
     "cached_answer": 0.75,
 }
-"""Thresholds by name; recorded with every measurement."""
 PROBE_CONFIDENCE = 0.999
-"""Of the ratio that shows a cache of answers."""
+"""Confidence of the ratio that shows a cache of answers."""
 FEWEST_WAITED = 20
-"""Queries that waited, to know from them how many a server can serve."""
+"""Minimum waiting queries for an estimate of a server's capacity."""
 WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
-"""Codes of answers that no figure makes up for."""
+"""Codes of wrong answers, which no figure compensates."""
 HOST_CAUSES = frozenset({"loaded-host", "busy-gpu", "throttled", "clocks-moved", "hot"})
-"""Codes of what the machine did, not the build: the next process meets it too."""
+"""Codes of causes on the machine, which the next process meets too."""
 WITNESSED = WRONG_OUTPUTS | frozenset(
     {
         "inputs-alike", "interrupted", "too-few-samples", "not-steady",
         "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
     }
 )  # fmt: skip
-"""Codes of what the worker or its parent saw and no raw file holds; all others follow from samples and machine rows."""
+"""Codes of observations by the worker or its parent that no raw file holds; all others follow from samples and machine rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidityEvidence:
-    """Everything that a measurement is judged by."""
-
     measurement: Measurement
-    """The measurement, without regard to its figures and its verdict."""
+    """Its figures and verdict are ignored."""
     samples: "pl.DataFrame"
-    """Measured samples only, in order of their end."""
     machine: "pl.DataFrame"
     """Rows between the first start and the last end."""
     steady: bool = True
@@ -63,13 +59,12 @@ class ValidityEvidence:
         return {**LIMITS, **self.measurement.limits}
 
     def list_readings(self, name: str) -> list[float]:
-        """What was read of the machine, one value a row; empty where nothing could be."""
+        """Values of a machine column, one per row; empty if it was not read."""
         column = self.machine.get_column(name, default=None)
         return [] if column is None else [float(value) for value in column.drop_nulls()]
 
 
 def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
-    """All reasons, those that invalidate first."""
     found = [reason for check in CHECKS for reason in check(evidence)]
     return tuple(sorted(found, key=lambda reason: not reason.invalidates))
 
@@ -83,7 +78,7 @@ def _note(code: str, message: str, remedy: str, **evidence: float | int | str) -
 
 
 def compute_service_ns(samples: "pl.DataFrame") -> Any:
-    """The time that the runtime itself took: on the device where events say so, else from call to answer."""
+    """ns that the runtime took: on the device if events measured it, otherwise from call to answer."""
     if samples["compute_ns"].null_count() == 0:
         return samples["compute_ns"].to_numpy().astype(float)
     return (samples["end_ns"] - samples["start_ns"]).to_numpy().astype(float)
@@ -171,7 +166,7 @@ def _check_modes(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
-    """For a CPU subject by who else was busy; for a GPU subject by what it did to the worker, whose host may be large."""
+    """Judges a CPU subject by other processes' use, and a GPU subject by the worker's waiting, since its host may be large."""
     other, waited = (
         sum(values) / max(len(values), 1)
         for values in map(evidence.list_readings, ("other_cpu_cores", "worker_waited_cores"))
@@ -207,7 +202,7 @@ def _check_gpu_processes(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
-    """Heat and hardware protection invalidate. A power cap is how the card is run: a note, unless it moved the clocks."""
+    """Heat and hardware protection invalidate. A power cap is a setting of the card: a note, unless it moves the clocks."""
     masks = [int(mask) for mask in evidence.list_readings("gpu_throttle_reasons")]
     share = {
         name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in THROTTLE_REASONS.items() if masks
@@ -331,7 +326,7 @@ def _check_transfers(evidence: ValidityEvidence) -> list[Reason]:
 
 
 def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
-    """By what the server can serve while queries wait, not by the queue, whose own noise grows beyond bounds near saturation."""
+    """Judged by the capacity while queries wait, not by the queue, whose noise is unbounded near saturation."""
     samples, rate = evidence.samples, evidence.measurement.load.rate_per_s
     if evidence.measurement.load.scenario is not Scenario.SERVER or rate is None or len(samples) < 40:
         return []
@@ -356,4 +351,4 @@ CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
     _check_throttling, _check_clocks, _check_temperature, _check_steadiness, _check_drift, _check_modes, _check_dispersion, _check_queue,
     _check_enqueue, _check_transfers,
 )  # fmt: skip
-"""Causes on the host come before what they do to the latencies."""
+"""Causes on the host come before their effects on latency."""

@@ -1,5 +1,3 @@
-"""`python -m optpipe.measure.worker`: see the package's documentation."""
-
 import gc
 import os
 import resource
@@ -33,7 +31,7 @@ _Prepared = tuple[Rotation, Sequence[Mapping[str, Any]], list[Lane]]
 
 
 def main() -> None:
-    """Imports what it is told to, loads the session, then answers points until standard input ends."""
+    """Imports the requested modules, loads the session, then answers points until standard input ends."""
     end_with_parent()
     events = _reserve_stdout_for_events()
     _prepare(record_from_json(sys.stdin.readline(), WorkerStart, "standard input"))
@@ -61,7 +59,7 @@ def _line(event: WorkerEvent) -> str:
 
 
 def _prepare(start: WorkerStart) -> None:
-    """Sets the affinity first, then imports: libraries count processors as they are imported."""
+    """Sets the affinity before importing, since libraries count processors on import."""
     if start.affinity:
         os.sched_setaffinity(0, start.affinity)
     for name in start.imports:
@@ -70,8 +68,6 @@ def _prepare(start: WorkerStart) -> None:
 
 
 class Worker:
-    """One loaded session and the streams it runs on."""
-
     def __init__(self, plan: SessionPlan, stack: ExitStack) -> None:
         self.plan = plan
         self.reference = pool_from_files(plan.reference)
@@ -81,7 +77,7 @@ class Worker:
 
             self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
         self._last: tuple[tuple[object, ...], _Prepared] | None = None
-        """The load of the point before and what was prepared for it."""
+        """The load of the previous point and the inputs prepared for it."""
         self.sessions = [stack.enter_context(self._load_session(stream)) for stream in self.streams]
 
     def _load_session(self, stream: Any) -> Any:
@@ -93,7 +89,7 @@ class Worker:
             return session_from_loader(self.plan.loader, self.plan.arguments)
 
     def ready(self) -> WorkerEvent:
-        """What the parent has to know to look at the machine meanwhile."""
+        """The event with the facts that the parent needs to watch this process."""
         return WorkerEvent("ready", pid=os.getpid(), gpu_uuid=self._gpu_uuid())
 
     def _gpu_uuid(self) -> str | None:
@@ -104,7 +100,6 @@ class Worker:
         return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
     def measured(self, point: Point, events: Any) -> PointReport:
-        """Puts one load on the session; returns the event that ends it."""
         asked = point.load
         turns, before, lanes = self._prepare(asked)
         with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
@@ -144,8 +139,8 @@ class Worker:
     def _prepare(self, asked: LoadSpec) -> _Prepared:
         """The rotated inputs, the session's untimed outputs for them, and the lanes that they are bound to.
 
-        A point without warm-up goes on with those of the point before it: calls that nobody times would take longer than a short
-        point's timed ones. Probes of the cache overwrite inputs, so what they touched is never used again.
+        A point without warm-up reuses those of the previous point, since untimed calls would take longer than a short
+        point's timed ones. Probes of the cache overwrite inputs, so inputs that they touched are never reused.
         """
         used = len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
         load, found = (asked.batch_size, asked.mode, used), self._last
@@ -178,14 +173,14 @@ class Worker:
 
 
 def _reserve_stdout_for_events() -> Any:
-    """Keeps standard output for events: whatever libraries print goes to the log on standard error."""
+    """Reserves standard output for events; output of libraries goes to the log on standard error."""
     kept = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     return kept
 
 
 def _count_own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:
-    """Host memory of the measurement itself: inputs in rotation, answers for the comparison. None of it is the artifact's."""
+    """Host memory of the measurement itself: rotated inputs and answers for the comparison."""
     answers = [*before, *(outputs for _, outputs in kept.kept if isinstance(lanes[0], CpuLane))]
     arrays = [array for each in answers for array in each.values()] + [
         array for lane in lanes for array in lane.list_spare_arrays()

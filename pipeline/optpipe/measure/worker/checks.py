@@ -1,8 +1,7 @@
-"""Are the timed answers right? A random sample of them is kept and compared after the clock has stopped.
+"""Checks the timed answers: a random sample of them is kept and compared after the clock has stopped.
 
-Against two things: what the same session answered before timing (MLPerf's TEST01 asks this), and, where there is one, the
-reference implementation's outputs. And once the clock has stopped: is a question asked again answered faster than a new
-one, as a cache would?
+They are compared with the same session's untimed answers (as in MLPerf's TEST01) and, if there is one, with the
+reference's outputs. A probe then checks whether a repeated input is answered faster than a new one, as by a cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ MAX_ROTATED_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A few distinct batches; `rows[i]` says which inputs of the pool batch `i` is made of."""
+    """A few distinct batches; `rows[i]` are the pool's indices of the inputs in batch `i`."""
 
     batches: tuple[Mapping[str, "np.ndarray"], ...]
     rows: tuple["np.ndarray", ...]
@@ -52,10 +51,10 @@ def draw_rotation(
     known: int = 0,
     axes: Mapping[str, int | None] | None = None,
 ) -> Rotation:
-    """Draws up to MOST batches from the pool, each in another seeded order; a batch larger than the pool repeats it.
+    """Draws batches from the pool, each in another seeded order; a batch larger than the pool repeats it.
 
-    The first `known` inputs have a reference: as long as there are unused ones, each batch gets one. `axes` says which axis
-    of an input is the batch; what has none is the same for all rows of a batch.
+    The first `known` inputs have a reference: each batch gets one while unused ones are left. `axes` are the batch axes
+    of the inputs; an input without one is the same for all rows of a batch.
     """
     import numpy as np
 
@@ -75,7 +74,7 @@ def draw_rotation(
 
 
 def pool_from_files(files: Mapping[str, str]) -> dict[str, "np.ndarray"]:
-    """Opens pools of inputs or reference outputs; the files are mapped, not read."""
+    """Maps pools of inputs or reference outputs into memory."""
     import numpy as np
 
     return {name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()}
@@ -84,9 +83,9 @@ def pool_from_files(files: Mapping[str, str]) -> dict[str, "np.ndarray"]:
 def make_unseen_batch(
     batch: Mapping[str, "np.ndarray"], seed: int, axes: Mapping[str, int | None] | None = None
 ) -> dict[str, "np.ndarray"]:
-    """The batch with its values reordered along one axis by a seeded step: as realistic, and asked for the first time.
+    """The batch with its values rolled by a seeded step: equally realistic, and new to the runtime.
 
-    What has no batch axis where others have one stays: it says how to read them.
+    If some inputs have a batch axis, those without one stay, since they say how to read the others.
     """
     import numpy as np
 
@@ -102,22 +101,22 @@ def make_unseen_batch(
 
 
 PROBE_SECONDS = 10.0
-"""A slow artifact is asked fewer times: nobody waits for minutes after the clock has stopped."""
+"""Limits the probes of a slow artifact."""
 MAX_OUTPUT_BYTES = 1 << 28
-"""Answers that are kept for the comparison take no more than this, on the host and on a GPU: they are the harness's."""
+"""Maximum size of kept answers, on the host and on a GPU."""
 MAX_UNTIMED_SECONDS = 15.0
 CHUNK_VALUES = 1 << 22
 
 
 class Reservoir:
-    """A uniform random sample of a stream whose length nobody knows (Vitter's algorithm R); seeded."""
+    """A uniform random sample of a stream of unknown length (Vitter's algorithm R)."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self._random, self._seen = size, Random(seed), 0
         self.kept: list[tuple[int, Any]] = []
 
     def slot(self) -> int | None:
-        """Where the next item goes, or None where it is not kept."""
+        """Index for the next item; None if it is not kept."""
         self._seen += 1
         if len(self.kept) < self.size:
             return len(self.kept)
@@ -125,7 +124,6 @@ class Reservoir:
         return place if place < self.size else None
 
     def keep(self, slot: int, index: int, outputs: Any) -> None:
-        """Keeps the answer to rotated input `index`."""
         if slot == len(self.kept):
             self.kept.append((index, outputs))
         else:
@@ -133,9 +131,9 @@ class Reservoir:
 
 
 def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
-    """What the session says to the rotated inputs when nobody is timing it: to all of them, as far as time and memory allow.
+    """The session's untimed outputs for the rotated inputs, as many as time and memory allow, at least MIN_ROTATED_BATCHES.
 
-    At least to MIN_ROTATED_BATCHES. The first call may be slow by itself (lazy loading, a search for algorithms) and does not count.
+    The first call may be slow (lazy loading, a search for algorithms) and does not count.
     """
     answers = [session.run(turns.batches[0])]
     begun = perf_counter()
@@ -152,12 +150,12 @@ def count_output_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
 
 
 def limit_output_checks(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
-    """How many timed answers are kept: `wanted`, or as many as memory allows, but at least MIN_ROTATED_BATCHES."""
+    """Number of timed answers to keep: at most `wanted`, as memory allows, but at least MIN_ROTATED_BATCHES."""
     return min(wanted, max(MIN_ROTATED_BATCHES, MAX_OUTPUT_BYTES // max(count_output_bytes(answer), 1)))
 
 
 def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
-    """Largest relative L2 distance over the outputs; infinite for NaN, for another shape, or for a missing output."""
+    """Maximum relative L2 distance over the outputs; infinite for NaN, another shape, or a missing output."""
     import numpy as np
 
     worst = 0.0
@@ -171,7 +169,7 @@ def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "
 
 
 def _compute_norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, float]:
-    """‖found − expected‖ and ‖expected‖ in float64, a part at a time: outputs may be as large as the memory."""
+    """‖found − expected‖ and ‖expected‖ in float64, in chunks, since outputs may be as large as the memory."""
     import numpy as np
 
     truth, got = np.ravel(expected), np.ravel(found)
@@ -192,9 +190,9 @@ def check_outputs(
     reference_name: str,
     axes: Mapping[str, int | None] | None = None,
 ) -> OutputCheck:
-    """Whether the `kept` outputs are those of the untimed runs in `before`, and within `tolerance` of the reference.
+    """Whether the `kept` outputs match the untimed ones in `before`, and the reference within `tolerance`.
 
-    `axes` says which axis of an output is the batch.
+    `axes` are the batch axes of the outputs.
     """
     import numpy as np
 
@@ -235,10 +233,9 @@ def _compare_to_reference(
     kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
     axes: Mapping[str, int | None],
 ) -> float | None:
-    """The distance over all kept answers together, as the tolerance of a build is meant; infinite where an output is missing.
+    """The distance over all kept answers together; infinite if an output is missing.
 
-    Only inputs that the reference has answers to count: it may cover the first of the pool alone. None where no such input
-    was kept, so that nothing was compared.
+    Only inputs with a reference count, which may be the first of the pool alone. None if no such input was kept.
     """
     import numpy as np
 
@@ -263,7 +260,7 @@ def _compare_to_reference(
 
 
 def count_reference_inputs(reference: Mapping[str, "np.ndarray"]) -> int:
-    """How many inputs of the pool, its first ones, the reference has answers to."""
+    """Number of inputs, the first of the pool, that have a reference."""
     return min((len(array) for array in reference.values()), default=0)
 
 
@@ -276,7 +273,7 @@ def probe_cache(
     tolerance: float,
     axes: Mapping[str, int | None] | None = None,
 ) -> CacheProbe:
-    """Asks known and never seen inputs in rounds, `probes` of them or as many as PROBE_SECONDS allow."""
+    """Times known and new inputs in rounds, `probes` of them or as many as PROBE_SECONDS allow."""
     import numpy as np
 
     known = {name: np.array(array) for name, array in turns.batches[0].items()}

@@ -1,8 +1,8 @@
-"""Jobs in a child process: records in, records out, and what it left behind where one failed.
+"""Runs jobs in a child process; a failed job yields its standard error.
 
-A process works through its jobs in order; where one brings it down, the next job gets a fresh process. So one job that
-fails costs its own result only, and starting up (torch and CUDA, seconds) is paid once. Jobs and results are files in a
-folder: what libraries print, or a profiler around the process, cannot disturb them.
+A process runs its jobs in order; if one crashes it, the next job gets a fresh process. A failure thus costs only its
+own result, and the start (torch and CUDA, seconds) is paid once. Jobs and results are files in a folder, which neither
+output of libraries nor a profiler around the process can disturb.
 """
 
 import os
@@ -23,23 +23,23 @@ Result = TypeVar("Result")
 
 STDERR_LOG = "stderr.txt"
 POLL_S = 0.05
-"""How often the parent looks for the next result: too seldom to be felt by what is measured."""
+"""Interval of the parent's polling, too long to affect a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
     stderr: str
     exit_status: int | None
-    """Negative for a signal; None where the job took longer than its limit."""
+    """Negative for a signal; None if the job exceeded its limit."""
 
 
 def run_jobs(
     module: str, jobs: Sequence[object], kind: type[Result], limit_s: float, defaults: Mapping[str, str]
 ) -> Generator[Result | JobFailure]:
-    """Runs `python -m module FOLDER` for the jobs; yields each result, of type `kind`, as it comes, or why there is none.
+    """Runs `python -m module FOLDER` for the jobs; yields each result, of type `kind`, as it comes, or its failure.
 
-    A job that takes longer than `limit_s` is ended. The module answers with `serve_jobs`. `defaults` are environment
-    variables for those that are not set.
+    The module answers with `serve_jobs`. A job that exceeds `limit_s` is ended. `defaults` are environment variables
+    for those that are not set.
     """
     begun = 0
     while begun < len(jobs):
@@ -53,7 +53,7 @@ def run_jobs(
 
 
 def serve_jobs(folder: Path, kind: type[Job], measure: Callable[[Job], object]) -> None:
-    """The process's side: answers the jobs in `folder`, records of type `kind`, in order."""
+    """Answers the jobs in `folder`, records of type `kind`, in order, in the child process."""
     end_with_parent()
     for index in range(len(list(folder.glob("*.job")))):
         partial = folder / f"{index}.partial"
@@ -64,7 +64,7 @@ def serve_jobs(folder: Path, kind: type[Job], measure: Callable[[Job], object]) 
 def _read_results(
     module: str, folder: Path, count: int, kind: type[Result], limit_s: float, environment: Mapping[str, str]
 ) -> Generator[Result | JobFailure]:
-    """Results until the process ends or hangs; its failure is the last one."""
+    """Yields results until the process ends or hangs; its failure is the last one."""
     command, log = [sys.executable, "-m", module, str(folder)], folder / STDERR_LOG
     with open_process_group(command, log, environment, errors_only=True) as process:
         for index in range(count):
@@ -76,7 +76,7 @@ def _read_results(
 
 
 def _await_result(process: "subprocess.Popen[bytes]", result: Path, limit_s: float) -> bool:
-    """Whether the result came before the process's end and before the limit."""
+    """Whether the result came before the process ended and before the limit."""
     until = monotonic() + limit_s
     while not result.exists():
         try:

@@ -1,8 +1,8 @@
-"""How queries arrive. Each loop writes every sample, warm-up included, and reads the clock only where a sample needs it.
+"""Loops of the scenarios. Each writes every sample, warm-up included, and reads the clock only where a sample needs it.
 
-Source of the scenarios: MLPerf inference, LoadGen. Single-stream: the next query when the last is answered. Multi-stream:
-one query is a batch on each stream at once, answered when all are. Offline: as many as fit in flight. Server: seeded
-Poisson arrivals in an open loop; a query's latency starts when it was due, so falling behind is never hidden.
+Scenarios follow MLPerf inference's LoadGen. Single-stream: the next query after the last answer. Multi-stream: a query
+is a batch on each stream at once, answered when all are. Offline: as many in flight as fit. Server: seeded Poisson
+arrivals in an open loop; a query's latency starts when it was due, so that a growing queue is never hidden.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from optpipe.measure.worker.checks import Rotation
 
 QueryTimes = tuple[int, int, int, int, int, int]
-"""start, end, enqueue, h2d, compute, d2h in ns; -1 where there is no such part."""
+"""start, end, enqueue, h2d, compute, d2h in ns; -1 for a missing part."""
 
 
 class Lane(Protocol):
-    """One stream of one session, with its inputs at hand."""
+    """One stream of one session with its inputs."""
 
     def stage(self, index: int) -> None:
-        """Puts rotated input `index` where the next query finds it; not part of the query."""
+        """Prepares rotated input `index` for the next query, outside its time."""
 
     def query(self) -> QueryTimes:
         """Answers one query to its end."""
@@ -47,20 +47,20 @@ class Lane(Protocol):
         """A copy of the last answer, still on its device; `on_host` reads it."""
 
     def on_host(self, kept: Any) -> dict[str, "np.ndarray"]:
-        """What `outputs` kept, as host arrays."""
+        """Host arrays of a copy by `outputs`."""
 
     def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
-        """Puts other values in place of rotated input `index`."""
+        """Replaces the values of rotated input `index`."""
 
     def list_spare_arrays(self) -> "list[np.ndarray]":
-        """What lies in host memory for the rotation alone: a program with one input at a time would not hold it."""
+        """Host memory used for the rotation alone: a program with one input at a time would not hold it."""
 
 
 class CpuLane:
     """On the CPU a call returns when it is done, so one clock times everything.
 
-    In compute mode every rotated input has its own bound buffers; in end-to-end mode the caller's arrays are copied in and
-    the answers out, inside the query.
+    In compute mode every rotated input has its own bound buffers; in end-to-end mode the caller's arrays are copied in
+    and the answers out, inside the query.
     """
 
     def __init__(self, session: "Session", turns: "Rotation", mode: Mode) -> None:
@@ -113,7 +113,7 @@ class CpuLane:
             self._bindings[index].inputs[name][...] = array
 
     def list_spare_arrays(self) -> "list[np.ndarray]":
-        """The caller's arrays, of which copying in needs one at a time, and the buffers of all bindings but one."""
+        """All but one of the caller's arrays (end-to-end), and the buffers of all bindings but one."""
         buffers = [each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)]
         return [array for each in (*self._batches[int(self._copies) :], *buffers) for array in each.values()]
 
@@ -121,8 +121,8 @@ class CpuLane:
 class CudaLane:
     """One CUDA stream. Events time the parts on the device; the host's clock times the query and the enqueueing.
 
-    Bindings launch on torch's current stream, so a lane makes its own stream current before it enqueues; between queries of
-    the same lane that costs one comparison.
+    Bindings launch on torch's current stream, so that a lane makes its stream current before it enqueues; between
+    queries of the same lane that costs one comparison.
     """
 
     _current: ClassVar["CudaLane | None"] = None
@@ -153,7 +153,7 @@ class CudaLane:
         return [self._torch.cuda.Event(enable_timing=True) for _ in range(4)]
 
     def stage(self, index: int) -> None:
-        """Copies the input on the device (compute mode) and waits for it; end-to-end copies inside the query."""
+        """Copies the input on the device (compute mode) and waits for it; end-to-end mode copies inside the query."""
         self._index = index
         if not self._copies:
             self.copy_in()
@@ -174,7 +174,7 @@ class CudaLane:
         return start, end, enqueue, *self.parts(self.marks)
 
     def launch(self, marks: list[Any]) -> int:
-        """Enqueues one query with its four events; returns the ns that the host spent on it."""
+        """Enqueues one query with its four events; returns the host's ns for it."""
         self._make_current()
         start = perf_counter_ns()
         if self._copies:
@@ -228,13 +228,11 @@ class CudaLane:
 
 IN_FLIGHT = 2
 MAX_SAMPLE_FACTOR = 4
-"""Samples that follow each other closely are worth fewer: up to this many times as many are measured for the percentile."""
+"""Correlated samples are worth fewer: up to this many times as many are measured for the percentile."""
 
 
 @dataclass
 class PointRun:
-    """One point being measured: where samples go, when to end, which answers to keep."""
-
     spec: LoadSpec
     spool: Spool
     lanes: Sequence[Lane]
@@ -243,23 +241,22 @@ class PointRun:
     on_measuring: Callable[[], None]
     """Called once, between warm-up and measuring."""
     seed: int = 0
-    """Of the arrivals; drawn for every measurement, and recorded."""
+    """Seed of the arrivals."""
     steady: bool = False
     service_ns: float = 0.0
-    """Of one query in the last window of the warm-up, median."""
+    """Median time of one query in the last window of the warm-up."""
     write: Callable[..., None] = field(init=False)
     lock: Lock = field(default_factory=Lock)
     started_ns: int = 0
     count: int = 0
-    """Measured so far."""
     _enough: int = 0
-    """How many samples there will be: decided once, when there are as many as independent samples would be enough."""
+    """Total samples; decided once, when there would be enough independent ones."""
 
     def __post_init__(self) -> None:
         self.write = self.spool.writer()
 
     def finished(self, started_ns: int, now_ns: int, count: int) -> bool:
-        """Both minimum time and what the percentile needs, or the most time, or the parent's word."""
+        """Whether the minimum time and the percentile's samples are reached, or the maximum time, or the parent stopped it."""
         if self.over(started_ns, now_ns):
             return True
         if (now_ns - started_ns) / 1e9 < self.spec.min_seconds or count < count_samples_needed(self.spec.percentile):
@@ -269,7 +266,7 @@ class PointRun:
         return count >= self._enough
 
     def _decided(self, count: int) -> int:
-        """How many samples there will be: of a server by its utilization, else by one look at the `count` samples so far."""
+        """Total samples: of a server by its utilization, otherwise by one look at the `count` samples so far."""
         spec = self.spec
         if spec.scenario is Scenario.SERVER:
             return self.queries_needed
@@ -277,28 +274,26 @@ class PointRun:
 
     @property
     def queries_needed(self) -> int:
-        """As many as the percentile needs; of a server more, the closer it is to saturation."""
+        """Queries for the percentile; for a server more, the closer it is to saturation."""
         if self.spec.scenario is Scenario.SERVER:
             return count_queries_needed(self.utilization, self.spec.percentile)
         return count_samples_needed(self.spec.percentile)
 
     @property
     def utilization(self) -> float:
-        """Share of the time in which a server is busy at this rate, by the warm-up's service time."""
+        """Share of time in which a server is busy at this rate, by the warm-up's service time."""
         return (self.spec.rate_per_s or 0.0) * self.service_ns / 1e9
 
     def over(self, started_ns: int, now_ns: int) -> bool:
-        """The most time, or the parent's word."""
+        """Whether the maximum time is reached, or the parent stopped it."""
         return (now_ns - started_ns) / 1e9 >= self.spec.max_seconds or self.spool.stopped
 
     def keep(self, lane: Lane, index: int) -> None:
-        """Keeps the lane's last answer if the reservoir wants it."""
         if (slot := self.kept.slot()) is not None:
             self.kept.keep(slot, index, lane.outputs())
 
 
 def run_load(load: PointRun) -> None:
-    """Warms up until steady, then measures."""
     _warm_up(load)
     load.on_measuring()
     load.started_ns = perf_counter_ns()
@@ -316,7 +311,6 @@ def run_load(load: PointRun) -> None:
 
 
 def _warm_up(load: PointRun) -> None:
-    """Every lane in turn until they are steady."""
     turns = count()
 
     def ask() -> int:
@@ -332,7 +326,7 @@ def _warm_up(load: PointRun) -> None:
 
 
 def _run_lane(load: PointRun, stream: int, arrivals: Iterable[int | None], transient: int = 0) -> None:
-    """One query after the other on one lane, each when it is due; the first `transient` ones are not measured."""
+    """Runs one query after the other on one lane, each when it is due; the first `transient` ones are not measured."""
     lane, write, size, inputs = load.lanes[stream], load.write, load.spec.batch_size, load.inputs
     stage, query, lock = lane.stage, lane.query, load.lock
     stage(0)
@@ -385,7 +379,7 @@ def _run_server(load: PointRun) -> None:
 
 
 def _run_pipelined(load: PointRun, lanes: Sequence[CudaLane]) -> None:
-    """Offline on a GPU: one thread keeps IN_FLIGHT queries on every stream; copies of inputs are inside the time."""
+    """Offline on a GPU: one thread keeps IN_FLIGHT queries on every stream, with copies of inputs inside the time."""
     rings = [[lane.create_marks() for _ in range(IN_FLIGHT)] for lane in lanes]
     pending: list[tuple[int, int, int, int, list[Any]]] = []
     started = now = perf_counter_ns()
@@ -416,7 +410,7 @@ def _collect_query(load: PointRun, lanes: Sequence[CudaLane], query: tuple[int, 
 
 
 def _run_threads(load: PointRun) -> None:
-    """A closed loop on every lane, each in a thread: runtimes release Python's lock."""
+    """A closed loop on every lane in a thread; runtimes release Python's lock."""
     if len(load.lanes) == 1:
         _run_lane(load, 0, repeat(None))
         return

@@ -1,4 +1,4 @@
-"""What a worker is told, how to start, one session and then points to measure, and what it says of each: as JSON."""
+"""Messages between parent and worker, as JSON: how to start, a session, points to measure, and reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,32 +14,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a worker does before it knows what to load: it can stand by while another one measures."""
+    """Work of a worker before it knows its session, while another one measures."""
 
     affinity: tuple[int, ...] | None = None
     """The processors it may use, set before any library counts them."""
     imports: tuple[str, ...] = ()
-    """Modules to import, in this order."""
+    """Modules to import, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """How to load the artifact, and which inputs to rotate through."""
+    """How to load the artifact, and which inputs to rotate."""
 
     loader: str
     """`module:function`; called with `arguments`, returns a backends.base.Session."""
     arguments: Mapping[str, Any]
     inputs: Mapping[str, str]
-    """Input name → .npy file of a pool of single inputs, first axis the number of them."""
+    """Input name → .npy file of a pool of inputs (inputs, ...)."""
     reference: Mapping[str, str] = field(default_factory=dict)
-    """Output name → .npy file of what each input of the pool must give; empty where there is no reference."""
+    """Output name → .npy file of the expected output of each input in the pool; empty without a reference."""
     input_axes: Mapping[str, int | None] = field(default_factory=dict)
-    """Input name → its batch axis, None for one value per call; the first axis where nothing is said."""
+    """Input name → batch axis, None for one value per call; default 0."""
     output_axes: Mapping[str, int | None] = field(default_factory=dict)
-    """Output name → its batch axis."""
     reference_name: str = ""
     tolerance: float = 1e-2
-    """Largest relative L2 error against the reference."""
+    """Maximum relative L2 error against the reference."""
     device: str = "cpu"
     streams: int = 1
     seed: int = 0
@@ -49,26 +48,21 @@ class SessionPlan:
 class Point:
     id: str
     spool: str
-    """File that the samples go to."""
     load: LoadSpec
     arrivals_seed: int = 0
-    """Server: of the arrivals."""
+    """Server: seed of the arrivals."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheProbe:
-    """Times of inputs seen before and of new ones, asked in turn."""
-
     known_ns: tuple[int, ...] = ()
     new_ns: tuple[int, ...] = ()
     stale: bool = False
-    """Whether the output for a new input was not what the session itself gives."""
+    """Whether the output for a new input differed from the session's untimed output."""
 
 
 @dataclass(frozen=True, slots=True)
 class PointReport:
-    """What the worker says of a point beside its samples."""
-
     steady: bool
     queries_needed: int
     stopped: bool
@@ -81,16 +75,16 @@ class PointReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """What a worker says, one line each: `standing-by`, `ready`, `measuring`, `done`, `failed`, `out-of-memory`; `ended` is its
-    silence."""
+    """Events of a worker, one per line: `standing-by`, `ready`, `measuring`, `done`, `failed`, `out-of-memory`; `ended`
+    if it closed its output."""
 
     kind: str
     pid: int = 0
     gpu_uuid: str | None = None
-    """The name by which NVML and CUDA both know the GPU, whose numbers differ."""
+    """NVML and CUDA number GPUs differently, but share this name."""
     report: PointReport | None = None
     modules: tuple[str, ...] = ()
-    """Of `done`: every module that it has imported by now, in order; what the next of its kind imports while it stands by."""
+    """With `done`: all imported modules in order, which the next worker of its kind imports while standing by."""
     status: int = 0
     message: str = ""
 
@@ -102,7 +96,7 @@ def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
 
 
 def session_from_store(workspace: str, entry: str, options: Mapping[str, Any]) -> "Session":
-    """An artifact of the store, after every byte was checked against its manifest: deserializing runs code."""
+    """Loads an artifact of the store after checking every byte against its manifest, since deserializing runs code."""
     from optpipe.backends.registry import BACKENDS
     from optpipe.core.entries import ArtifactInfo
     from optpipe.workspace.store import Store

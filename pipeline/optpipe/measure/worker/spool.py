@@ -1,7 +1,7 @@
-"""Samples in a memory-mapped file: writing one costs no system call, and outlives the process that wrote it.
+"""Samples in a memory-mapped file: writing one costs no system call, and they outlive the process.
 
-The page cache belongs to the kernel, so whatever was written before a crash or a kill is read back whole. Space is reserved
-ahead, because a write to a mapped page of a full disk would kill the process.
+The page cache belongs to the kernel, so that everything written before a crash or a kill can be read back. Space is
+reserved ahead, because a write to a mapped page on a full disk would kill the process.
 
 Layout, little-endian: a 64-byte header (magic, version, record size, count, stop flag), then records of 72 bytes.
 """
@@ -65,7 +65,7 @@ class Spool:
         return write
 
     def read_last_latencies_ns(self, count: int) -> "np.ndarray":
-        """From when each of the last `count` queries was due to its answer, in ns."""
+        """ns from the due time to the answer of each of the last `count` queries."""
         import numpy as np
 
         count = min(count, self.count)
@@ -90,7 +90,7 @@ class Spool:
 
 
 def request_stop(path: Path) -> None:
-    """Asks the process that writes `path` to end its measurement; nothing happens where there is no such file."""
+    """Asks the process that writes `path` to end its measurement; does nothing without such a file."""
     try:
         with path.open("r+b") as file:
             file.seek(STOP_AT)
@@ -100,7 +100,7 @@ def request_stop(path: Path) -> None:
 
 
 def count_spooled(path: Path) -> int:
-    """How many samples `path` holds by now; 0 where it does not exist yet."""
+    """Number of samples in `path`; 0 if it does not exist yet."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -121,7 +121,7 @@ def _make_record_dtype() -> "np.dtype[np.void]":
 
 
 def frame_from_spool(path: Path) -> "pl.DataFrame":
-    """The samples as a frame with the columns of `core.measurement.SAMPLE_COLUMNS`. Raises StageError for another file."""
+    """The samples with the columns of `core.measurement.SAMPLE_COLUMNS`. Raises StageError for another file."""
     import numpy as np
     import polars as pl
 

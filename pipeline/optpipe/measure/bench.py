@@ -110,7 +110,7 @@ class BenchSubject:
         """Points of every process."""
         self.given = artifact.given(running.plan.options)
         self.defaults = artifact.resolve_effective_options(running.plan.options)
-        if not running.plan.tune:  # which tries numbers of threads
+        if not running.plan.tune:  # tuning tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
         self.trials: dict[int | None, TrialSubject] = {}
         for length in running.plan.lengths or (None,):
@@ -126,11 +126,11 @@ class BenchSubject:
         options = dict.fromkeys(sizes, self.defaults)
         first = next(iter(self.trials))
         if plan.tune:
-            # both ends and the middle; the others take the nearest one's choice
+            # both ends and the middle; other sizes take the nearest one's choice
             tried = tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
             tuning = self._tuned(tried, first)
             tunings.append(tuning)
-            if running.interrupted:  # what was not tried cannot lose
+            if running.interrupted:  # untried options cannot lose
                 return
             options = {size: dict(each) for size, each in tuning.chosen.items()}
         with _Workers(self.running) as workers:
@@ -219,7 +219,7 @@ class BenchSubject:
                 )
 
         cpus = len(self.running.plan.affinity or ()) or count_cores()
-        self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # of a race's length nobody knows
+        self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # the length of a race is unknown
         blank = TuningRecord(self.artifact.entry.id, self.artifact.label, randbits(32))
         return tune_options(measured, blank, self.defaults, sizes, cpus, self.given)
 
@@ -339,7 +339,7 @@ def _measure_and_finish(
                 break
         _repeat(subjects, bench_run)
         limits = [] if plan.slo is None else [each.judge_limit(plan.slo) for each in subjects if each.searched]
-    except KeyboardInterrupt as interruption:  # between two measurements, or once more inside one
+    except KeyboardInterrupt as interruption:  # between two measurements, or a second time within one
         bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
         if not bench_run.measurements:
             raise

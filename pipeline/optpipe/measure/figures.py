@@ -171,7 +171,7 @@ def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence
         note = "images divided by the time from first start to last end"
     worth = compute_effective_count(busy_ns / np.maximum(images, 1))
     groups = min(len(images), max(MIN_VALUES, min(GROUPS, int(worth / WORTH_PER_GROUP))))
-    # whole numbers: their sums are exact, however they are grouped
+    # integers, whose sums are exact for any grouping
     in_groups, ns_in_groups = (
         np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)
     )

@@ -195,7 +195,7 @@ class ProcessGroup:
         if mean is None:
             return Estimate(sum(values) / len(values), note=explain_no_interval(len(values)))
         low, high = mean.interval(confidence)
-        if name == "energy":  # the sensor errs alike in all processes
+        if name == "energy":  # the sensor has the same error in all processes
             low, high = low - SENSOR_SHARE * mean.value, high + SENSOR_SHARE * mean.value
         note, level = "", confidence if unseen is None else unseen
         if name not in ("cv", "memory"):

@@ -90,7 +90,7 @@ def measure_load(
         caveats=context.caveats,
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
-    begun = spool.with_suffix(".json")  # should this process be killed, the samples still say what they are of
+    begun = spool.with_suffix(".json")  # describes the samples if this process is killed
     write_bytes(begun, json_from_record(blank))
     answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
     done = answer.done
@@ -215,7 +215,7 @@ def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
         "died": "run it again; if it fails again, report it with the message above",
         "refused": "rebuild it on this machine with optpipe build",
     }
-    what, _, remedy = answer.message.partition("\n")  # an expected failure says on its second line what mends it
+    what, _, remedy = answer.message.partition("\n")  # an expected failure has its remedy on the second line
     return (Reason(answer.failure, what, remedy or remedies[answer.failure], invalidates=True),)
 
 
@@ -264,7 +264,7 @@ def prepare_session(
     if plan.images is not None:
         real, expected = load_image_pool(card, plan.images, artifact.model), {}
         kind = "tensors" if holds_tensors(plan.images) else "texts" if card.tokenization else "images"
-    if card.batched:  # samples that differ in what has no batch axis share no batch
+    if card.batched:  # samples with different unbatched inputs cannot share a batch
         run = max(list_runs(card.inputs, real), key=lambda one: one.stop - one.start)
         real, expected = ({name: value[run] for name, value in each.items()} for each in (real, expected))
     if length is not None:

@@ -199,7 +199,7 @@ def bench_pair(
                     with subject.open() as worker:
                         found = replace(subject.measure(worker, load, name), process=len(done))
                     done.append(found)
-                    write_measurements(run.path, done)  # a crash loses no process that ended
+                    write_measurements(run.path, done)  # a crash loses no finished process
                     step.advance()
                     return found
 

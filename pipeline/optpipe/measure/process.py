@@ -1,7 +1,7 @@
 """The parent's side of a worker process: started ahead of time, given points, and watched while it measures.
 
 Most of a process's start is importing a runtime. Modules that one worker imported are imported by the next of its kind
-in advance, in as many processes as there are processors, and never during a measurement. There is no fork: the memory
+in advance, in as many processes as there are processors, and never during a measurement. Workers are not forked: the memory
 layout is part of what a fresh process is measured for.
 """
 
@@ -173,7 +173,7 @@ class _Gpu:
             "gpu_utilization": None if load is None else int(load.gpu),
             "gpu_used_bytes": None if memory is None else int(memory.used),
             "gpu_worker_bytes": mine[0].usedGpuMemory if mine else None,
-            # in a container NVML shows other processes by ids of the host: one process is the worker's own
+            # in a container NVML shows ids of the host, so one process counts as the worker's own
             "gpu_other_processes": None if processes is None else len(processes) - min(1, len(processes)),
             "gpu_throttle_reasons": self._read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         }
@@ -263,7 +263,7 @@ class WorkerPool:
         if not waiting:
             many = max(1, min(expected, count_cores(), MAX_STANDING_BY)) if kind in self._modules else 1
             waiting += [self._start(kind) for _ in range(many)]
-            for each in waiting if many > 1 else ():  # nothing imports while something is measured
+            for each in waiting if many > 1 else ():  # no imports during a measurement
                 each.wait_for_event(None)
         self._expected[kind] = max(expected - 1, 0)
         return waiting.pop(0)
@@ -279,7 +279,7 @@ class WorkerPool:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is the parent's to handle: the worker ends its measurement in order
+                start_new_session=True,  # the parent handles Ctrl-C, and the worker ends its measurement in order
                 bufsize=0,
             )
         started = StartedWorker(process, log)
@@ -350,7 +350,7 @@ class WorkerProcess:
                     raise
                 acknowledge_interrupt(interruption)
                 request_stop(Path(point.spool))
-                begun = Path(point.spool).exists()  # else it is still loading, and there is nothing to wait for
+                begun = Path(point.spool).exists()  # otherwise it is still loading
                 deadline = monotonic() + (STOP_SECONDS if begun else 0.0)
                 continue
             kind = event.kind if event else None
@@ -358,10 +358,10 @@ class WorkerProcess:
                 self.ready = event
                 sampler = self._sampler()
             elif event and kind == "measuring" and sampler is not None:
-                rows.append(sampler.sample())  # rates count from the measured part on
+                rows.append(sampler.sample())  # rates start with the measured part
             elif event and kind == "done":
                 rows.extend([sampler.sample()] if sampler else [])
-                # Asked to stop just as it was done, it has not stopped early; all ends here even so.
+                # a stop requested at the end does not shorten the point, but ends the run
                 self.pool.learn(self.kind, event.modules)
                 stopped = (event.report is not None and event.report.stopped) or deadline is not None
                 return PointResult(point, event.report, rows=tuple(rows), interrupted=stopped)

@@ -187,7 +187,7 @@ def judge_limit(
 ) -> ArtifactLimit:
     """Judges the limit for one artifact; `met` is None if no valid measurement decides it."""
     read = [(value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None]
-    shown = best or (found[min(read)[1]] if read else None)  # what comes closest to a limit that nothing meets
+    shown = best or (found[min(read)[1]] if read else None)  # the closest if nothing meets the limit
     value = None if shown is None else slo.read(shown)
     not_judged = tuple(
         UnjudgedPoint(each.load.batch_size, each.load.rate_per_s, why)
@@ -198,7 +198,7 @@ def judge_limit(
     if best is not None and best.is_valid:
         met = True
     elif best is None and shown is not None and not not_judged:
-        # a queue that only grows is INVALID, and shows just that
+        # a growing queue is INVALID, but proves that the limit is not met
         met = False if {"falling-behind"}.issuperset(shown.invalid_codes) else None
     return ArtifactLimit(
         artifact=artifact,

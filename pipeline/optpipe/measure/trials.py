@@ -53,7 +53,7 @@ def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] =
 
     The gaps are drawn from `seed`. A late reader gets a past arrival: its latency counts from then.
     """
-    gaps, due = Random(f"arrivals {seed}"), perf_counter_ns() + LEAD_NS  # no other draw follows the same numbers
+    gaps, due = Random(f"arrivals {seed}"), perf_counter_ns() + LEAD_NS  # unlike any other seeded draw
     while True:
         due += round(gaps.expovariate(rate_per_s) * 1e9)
         while (left := due - SPIN_NS - perf_counter_ns()) > 0:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LIMITS: Mapping[str, float] = {
     "max_cv": MAX_CV,
-    "max_drift": 0.025,  # so that a drift of 3 % is found in spite of noise
+    "max_drift": 0.025,  # finds a drift of 3% despite noise
     "max_other_cpu_share": 0.10,
     "max_clock_change": 0.03,
     "max_gpu_temperature_c": 85.0,
@@ -136,7 +136,7 @@ def _check_dispersion(evidence: ValidityEvidence) -> list[Reason]:
     cv, limit = float(values.std(ddof=1) / values.mean()), evidence.limits["max_cv"]
     if cv <= limit:
         return []
-    of = ""  # where it is not the latency whose variation the table shows
+    of = ""  # names the duration if it is not the latency of the table
     if evidence.samples["compute_ns"].null_count() == 0:
         of = " on the device"
     elif evidence.measurement.load.scenario is Scenario.SERVER:
@@ -225,8 +225,8 @@ def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
 
 def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
     for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz"):
-        # ends of the measurement fall into idle clocks; the middle must not, but for a reading in twenty: a range grows
-        # with the number of readings
+        # clocks may idle at both ends of the measurement, but not in the middle, except for one reading in twenty: a range
+        # grows with the number of readings
         inner = evidence.list_readings(name)[1:-1]
         if len(inner) >= 3 and max(inner) > 0:
             slow, fast = (_quantile(inner, level) for level in (0.05, 0.95))

@@ -63,7 +63,7 @@ def _prepare(start: WorkerStart) -> None:
     if start.affinity:
         os.sched_setaffinity(0, start.affinity)
     for name in start.imports:
-        with suppress(Exception):  # some modules exist only once another has made them; loading imports them again
+        with suppress(Exception):  # some modules are created by others; loading imports them
             import_module(name)
 
 
@@ -102,7 +102,7 @@ class Worker:
     def measured(self, point: Point, events: Any) -> PointReport:
         asked = point.load
         turns, before, lanes = self._prepare(asked)
-        with suppress(OSError):  # where the kernel does not offer it the peak is the process's, and the larger for it
+        with suppress(OSError):  # otherwise the peak is the whole process's
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         kept = Reservoir(limit_output_checks(asked.output_checks, before[0]), self.plan.seed)
 
@@ -145,7 +145,7 @@ class Worker:
         used = len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
         load, found = (asked.batch_size, asked.mode, used), self._last
         if found is None or found[0] != load or asked.max_warm_up_seconds > 0:
-            found = self._last = None  # frees the buffers of the one before
+            found = self._last = None  # frees the previous buffers
             turns = draw_rotation(
                 pool_from_files(self.plan.inputs),
                 asked.batch_size,

@@ -374,7 +374,7 @@ def _run_server(load: PointRun) -> None:
         raise ValueError("the server scenario needs a rate")
     arrivals = iterate_arrivals(
         load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns())
-    )  # at a low rate the time is up, or the parent asks for the end, in between
+    )  # at a low rate the end may come between two arrivals
     _run_lane(load, 0, arrivals, count_transient_queries(load.utilization, load.spec.percentile))
 
 

@@ -128,7 +128,7 @@ def frame_from_spool(path: Path) -> "pl.DataFrame":
     from optpipe.core.measurement import SAMPLE_COLUMNS
 
     content = path.read_bytes()
-    if not content.strip(b"\0"):  # whoever opened it was killed before the first sample
+    if not content.strip(b"\0"):  # the writer was killed before the first sample
         content = _HEAD.pack(MAGIC, VERSION, RECORD.size).ljust(HEADER_BYTES, b"\0")
     if len(content) < HEADER_BYTES or _HEAD.unpack_from(content) != (MAGIC, VERSION, RECORD.size):
         raise StageError(f"{path} is not a sample spool of version {VERSION}")

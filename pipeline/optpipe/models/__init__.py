@@ -1,1 +1,1 @@
-"""Models: a name becomes a card, a module or an ONNX file, and samples; what is stored of it is found again."""
+"""Models: resolves a name to a card, a module or an ONNX file, and samples, and finds stored builds again."""

@@ -1,5 +1,3 @@
-"""What is stored as documents."""
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,7 +27,6 @@ SHOWN_LAYERS = 20
 
 
 def document_from_listing(listing: StoreListing) -> Document:
-    """Entries, what is damaged, and runs."""
     entries, runs = listing.entries, listing.runs
     if not (entries or listing.damaged or runs):
         return make_document([Sentence("nothing stored yet; start with `optpipe build MODEL`")])
@@ -100,7 +97,6 @@ def document_from_run(found: RunDetails) -> Document:
 
 
 def document_from_entry(found: EntryDetails) -> Document:
-    """One entry whole: its files, the proof of its precision, what was kept out of it, and how fast it was found."""
     entry, manifest, info = found.entry, found.manifest, found.manifest.info
     weights, backend = info.get("weights"), BACKENDS.get(info.get("backend", ""))
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
@@ -125,7 +121,7 @@ def document_from_entry(found: EntryDetails) -> Document:
 
 
 def _describe_proof(proof: Mapping[str, Any], found: EntryDetails) -> Iterator[Sentence]:
-    """Whether the precision is proven, and the nodes that a runtime left to another execution provider."""
+    """Whether the precision is proven, and the nodes on another execution provider."""
     tone, word = (Tone.STRONG, "proven") if proof["proven"] else (Tone.BAD, "NOT proven")
     yield Sentence(f"{found.entry.precision}: {word}, {proof['reason']}", tone, "precision")
     recorded = proof.get("placement")
@@ -135,7 +131,7 @@ def _describe_proof(proof: Mapping[str, Any], found: EntryDetails) -> Iterator[S
 
 
 def _describe_kept(found: EntryDetails) -> Iterator[Sentence]:
-    """What a build within a budget keeps out of its precision, or an INT8 or FP8 graph in floating point."""
+    """Layers in floating point: of a build within a budget, or of an INT8 or FP8 graph."""
     if recorded := found.manifest.info.get("mixed"):
         mixed = record_from_plain(recorded, MixedPrecision, found.entry.path)
         details = tuple(
@@ -149,7 +145,7 @@ def _describe_kept(found: EntryDetails) -> Iterator[Sentence]:
 
 
 def _list_layers(found: EngineLayers) -> Iterator[Table | Sentence]:
-    """The first layers of an engine: type in, type out, and the kernel where the inspector told it."""
+    """The first layers of an engine: input types, output types, and the kernel if known."""
     counted = ", ".join(f"{count} {kind}" for kind, count in found.count_types().items())
     rows = [
         (each.name, each.op, ", ".join(each.inputs), ", ".join(each.outputs), each.tactic)
@@ -162,7 +158,6 @@ def _list_layers(found: EngineLayers) -> Iterator[Table | Sentence]:
 
 
 def document_from_removal(removal: Removal) -> Document:
-    """What was removed, or would be."""
     verb, count = "would remove" if removal.dry_run else "removed", len(removal.removed)
     freed = format_bytes(removal.freed_bytes + removal.scratch_bytes)
     return make_document(

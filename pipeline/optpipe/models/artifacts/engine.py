@@ -1,4 +1,4 @@
-"""The files that an artifact loads, as one thing that is signed off: its main file, and what lies beside it."""
+"""The files that an artifact loads, which are signed off together."""
 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.files import hash_value
@@ -6,13 +6,12 @@ from optpipe.workspace.entry import Entry
 
 
 def hash_engine(entry: Entry[ArtifactInfo]) -> str:
-    """The main file's SHA-256; where there are more files, a hash of all their names and hashes."""
+    """SHA-256 of the main file; with more files, a hash over all names and hashes."""
     names = _list_files(entry)
     return entry.sha256(names[0]) if len(names) == 1 else hash_value({name: entry.sha256(name) for name in names})
 
 
 def measure_engine(entry: Entry[ArtifactInfo]) -> int:
-    """The size of its files in bytes."""
     return sum(entry.manifest.files[name].size_bytes for name in _list_files(entry))
 
 

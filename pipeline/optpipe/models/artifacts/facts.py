@@ -1,4 +1,4 @@
-"""What a stored artifact's manifest says of the build that it is."""
+"""Facts about a build from the manifest of a stored artifact."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,38 +14,35 @@ from optpipe.workspace.entry import Entry, Manifest, UnreadableManifestError, re
 
 @dataclass(frozen=True, slots=True)
 class JudgedBuild:
-    """The build that is judged."""
-
     model: str
-    """Its name."""
     artifact: str
     backend: str
     precision: str
     source: str = ""
-    """Of the model, as `build` takes it."""
+    """MODEL as `build` takes it."""
     sha256: str | None = None
     size_bytes: int | None = None
     macs_share: Mapping[str, float] | None = None
-    """Share of the MACs per type, proven from the built network."""
+    """Share of MACs per type in the built network."""
     weights: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The runtime options that it was built with and runs with where no others are given."""
+    """Runtime options of the build, and the defaults of a run."""
     model_sha256: str | None = None
-    """`hash_model` of the exported model that it was built from; None where its record is not there."""
+    """`hash_model` of the exported model; None if its record is missing."""
 
     @property
     def argument(self) -> str:
-        """The MODEL of a command that means its model."""
+        """The MODEL of a command that names its model."""
         return format_model_argument(self.model, self.source)
 
     def has_other_file(self, artifact: str | None, sha256: str | None) -> bool:
-        """Whether a record of `artifact` is of another file than the build's under the same id: not every backend gives the same
-        bytes twice. A record without a hash is of a version that stored none, and taken to be of this file."""
+        """Whether a record of `artifact` is of another file with the build's id, since not every backend is
+        reproducible. Records without a hash are from versions that stored none and count as the same file."""
         return artifact == self.artifact and None not in (sha256, self.sha256) and sha256 != self.sha256
 
 
 def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None = None) -> JudgedBuild:
-    """The build that a stored artifact is. The manifest of its model is in `exported`, by id, or lies beside its own."""
+    """The manifest of the model is in `exported`, by id, or lies next to the artifact's."""
     info, model, sha256 = entry.info, next(iter(entry.manifest.parents), ""), None
     if exported is not None:
         sha256 = hash_model(exported[model]) if model in exported else None
@@ -68,5 +65,5 @@ def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, M
 
 
 def hash_model(manifest: Manifest) -> str:
-    """The hash of all that decides an exported model but the batch sizes and shapes that it takes, and the tools' versions."""
+    """Hash of everything that determines an exported model except batch sizes, shapes, and versions of tools."""
     return hash_value({**(manifest.recipe or {}).get("model", {}), "batch": None, "shapes": None})

@@ -1,4 +1,4 @@
-"""Listing and removing what is stored."""
+"""Lists and removes stored entries and runs."""
 
 import shutil
 from collections.abc import Iterable
@@ -18,16 +18,14 @@ from optpipe.workspace.runs import list_run_folders, note_removal
 from optpipe.workspace.store import Store
 
 _KEPT = ("artifact", "calibration", "preprocessing")
-"""What a command was asked for stays, and so does all that it was made from: `deploy` needs the pipeline of a run, and `calibrate` advises
+"""Requested results stay, with everything they were made from: `deploy` needs a run's pipeline, and `calibrate` advises
 a build from its table."""
 _COMPANIONS = ("reference", "verification")
-"""Entries of these kinds stay as long as all that they were made from: they are what bench and signoff compare outputs with."""
+"""These kinds stay as long as everything they were made from: bench and signoff compare outputs with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
-    """One entry in `optpipe store ls`."""
-
     id: str
     kind: str
     model: str | None
@@ -36,14 +34,11 @@ class EntrySummary:
     device: str | None
     size_bytes: int
     created: str
-    """UTC, ISO 8601."""
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run in `optpipe store ls`."""
-
     run_id: str
     kind: str
     status: Literal["complete", "interrupted", "unfinished", "damaged"]
@@ -54,53 +49,41 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoreListing:
-    """What `optpipe store ls` tells."""
-
     workspace: str
     entries: tuple[EntrySummary, ...]
     damaged: tuple[str, ...]
-    """The names of entries without a readable manifest."""
     runs: tuple[RunSummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EntryDetails:
-    """What `optpipe store show` tells of an entry."""
-
     entry: EntrySummary
     manifest: Manifest
     layers: EngineLayers | None = None
-    """Of an engine whose runtime tells of them."""
     chosen: str | None = None
-    """Where `build --precision auto` found it the fastest, and the run that says so."""
+    """Where `build --precision auto` found it the fastest, and the run."""
     kept: tuple[SkippedLayer, ...] = ()
-    """Layers that its graph leaves out of INT8 or FP8."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """What `optpipe store show` tells of a run."""
-
     run: RunSummary
     manifest: Manifest
     decision: str | None = None
-    """What a run of `build --precision auto` chose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What `optpipe store rm` or `optpipe store gc` removed, or would remove."""
+    """Result of `optpipe store rm` or `optpipe store gc`, also of a dry run."""
 
     removed: tuple[str, ...]
-    """The names of entries and runs."""
     freed_bytes: int
     dry_run: bool
     scratch_bytes: int = 0
-    """Of folders that killed runs left behind."""
+    """Bytes of scratch folders from killed runs."""
 
 
 def summarize_entry(entry: Entry[Any]) -> EntrySummary:
-    """One line of `optpipe store ls`."""
     info = entry.manifest.info
     return EntrySummary(
         id=entry.id,
@@ -116,7 +99,6 @@ def summarize_entry(entry: Entry[Any]) -> EntrySummary:
 
 
 def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
-    """All of one entry."""
     file = entry.file(ENGINE_LAYERS)
     layers = read_record(file, EngineLayers) if file.is_file() else None
     decided = find_decision(store.workspace, {entry.id})
@@ -127,7 +109,6 @@ def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
 
 
 def list_stored(store: Store) -> StoreListing:
-    """Everything in the workspace."""
     entries, damaged = store.scan_entries()
     return StoreListing(
         workspace=str(store.workspace),
@@ -148,7 +129,7 @@ def _summarize_run(folder: Path) -> RunSummary:
 
 
 def describe_run(folder: Path) -> RunDetails:
-    """All that `optpipe store show` says of a run. Raises BadInputError where it is not as it was written."""
+    """Raises BadInputError if the run was modified."""
     run = load_run(folder)
     require_unchanged(run)
     decided = read_decision(run) if run.kind == "choose" else None
@@ -156,7 +137,7 @@ def describe_run(folder: Path) -> RunDetails:
 
 
 def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Removal:
-    """Removes one entry; raises `BadInputError` where others were made from it and are not to go too."""
+    """Removes an entry or a run. Raises BadInputError if other entries were made from it and `with_dependents` is not set."""
     folder = find_run(store, prefix)
     if folder is not None:
         if (folder / MANIFEST).is_file() and folder.parent.name == "runs":
@@ -175,7 +156,7 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
 
 
 def find_run(store: Store, prefix: str) -> Path | None:
-    """The one run or damaged entry whose name, or id, starts with `prefix`; None where an entry may be meant."""
+    """The only run or damaged entry whose name or id starts with `prefix`; None if an entry matches."""
     entries, damaged = store.scan_entries()
     if any(entry.matches_id(prefix) for entry in entries):
         return None
@@ -201,9 +182,9 @@ def _find_dependents(ident: str, entries: Iterable[Entry[Any]]) -> list[Entry[An
 
 
 def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
-    """Removes scratch folders of dead runs, damaged entries, and what nothing of _KEPT needs.
+    """Removes scratch folders of dead runs, damaged entries, and everything that nothing in _KEPT needs.
 
-    Raises StageError while another process makes entries: nothing needs them yet.
+    Raises StageError while another process makes entries, which nothing needs yet.
     """
     with nullcontext() if dry_run or not store.workspace.is_dir() else store.exclusive():
         return _collect_garbage(store, dry_run=dry_run)
@@ -239,7 +220,7 @@ def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> Removal:
 
 
 def _sweep(store: Store, *, dry_run: bool) -> int:
-    """Deletes scratch folders whose maker is gone: it holds a lock for as long as it lives."""
+    """Deletes scratch folders whose maker, which holds a lock while it lives, is gone."""
     freed = 0
     for scratch in sorted((store.workspace / "tmp").glob("*")):
         with open_lock(store.lock_path(scratch.name.removesuffix(".removed"))) as file:

@@ -1,4 +1,4 @@
-"""Which stored artifacts a command means by `resnet50`, an id, or a file, and what is known about their inputs."""
+"""Finds the stored artifacts that a command names as `resnet50`, an id, or a file."""
 
 import math
 import shlex
@@ -23,7 +23,7 @@ from optpipe.workspace.store import Store
 
 @dataclass(frozen=True, slots=True)
 class StoredArtifact:
-    """An artifact of the store with its model's card and, where there is one, its reference."""
+    """An artifact of the store with its model's card, and its reference if there is one."""
 
     entry: Entry[ArtifactInfo]
     card: ModelCard
@@ -32,20 +32,19 @@ class StoredArtifact:
 
     @property
     def label(self) -> str:
-        """`onnxruntime fp16 (cuda)`."""
         return self.entry.info.label
 
     def given(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
-        """Of `options`, by backend as they were typed, those for its own."""
+        """The `options` of its backend, as typed."""
         return dict(options.get(self.entry.info.backend, {}))
 
     def resolve_effective_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
-        """Its runtime options with those that are given; raises BadInputError for one that its backend does not have."""
+        """Its runtime options overridden by `options`. Raises BadInputError for an option that its backend does not have."""
         return resolve_effective_options(self.entry.info, self.given(options))
 
     @property
     def batch_range(self) -> tuple[int, int]:
-        """The smallest and largest batch of its profile."""
+        """(min, max) of its profile."""
         low, _, high = self.card.batch_range
         return low, high
 
@@ -55,7 +54,7 @@ def find_artifacts(
 ) -> tuple[StoredArtifact, ...]:
     """The newest artifact of each backend, precision and device that `text` and the filters name.
 
-    Raises BadInputError, with the build command, where there is none.
+    Raises BadInputError, with the build command, if there is none.
     """
     every = store.list_entries(ArtifactInfo)
     by_id = [entry for entry in every if len(text) >= 4 and entry.matches_id(text)]
@@ -79,7 +78,7 @@ def find_artifacts(
 
 
 def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
-    """Those that can run here, and why the others cannot. Raises MissingError where none can."""
+    """The artifacts that can run here, and why the others cannot. Raises MissingError if none can."""
     reasons: dict[str, str] = {}
     able = []
     for each in artifacts:
@@ -96,10 +95,10 @@ def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredAr
 
 
 def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[Entry[ArtifactInfo]]:
-    """Those that were built of the MODEL typed so: a name, a source, or the path of a file, factory or card.
+    """Artifacts built from the MODEL `text`: a name, a source, or the path of a file, factory or card.
 
-    Of an ONNX file or card those of its present content, or of `any_content`: two may share a name, and one may have changed since. A
-    copy of an ONNX file under another name is the same model.
+    An ONNX file or card selects builds of its present content unless `any_content`: two may share a name, and one may
+    have changed since. A copy of an ONNX file under another name is the same model.
     """
     artifacts = store.list_entries(ArtifactInfo)
     path, (file, _, factory) = Path(text), text.rpartition(":")
@@ -118,14 +117,14 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
             return named
         try:
             identity = source.collect_identity()
-        except BadInputError:  # what it names is gone: only the name is left to go by
+        except BadInputError:  # its file is gone: only the name is left
             return named
         made_of = {each.id: each.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
         return [each for each in named if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()]
     content = hash_onnx_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
     found = []
     for each in artifacts:
-        info, bare = each.info, each.info.weights.source == "embedded"  # bare: of an ONNX file
+        info, bare = each.info, each.info.weights.source == "embedded"  # bare: an ONNX file without a card
         if content is not None and bare and info.weights.sha256 != content:
             continue
         called = text in _list_names(info.model, info.source)
@@ -136,7 +135,7 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
 
 
 def _list_names(name: str, source: str) -> tuple[str, ...]:
-    """Names of a model: its own, its source with and without its folder, and the name in its library (`hf:reader`, `resnet50`)."""
+    """Names of a model: its own, its source with and without folder, and its name in a library (`hf:reader`, `resnet50`)."""
     file, _, inside = source.partition(":")
     library = () if file.endswith(".py") or not inside else (inside, f"{file}:{name}")
     return (name, source, drop_folder(source), *library)
@@ -149,10 +148,10 @@ def format_model_argument(name: str, source: str) -> str:
 
 
 def find_stored_source(text: str, store: Store) -> str | None:
-    """The MODEL that means the newest stored model called `text`; None where `text` means something by itself.
+    """The MODEL of the newest stored model called `text`; None if `text` is a MODEL by itself.
 
-    Messages and dossiers name a model without its library, folder or card: `reader` and `hf:reader` of `hf:/srv/models/reader`,
-    `two axes` of `cards/two.toml`, `light` and `light.onnx` of `/srv/light.onnx`.
+    Messages and dossiers name a model without its library, folder or card: `reader` and `hf:reader` for
+    `hf:/srv/models/reader`, `two axes` for `cards/two.toml`, `light` and `light.onnx` for `/srv/light.onnx`.
     """
     from optpipe.models.sources.resolve import find_model_cards
 
@@ -171,7 +170,7 @@ def find_stored_source(text: str, store: Store) -> str | None:
 
 
 def _find_place(model: ModelInfo) -> str | None:
-    """The MODEL that a stored one was exported from; None where its file is gone."""
+    """The MODEL that a stored one was exported from; None if its file is gone."""
     file = model.card or model.source
     if model.source.startswith(("hf:", "timm:")):
         return file
@@ -182,12 +181,12 @@ def _find_place(model: ModelInfo) -> str | None:
 
 
 def _is_named_by_source(name: str, source: str) -> bool:
-    """Whether it is a file or factory without a card, whose name follows from it."""
+    """Whether it is a file or factory without a card, whose name follows from the source."""
     return name == (Path(source).stem if source.endswith(".onnx") else name_from_factory(source))
 
 
 def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
-    """What to say of artifacts that were made of different weights or sources, as after training again; None where they were not."""
+    """A message if artifacts were built from different weights or sources, as after retraining; None otherwise."""
     made = [{key: each.model.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
     other = next((each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None)
     if other is None:
@@ -225,7 +224,6 @@ def _refuse(
 
 
 def _format_filters(precisions: Sequence[str], backends: Sequence[str], device: Device | None) -> str:
-    """As they are typed, each behind a space."""
     return "".join(
         f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
     ) + (f" --device {device}" if device else "")
@@ -244,7 +242,7 @@ def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
 
 
 def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:
-    """What the artifact was last verified on; the model's newest reference where it never was, None where there is none."""
+    """The reference that the artifact was last verified on, otherwise the model's newest; None without one."""
     known = {each.id: each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents}
     parents = (each.manifest.parents for each in store.list_entries(VerificationInfo))
     verified = [known[one] for each in parents if artifact.id in each for one in each if one in known]
@@ -253,9 +251,9 @@ def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store
 
 
 def describe_network(model: Entry[ModelInfo]) -> str | None:
-    """What is the same of a network that was trained again and hardly of two that share a name: task, inputs, outputs, number of weights.
+    """Facts that survive retraining and rarely agree between namesakes: task, inputs, outputs, number of weights.
 
-    None where the store no longer has its files.
+    None if the store no longer has its files.
     """
     import onnx
 
@@ -276,16 +274,16 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
     tensors = onnx.load(model.file(ONNX), load_external_data=False).graph.initializer
     count = sum(
         math.prod(each.dims) for each in tensors if len(each.dims) > 1
-    )  # the others are folded or not, by exporter
+    )  # whether others are folded depends on the exporter
     return f"{card.task}, {' to '.join(sides)}, {count:,} weights"
 
 
 def choose_batch_sizes(
     artifact: StoredArtifact, sizes: Sequence[int] | None, command: str | None = None
 ) -> tuple[int, ...]:
-    """The batch sizes to measure: those given, all inside the profile, or powers of two up to its end.
+    """The given batch sizes, all inside the profile, or powers of two up to its end.
 
-    `command` is what makes a build that includes them; by default it is `optpipe build`.
+    `command` makes a build that includes them; by default `optpipe build`.
     """
     low, high = artifact.batch_range
     if sizes is None:
@@ -305,7 +303,7 @@ def choose_batch_sizes(
 
 
 def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> None:
-    """Raises BadInputError for a length outside the profile, or of a model without sequences."""
+    """Raises BadInputError for a length outside the profile, or for a model without sequences."""
     if lengths is not None:
         info, card = artifact.entry.info, artifact.card
         build = f"optpipe build {format_model_argument(card.name, card.source)} --precision {info.precision}"
@@ -314,7 +312,7 @@ def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> 
 
 
 def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way_out: str) -> None:
-    """Likewise for the profile in a card; `name` and `way_out` are for the message."""
+    """As `require_lengths` for a card's profile; `name` and `way_out` are for the message."""
     if card.length_range is None:
         inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
         raise BadInputError(f"--length: {card.name} has no sequence length: its inputs are {inputs}")
@@ -326,7 +324,7 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
 
 
 def _has_fixed_batch(artifact: StoredArtifact) -> bool:
-    """Whether it was built from an ONNX file with a number for the batch, which no other build can change."""
+    """Whether it was built from an ONNX file with a fixed batch, which no other build can change."""
     import onnx
 
     axes = {each.name: each.batch for each in artifact.card.inputs if each.batch is not None}

@@ -1,4 +1,4 @@
-"""From a source model to a checked ONNX file, with proof that the two compute the same."""
+"""Exports a source model to a checked ONNX file, and proves that both compute the same."""
 
 import json
 from dataclasses import dataclass
@@ -30,15 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Inputs, the source model's outputs on them, and the true classes where they are known."""
-
     inputs: "Arrays"
     outputs: "Arrays"
     labels: "np.ndarray | None" = None
 
 
 def reference_from_file(path: Path) -> Reference:
-    """Reads a reference file."""
     import numpy as np
 
     with np.load(path, allow_pickle=False) as stored:
@@ -48,22 +45,20 @@ def reference_from_file(path: Path) -> Reference:
 
 
 REVISION = 8
-"""Raised whenever this stage would write something else from the same recipe."""
+"""Raise it if this stage writes something else from the same recipe."""
 
 
 def find_stored_model(model: Model, store: Store) -> Entry[ModelInfo] | None:
-    """What `export_model` made before, every byte of it checked; None where there is nothing."""
     return store.get(ModelInfo, _recipe(model))
 
 
 def compute_model_id(model: Model) -> str:
-    """The id of what `export_model` makes of `model`, made or not."""
     return compute_entry_id(ModelInfo, _recipe(model))
 
 
 def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry[ModelInfo] | None]:
-    """`model` with weights that can be had here, and its store entry where it needs none any more."""
-    if model.source.runs_code:  # which model it is shows only when it is made
+    """`model` with available weights, and its store entry if it exists."""
+    if model.source.runs_code:  # its code determines the model
         with listener.step("load"):
             model.load()
     if (stored := find_stored_model(model, store)) is not None:
@@ -73,12 +68,10 @@ def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model
 
 
 def read_card(model: Model, stored: Entry[ModelInfo] | None) -> ModelCard:
-    """The card of a model, exported or not; `stored` is what `prepare_model` found."""
     return card_from_file(stored.file(CARD)) if stored else model.load().card
 
 
 def read_tokenizer(model: Model, stored: Entry[ModelInfo] | None) -> str | None:
-    """The content of the `tokenizer.json` of a text model, exported or not; None where it has none."""
     if stored is None:
         return model.load().tokenizer
     return stored.file(TOKENIZER).read_text(encoding="utf-8") if stored.file(TOKENIZER).is_file() else None
@@ -87,9 +80,9 @@ def read_tokenizer(model: Model, stored: Entry[ModelInfo] | None) -> str | None:
 def export_model(
     model: Model, store: Store, listener: Listener, stored: Entry[ModelInfo] | None = None
 ) -> tuple[Entry[ModelInfo], bool]:
-    """The store entry `model` with `model.onnx` and `card.json`, and whether it was there; its info holds the weights' record.
+    """The store entry `model` with `model.onnx` and `card.json`, and whether it existed.
 
-    `stored` is what `prepare_model` found: to look for it again would hash all of it twice.
+    `stored` is the entry from `prepare_model`, so that it is not hashed twice.
     """
     if stored is not None:
         return stored, True
@@ -105,7 +98,7 @@ def export_model(
         require_matching_input(loaded.card)
         target = directory / ONNX
         if loaded.onnx is not None:
-            graph = onnx.load(loaded.onnx)  # with its external data drawn in, so that the entry is whole
+            graph = onnx.load(loaded.onnx)  # loads external data too, so that the entry is complete
             name_dimensions(graph, loaded.card.inputs)
             onnx.save(graph, target)
             simplified = simplify_onnx(target)
@@ -147,11 +140,10 @@ def compute_reference(
     *,
     truncate: bool = False,
 ) -> tuple[Entry[ReferenceInfo], bool]:
-    """The store entry `reference`: the source model's outputs on the samples that `choose_samples` finds, and the exported graph
-    compared with them.
+    """The store entry `reference`: the source model's outputs on the samples of `choose_samples`, compared with the exported graph's.
 
-    Both are run on all samples, and on a few at batch sizes 1 and 3 where the profile allows; outputs outside the FP32 tolerance
-    raise `GateError`.
+    Both run on all samples, and on a few at batch sizes 1 and 3 if the profile allows. Raises GateError for outputs
+    outside the FP32 tolerance.
     """
     card = card_from_file(entry.file(CARD))
     samples = choose_samples(card, data, calibration, entry, listener, truncate=truncate)
@@ -212,7 +204,7 @@ def compute_reference(
 
 
 def _require_repeatable(answers: "Sequence[Arrays]", card: ModelCard, way_out: str) -> None:
-    """Raises `GateError` for a source model that nothing can be compared with: its outputs are not numbers, or differ each time."""
+    """Raises GateError if the source model's outputs are not finite, or differ between `answers`."""
     import numpy as np
 
     first, again = answers
@@ -225,7 +217,7 @@ def _require_repeatable(answers: "Sequence[Arrays]", card: ModelCard, way_out: s
 
 
 def _require_fixed_shapes(path: Path, card: ModelCard, inputs: "Arrays") -> None:
-    """Raises `BadInputError` for an output of the graph whose shape differs from sample to sample of a batched model."""
+    """Raises BadInputError if an output's shape differs between samples of a batched model."""
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
     from optpipe.models.inputs.rows import split_batches
 
@@ -244,7 +236,7 @@ def _require_fixed_shapes(path: Path, card: ModelCard, inputs: "Arrays") -> None
 def run_torch_model(module: Any, card: ModelCard, inputs: "Arrays") -> "dict[str, np.ndarray]":
     """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows.
 
-    Raises `BadInputError` with what the module raises on them.
+    Raises BadInputError with the module's error.
     """
     import torch
 
@@ -264,12 +256,12 @@ def run_torch_model(module: Any, card: ModelCard, inputs: "Arrays") -> "dict[str
 
 
 def _require_independence(module: Any, card: ModelCard, inputs: "Arrays", outputs: "Arrays") -> None:
-    """Raises `GateError` where the source model gives other `outputs` in smaller batches: an exported graph holds one way of computing."""
+    """Raises GateError if the source model gives other `outputs` in smaller batches, which an exported graph cannot."""
     way_out = "its forward pass depends on the batch size; build it for one: --batch N"
     for size in _choose_sizes(card, inputs)[:-1]:
         try:
             found = run_torch_model(module, card, {name: value[:size] for name, value in inputs.items()})
-        except Exception as error:  # also of an output that cannot be joined
+        except Exception as error:  # also if outputs cannot be joined
             why = first_line(error.__cause__ or error)
             raise GateError(f"{card.name} does not run at batch size {size}: {why}\n{way_out}") from error
         for name, value in found.items():
@@ -286,14 +278,14 @@ def _require_independence(module: Any, card: ModelCard, inputs: "Arrays", output
 
 
 def _choose_sizes(card: ModelCard, inputs: "Arrays") -> list[int]:
-    """The batch sizes at which outputs are compared, in ascending order."""
+    """Batch sizes for comparing outputs, in ascending order."""
     smallest, usual, largest = card.batch_range
     sizes = {size for size in (1, 3, len(next(iter(inputs.values())))) if smallest <= size <= largest}
     return sorted(sizes) or [usual]
 
 
 def _run_onnx_model(path: Path, card: ModelCard, inputs: "Arrays", listener: Listener) -> "dict[str, np.ndarray]":
-    """The graph's outputs on all samples. Raises `GateError` where they differ in smaller batches."""
+    """The graph's outputs on all samples. Raises GateError if smaller batches give other outputs."""
     from optpipe.backends.onnx_graph import is_quantized_dynamically
 
     wanted = _choose_sizes(card, inputs)
@@ -318,7 +310,7 @@ def _compare_outputs(expected: "Arrays", found: "Arrays") -> tuple[OutputError, 
 
 
 def run_onnx_graph(path: Path, card: ModelCard, inputs: "Arrays", *sizes: int) -> list[dict[str, "np.ndarray"]]:
-    """The graph's outputs in batches of each size, one after the other in one session."""
+    """The graph's outputs in batches of each size, in one session; all sizes but the last get few samples."""
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
     from optpipe.models.inputs.rows import run_rows
 

@@ -1,4 +1,4 @@
-"""The model that a command was given: named by the user, loaded at most once, and only when something needs it."""
+"""A command's model: loaded at most once, and only when needed."""
 
 import json
 import os
@@ -21,13 +21,11 @@ from optpipe.workspace.files import write_json
 from optpipe.workspace.store import NOTES
 
 PROBE_S = 0.3
-"""How long a host that had no weights before may take to answer until it counts as out of reach again."""
+"""Timeout for a host that had no weights before, after which it counts as unreachable again."""
 
 
 @dataclass
 class Model:
-    """A source, the weights and shapes wanted of it, and the loaded module."""
-
     source: Source
     weights: WeightsRequest
     batch: tuple[int, int, int] | None = None
@@ -37,7 +35,7 @@ class Model:
     _loaded: LoadedModel | None = None
 
     def recipe(self) -> dict[str, Any]:
-        """What decides the exported model. Cheap, unless a user's code makes it: what that reads shows only when it runs."""
+        """Everything that determines the exported model. Cheap, except for a user's code, which has to run."""
         made = {"made": dict(self.load().code_identity)} if self.source.runs_code else {}
         return {
             "source": dict(self.source.collect_identity()) | made,
@@ -47,7 +45,7 @@ class Model:
         }
 
     def load(self) -> LoadedModel:
-        """The model in memory, with the shapes asked for in its card."""
+        """The model in memory, with the requested shapes in its card."""
         if self._loaded is None:
             found = self.source.load(self.weights)
             card = found.card.with_profile(self.batch, self.shapes)
@@ -60,22 +58,21 @@ class Model:
         return self._loaded
 
     def is_quantized(self) -> bool:
-        """Whether it is an ONNX file that somebody quantized before."""
         import onnx
 
         path = self.load().onnx
         return path is not None and find_own_precision(onnx.load(path, load_external_data=False)) is Precision.INT8
 
     def fresh_module(self) -> Any:
-        """The module loaded anew: backends change the types of its parameters in place."""
+        """A new copy of the module, since backends change the types of parameters in place."""
         return self.source.load(self.weights).module
 
 
 def choose_available_weights(model: Model, workspace: Path, listener: Listener) -> Model:
-    """`model`, with random weights in place of default ones that cannot be downloaded here; says so.
+    """`model`, with random weights if the default ones cannot be downloaded; warns about it.
 
-    That a download failed is remembered in the workspace and believed for as long as its host does not answer, so a
-    build without a network is not slowed down each time.
+    A failed download is recorded in the workspace while its host does not answer, so that builds without a network are
+    not slowed down each time.
     """
     if model.weights.kind != "default":
         return model
@@ -102,7 +99,7 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
 
 
 def _is_reachable(host: str) -> bool:
-    """Whether a download is worth another try; behind a proxy only trying tells."""
+    """Whether a download is worth another try; true behind a proxy, where only trying tells."""
     if os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""From a torch module to a valid, simplified ONNX file that takes what the card says, or the reason why not."""
+"""Converts a torch module to a valid, simplified ONNX file that takes the card's inputs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,31 +13,30 @@ from optpipe.models.sources.onnx_file import require_one_file
 from optpipe.models.sources.user_code import describe_user_error
 
 OLDEST_IR = 4
-"""Before it, weights had to be listed as inputs; the simplifier lists none."""
+"""Older versions require weights in the list of inputs, which the simplifier omits."""
 NEWEST_IR = 13
 """The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
 
 
 def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> bool:
-    """Exports with torch's dynamo exporter and simplifies; open dimensions of the card stay open. Whether it was simplified.
+    """Exports with torch's dynamo exporter and simplifies, with the card's open dimensions; returns whether it was simplified.
 
-    Raises `BadInputError` where the module does not take the card's inputs, or changes in forward, and
-    where an ONNX file cannot hold its weights; `StageError` with the
-    operator or the line that cannot be exported.
+    Raises BadInputError if the module does not take the card's inputs, changes in forward, or has weights that exceed
+    an ONNX file; StageError with the operator or the line that cannot be exported.
     """
     require_one_file(card.name, sum(each.nbytes for each in (*module.parameters(), *module.buffers())))
     try:
         _export_program(module, card, target)
         return simplify_onnx(target)
     except StageError:
-        _require_runs(module, card)  # what it raises itself says more than what the export makes of it
+        _require_runs(module, card)  # the module's error says more than the exporter's
         raise
 
 
 def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
-    """The card with its outputs before the export: those of an ONNX file, or of a module's forward at the smallest batch.
+    """The card with its outputs before the export: of an ONNX file, or of a module's forward at the smallest batch.
 
-    None where a file does not say them. Raises `BadInputError` where the module does not take the card's inputs.
+    None if a file does not state them. Raises BadInputError if the module does not take the card's inputs.
     """
     card = loaded.card
     if loaded.onnx is not None:
@@ -58,7 +57,7 @@ def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
 
 
 def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
-    """The tensors that the module gives for the card's usual shapes. Raises `BadInputError` where it fails on them."""
+    """The module's outputs for the card's opt shapes. Raises BadInputError if it fails on them."""
     import torch
 
     from optpipe.backends.torch_program import make_example_inputs
@@ -90,9 +89,9 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
         shapes = (shapes,)
     disabled = logging.root.manager.disable
     try:
-        with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):  # graphs of what failed
+        with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):  # it prints graphs of failures
             warnings.simplefilter("ignore")
-            logging.disable(logging.ERROR)  # what torch would log of a failure, it raises too
+            logging.disable(logging.ERROR)  # torch raises what it would log
             program = torch.onnx.export(
                 module,
                 make_example_inputs(card.inputs, "cpu"),
@@ -127,13 +126,13 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
 
 
 def _find_output_names(module: Any, card: ModelCard) -> tuple[str, ...]:
-    """What a module that has run calls its outputs; empty where it does not say, or calls one as an input is."""
+    """A module's output names after a run; empty if it has none, or if one is also an input's name."""
     names: tuple[str, ...] = getattr(module, "output_names", ())
     return () if {each.name for each in card.inputs} & set(names) else names
 
 
 def _rename_clashes(graph: Any, taken: set[str]) -> None:
-    """Lets what nodes write not be called as an input or output is: an input may be called `cat`, and so may its concatenation."""
+    """Renames inner values that share their name with an input or output."""
     outputs = {value.name for value in graph.graph.outputs}
     for node in graph.graph:
         for value in node.outputs:
@@ -142,7 +141,7 @@ def _rename_clashes(graph: Any, taken: set[str]) -> None:
 
 
 def simplify_onnx(path: Path) -> bool:
-    """Folds constants and removes dead nodes in place, then checks the result; False where the graph stayed as it was."""
+    """Folds constants and removes dead nodes in place, then checks the result; False if the graph stayed unchanged."""
     import onnx
     import onnxslim
 
@@ -169,9 +168,9 @@ def _save_checked(graph: Any, path: Path) -> None:
 
 
 def complete_card(card: ModelCard, path: Path) -> ModelCard:
-    """`card` with what the graph shows: its outputs, and how far the integers of an input may go.
+    """`card` with the graph's outputs, and bounds of integer inputs.
 
-    Raises `BadInputError` where the graph does not take the card's inputs in all shapes that the card promises.
+    Raises BadInputError if the graph does not take the card's inputs in all shapes of the card.
     """
     import onnx
 
@@ -216,8 +215,8 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
 def _find_output_axes(
     outputs: tuple[TensorSpec, ...], card: ModelCard, graph: Any, path: Path
 ) -> tuple[TensorSpec, ...]:
-    """The outputs with the axis that counts samples: said by the card, or the axis that is named as the inputs' batch is,
-    or the one that changes with it; none where no size depends on the batch, as of anchors; else the first."""
+    """Adds each output's batch axis: the card's, the axis with the name of the inputs' batch, or the one that changes
+    with it; None if no size depends on the batch, as for anchors; otherwise the first."""
     said = {each.name: each.batch for each in card.outputs}
     taken = {each.name: each.type.tensor_type.shape.dim for each in graph.graph.input}
     batched = [each for each in card.inputs if each.batch is not None]
@@ -231,7 +230,7 @@ def _find_output_axes(
                 axis = None
             elif known := [place for place, name in enumerate(each.shape) if name in names]:
                 axis = known[0]
-            elif not names and isinstance(first, int) and first != size:  # a fixed batch, which its sizes tell
+            elif not names and isinstance(first, int) and first != size:  # a fixed batch, recognized by its size
                 axis = 1 if len(each.shape) > 2 and each.shape[1] == size else None
         found.append(replace(each, batch=axis))
     if names and any(not names & set(each.shape) for each in outputs):
@@ -242,10 +241,7 @@ def _find_output_axes(
 def _find_changing_axes(
     outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any, path: Path
 ) -> list[TensorSpec]:
-    """Where names do not tell: the one axis whose size differs between two batch sizes, by shape inference or a run.
-
-    None where all are alike.
-    """
+    """The only axis whose size differs between two batch sizes, by shape inference or a run; None if no size differs."""
     from optpipe.backends.onnx_graph import infer_graph_types
 
     low, _, high = card.batch_range
@@ -253,11 +249,13 @@ def _find_changing_axes(
         return outputs
     sizes = (high - 1 if high - low > 1 else low, high)
     for value in graph.graph.output:
-        value.type.tensor_type.ClearField("shape")  # a file may say one size and compute another
+        value.type.tensor_type.ClearField("shape")  # a file may state one size and compute another
     few, many = (
         infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes for size in sizes
     )
-    if any(not few.get(each.name) for each in outputs if not names & set(each.shape)):  # behind If, Loop and the like
+    if any(
+        not few.get(each.name) for each in outputs if not names & set(each.shape)
+    ):  # for outputs of If, Loop and similar operators
         few, many = (_run_for_shapes(path, card, size) for size in sizes)
     found = []
     for each in outputs:
@@ -269,7 +267,6 @@ def _find_changing_axes(
 
 
 def _run_for_shapes(path: Path, card: ModelCard, size: int) -> dict[str, tuple[int, ...]]:
-    """The outputs' shapes for a batch of `size`, by running the graph on noise; empty where it refuses that."""
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
     from optpipe.models.inputs.synthetic import make_synthetic_tensor
 

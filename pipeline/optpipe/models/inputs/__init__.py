@@ -1,1 +1,1 @@
-"""Images and tensors that models are fed with: real ones first, synthetic ones said to be so."""
+"""Inputs of models: images, texts and tensors. Synthetic ones are always reported."""

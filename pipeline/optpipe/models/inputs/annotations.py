@@ -20,25 +20,24 @@ from optpipe.models.inputs.images import find_read_error
 from optpipe.models.inputs.sample_set import SetFile, draw_subset
 
 IGNORED = 255
-"""The level of pixels that are not judged."""
 _ROTATED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height."""
 
 
 class NothingJudgedError(BadInputError):
-    """Annotations that fit, with nothing in them to judge."""
+    """Valid annotations without anything to judge."""
 
 
 def read_image_size(path: Path, transform: Transform) -> tuple[int, int]:
-    """Height and width of an image as `transform` decodes it; only the file's head is read."""
+    """(height, width) of an image as `transform` decodes it; reads only the file's head."""
     with Image.open(path) as opened:
-        width, height = opened.size  # of a TIFF file as it is turned: Pillow does that in any case
+        width, height = opened.size  # Pillow always rotates TIFF files upright
         turned = transform.decode.exif and opened.format != "TIFF" and opened.getexif().get(0x0112) in _ROTATED
     return (width, height) if turned else (height, width)
 
 
 def find_mask(samples: ImageSet, path: str) -> Path | None:
-    """The mask of `images/NAME`: `masks/NAME.png` beside the folder of the images."""
+    """`masks/NAME.png` for `images/NAME`."""
     parts = Path(path).parts
     if IMAGES not in parts:
         return None
@@ -47,7 +46,7 @@ def find_mask(samples: ImageSet, path: str) -> Path | None:
 
 
 def read_mask(path: Path) -> NDArray[np.uint8]:
-    """The class of every pixel (height, width). Raises BadInputError for a file that is not a mask."""
+    """Class indices (height, width). Raises BadInputError for a file that is not a mask."""
     try:
         with Image.open(path) as opened:
             if opened.mode not in ("L", "P", "1"):
@@ -60,9 +59,9 @@ def read_mask(path: Path) -> NDArray[np.uint8]:
 
 
 def require_masks(samples: ImageSet, transform: Transform, classes: int | None) -> list[Path] | None:
-    """The masks of all images, or None where there is no folder of masks.
+    """The masks of all images; None without a folder of masks.
 
-    Raises BadInputError for a mask that is missing, of another size than its image, or with a class that the model has not.
+    Raises BadInputError for a mask that is missing, of another size than its image, or with an unknown class.
     """
     paths = [find_mask(samples, each.path) for each in samples.files]
     if not any(path is not None and path.parent.is_dir() for path in paths):
@@ -85,12 +84,11 @@ def require_masks(samples: ImageSet, transform: Transform, classes: int | None) 
 
 
 OUTSIDE = 1.0
-"""Pixels by which an annotated box may leave its image, as rounding does."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrueBox:
-    """An annotated object: left, top, width and height in pixels of the source image, and its class index."""
+    """An annotated object: (left, top, width, height) in pixels of the source image, and its class index."""
 
     box: tuple[float, float, float, float]
     label: int
@@ -101,10 +99,10 @@ class TrueBox:
 def read_boxes(
     samples: ImageSet, transform: Transform, labels: Sequence[str], classes: int | None
 ) -> list[list[TrueBox]] | None:
-    """The boxes of every image from `annotations.json` (COCO) or `labels/*.txt` (YOLO); None where there is neither.
+    """The boxes of every image from `annotations.json` (COCO) or `labels/*.txt` (YOLO); None without either.
 
-    Raises BadInputError for an image without annotations, a class that the model has not, a box outside its image, and where no
-    box but crowds is annotated.
+    Raises BadInputError for an image without annotations, an unknown class, a box outside its image, and annotations of
+    crowds only.
     """
     sizes = [read_image_size(path, transform) for path in samples.paths]
     path = samples.annotations or samples.root / COCO
@@ -139,7 +137,6 @@ def _require_valid(one: TrueBox, image: str, width: int, height: int, classes: i
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a file is COCO annotations, and no manifest."""
     try:
         return path.suffix == ".json" and {"images", "annotations", "categories"} <= set(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -147,7 +144,7 @@ def is_coco(path: Path) -> bool:
 
 
 def list_coco_images(path: Path) -> tuple[Path, list[str]]:
-    """The folder of a COCO file's images, and their names: beside it, in `images/` beside it, or in `../NAME/` of `instances_NAME.json`."""
+    """Folder and names of a COCO file's images: in its folder, in `images/` there, or in `../NAME/` for `instances_NAME.json`."""
     document, name = json.loads(path.read_bytes()), path.stem.rpartition("_")[2]
     places = (path.parent / IMAGES, path.parent, path.parent.parent / name, path.parent.parent / IMAGES)
     names = sorted(str(each["file_name"]) for each in document["images"])
@@ -155,7 +152,7 @@ def list_coco_images(path: Path) -> tuple[Path, list[str]]:
 
 
 def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
-    """The images of a COCO file. Raises BadInputError where one is missing, or one of those drawn cannot be read."""
+    """The images of a COCO file. Raises BadInputError if one is missing, or a drawn one cannot be read."""
     root, names = list_coco_images(path)
     _require_images(path, root, names)
     files = tuple(SetFile(each, hash_file(root / each)) for each in names)
@@ -186,14 +183,14 @@ def _read_coco(
         for each in document["annotations"]:
             by_image.setdefault(int(each["image_id"]), []).append(each)
         index = _index_categories(names, labels, classes, path)
-        if samples.annotations is None:  # else seen when the set was read
+        if samples.annotations is None:  # otherwise checked when the set was read
             _require_images(path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]])
         if missing := [each.path for each in samples.files if Path(each.path).name not in ids]:
             raise BadInputError(f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})")
         stated = {Path(each["file_name"]).name: (each.get("height"), each.get("width")) for each in document["images"]}
         for file, size in zip(samples.files, sizes, strict=True):
             high, wide = said = stated[Path(file.path).name]
-            if None not in said and said not in (size, size[::-1]):  # its EXIF data may turn it
+            if None not in said and said not in (size, size[::-1]):  # EXIF may rotate it
                 there = f"{str(wide)[:20]}×{str(high)[:20]}"
                 raise BadInputError(
                     f"{path}: {file.path} is {there} pixels there, but the image has {size[1]}×{size[0]}"
@@ -207,7 +204,7 @@ def _read_coco(
 def _index_categories(
     names: Mapping[int, str], labels: Sequence[str], classes: int | None, path: Path
 ) -> dict[int, int]:
-    """Class indices by category: by name where the model's labels are known, else in the order of the categories."""
+    """Class indices by category: by name if the model's labels are known, otherwise in the order of categories."""
     if labels:
         if unknown := [name for name in names.values() if name not in labels]:
             known = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
@@ -225,7 +222,7 @@ def _box_from_coco(each: Mapping[str, Any], index: Mapping[int, int]) -> TrueBox
 
 
 def _read_yolo(path: Path, size: tuple[int, int]) -> list[TrueBox]:
-    """One image's file: `class x y width height` per line, the center and sides as shares of the image; none where it is missing."""
+    """Reads `class x y width height` per line, with center and sides as shares of the image; empty if the file is missing."""
     if not path.is_file():
         return []
     height, width, boxes = *size, []

@@ -1,4 +1,4 @@
-"""Image files below a folder, and image sets with provenance: which files, their hashes, how they were drawn.
+"""Image files of a folder, and image sets with provenance: files, hashes, and how they were drawn.
 
 The format is in `calibration/README.md`.
 """
@@ -34,20 +34,18 @@ DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """The images of a folder in natural order (`2.jpg` before `10.jpg`), and what was left out."""
+    """The images of a folder in natural order (`2.jpg` before `10.jpg`), and the omitted ones."""
 
     folder: Path
     paths: tuple[Path, ...]
     unreadable: tuple[UnreadableFile, ...] = ()
     left_out: int = 0
-    """Images beyond the limit."""
 
 
 def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
-    """Lists the image files under `folder` by name, at most `limit` spread evenly over all; nothing is opened.
+    """Lists image files below `folder` by name, at most `limit` evenly spread ones; opens none.
 
-    Of an annotated folder those in `images/`: masks are no images.
-    Raises BadInputError when there is no such folder, or no image in it.
+    An annotated folder has its images in `images/`. Raises BadInputError without such a folder, or without images.
     """
     if not folder.is_dir():
         raise BadInputError(
@@ -69,17 +67,17 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
     count = min(limit or len(paths), len(paths))
     kept = tuple(
         paths[index * len(paths) // count] for index in range(count)
-    )  # keeps the mixture of a set sorted by class
+    )  # keeps the mixture of a set that is sorted by class
     return ImageFolder(folder, kept, left_out=len(paths) - count)
 
 
 def is_annotated(folder: Path) -> bool:
-    """Whether `images/` in a folder has masks, YOLO labels or COCO annotations beside it."""
+    """Whether a folder has `images/` with masks, YOLO labels or COCO annotations."""
     return (folder / IMAGES).is_dir() and any((folder / name).exists() for name in ANNOTATIONS)
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """All but folders below `folder`, in linked folders too, as torchvision's folder datasets find them; no folder twice."""
+    """All files below `folder`, following links as torchvision's folder datasets do, but visiting no folder twice."""
     seen: set[Path] = set()
     for name, below, files in os.walk(folder, followlinks=True):
         here = Path(name)
@@ -92,7 +90,6 @@ def walk_files(folder: Path) -> Iterator[Path]:
 
 
 def _make_natural_key(path: Path) -> list[tuple[int, int, str]]:
-    """Digits compare as numbers, everything else as lower-case text."""
     parts = re.split(r"(\d+)", str(path).lower())
     return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
 
@@ -100,9 +97,9 @@ def _make_natural_key(path: Path) -> list[tuple[int, int, str]]:
 def find_readable_images(
     folder: Path, limit: int | None = None, max_unreadable: int | None = None, threads: int = 2
 ) -> ImageFolder:
-    """Finds the images under `folder` and decodes each once to tell the unreadable ones apart.
+    """Finds the images below `folder` and decodes each once to find unreadable ones.
 
-    Raises BadInputError when more than `max_unreadable` cannot be read, or none can.
+    Raises BadInputError if more than `max_unreadable` cannot be read, or none can.
     """
     from optpipe.models.inputs.images import find_read_error
 
@@ -121,22 +118,17 @@ def find_readable_images(
 
 @dataclass(frozen=True)
 class ImageSet(SampleSet):
-    """Images below the folder `root`."""
-
     format: ClassVar[str] = "optpipe.image-set/1"
     kind: ClassVar[str] = "images"
 
     annotations: Path | None = None
-    """The COCO file that the set was read from."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Where the files lie."""
         return tuple(self.root / each.path for each in self.files)
 
 
 def check_image_set(found: ImageSet) -> ImageSet:
-    """`found`, after every file was checked against its hash. Raises BadInputError that names the first that differs."""
     for each, path in zip(found.files, found.paths, strict=True):
         if not path.is_file() or hash_file(path) != each.sha256:
             problem = "has changed" if path.is_file() else "is missing"
@@ -147,11 +139,10 @@ def check_image_set(found: ImageSet) -> ImageSet:
 def image_set_from_path(
     source: Path, count: int | None = None, seed: int = 0, step: ProgressStep = UNWATCHED
 ) -> tuple[ImageSet, tuple[UnreadableFile, ...]]:
-    """The set that `source` names: a manifest, or `count` images drawn out of a folder; and what was unreadable.
+    """The set that `source` names: a manifest, or `count` images drawn from a folder; and unusable files.
 
-    Of a folder with annotations only `images/` is read.
-    A folder whose images all lie in class folders is labelled by them, and the sample has the classes in their own
-    proportions. Raises BadInputError for an empty folder, or too many files that are unreadable or not images.
+    Only `images/` of a folder with annotations is read. If all images lie in class folders, these are the labels, and
+    the sample is stratified by them. Raises BadInputError for an empty folder, or too many unusable files.
     """
     if source.is_file():
         found = ImageSet.from_manifest(source)
@@ -172,10 +163,7 @@ def image_set_from_path(
 
 
 def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]:
-    """Files that do not even claim to be images, but for what folders are documented with.
-
-    Raises BadInputError where they are the most.
-    """
+    """Files that are neither images nor usual documentation. Raises BadInputError if they outnumber the images."""
     others = tuple(
         UnreadableFile(path, "not an image file extension")
         for path in sorted(walk_files(source))
@@ -190,7 +178,7 @@ def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]
 
 
 def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
-    """The first folder below `root` of every image; none at all unless there are at least two and no loose image."""
+    """The first folder below `root` of every image; all None unless there are at least two folders and no loose image."""
     parts = [path.relative_to(root).parts for path in paths]
     names = {each[0] for each in parts if len(each) > 1}
     if len(names) < 2 or any(len(each) == 1 for each in parts):
@@ -201,7 +189,7 @@ def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
 def _select_readable(
     paths: Sequence[Path], wanted: int, source: Path, step: ProgressStep
 ) -> tuple[list[Path], tuple[UnreadableFile, ...]]:
-    """The first `wanted` images that decode; an unreadable one is replaced by the next in line."""
+    """The first `wanted` images that decode; the next in line replaces an unreadable one."""
     kept: list[Path] = []
     bad: list[UnreadableFile] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

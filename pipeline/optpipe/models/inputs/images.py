@@ -1,4 +1,4 @@
-"""Image files, decoded by Pillow and transformed as the models' own loaders do."""
+"""Decodes image files with Pillow and transforms them as the models' own loaders do."""
 
 import io
 import warnings
@@ -36,14 +36,13 @@ _PILLOW: dict[Interpolation, Image.Resampling] = {
 
 
 def apply_transform(transform: Transform, pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
-    """Applies every step after decoding to (height, width, channels) pixels."""
     return list(iterate_steps(transform, pixels))[-1][1]
 
 
 def iterate_steps(
     transform: Transform, pixels: NDArray[np.uint8]
 ) -> Iterator[tuple[TransformStep, NDArray[np.generic]]]:
-    """Yields each step after decoding with what it made; images are (height, width, channels) until packed."""
+    """Yields each step after decoding with its result; images are (height, width, channels) until packed."""
     value: NDArray[np.generic] = pixels
     for step in transform.steps:
         if not isinstance(step, Decode):
@@ -52,9 +51,9 @@ def iterate_steps(
 
 
 def apply_step(step: TransformStep, value: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Applies one step after decoding, in float32 and in torchvision's order of operations, so results are equal.
+    """Applies one step after decoding, in float32 and in torchvision's order of operations, so that results are equal.
 
-    Floats lie in memory as planes, where arithmetic per channel is several times faster; their axes stay the same.
+    Floats are stored as planes, where arithmetic per channel is several times faster; their axes stay the same.
     """
     match step:
         case Resize():
@@ -117,9 +116,9 @@ def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.gen
     return result
 
 
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # from twice that size on it is an error
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # an error above twice that size
 _REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError)
-"""What Pillow raises for a file that is damaged, empty, too large, or not a picture."""
+"""Pillow's errors for a file that is damaged, empty, too large, or not an image."""
 
 
 def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
@@ -135,7 +134,7 @@ def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
 
 
 def preprocess_file(source: Path | bytes, transform: Transform) -> NDArray[np.generic]:
-    """Decodes one file and applies `transform` on the CPU: what the model was trained to see, without batch axis."""
+    """Decodes one file and applies `transform` on the CPU, without batch axis."""
     return apply_transform(transform, decode_image(source, transform.decode))
 
 
@@ -144,7 +143,7 @@ def preprocess_batches(
 ) -> Iterator[NDArray[np.generic]]:
     """Preprocesses files into arrays of (batch, channels, height, width), or as `transform.pack` orders them.
 
-    The last batch may be smaller. Raises BadInputError where the transform does not fix the size of its result.
+    The last batch may be smaller. Raises BadInputError if the transform does not fix the size of its result.
     """
     if transform.size is None:
         raise BadInputError(
@@ -170,7 +169,7 @@ def _decode_pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
 
 
 def find_read_error(path: Path) -> str | None:
-    """Pillow's reason for refusing a file, on one line; None where it decodes."""
+    """Pillow's reason for refusing a file, on one line; None if it decodes."""
     try:
         _decode_pixels(path, Decode())
     except _REASONS as error:

@@ -1,6 +1,7 @@
-"""Samples as rows, first axis the sample, and as a model takes and gives them: its batch axis where its card has it.
+"""Converts between rows (samples, ...) and a model's batches, whose batch axes are in its card.
 
-Everything that is stored or compared is rows; what every call has in common (a sampling rate) is repeated for each.
+Everything that is stored or compared is rows; a value that all samples of a call share (a sampling rate) is repeated
+for each.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,23 +18,23 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def batch_from_rows(card: ModelCard, rows: Arrays) -> dict[str, NDArray[Any]]:
-    """Rows `(samples, ...)` by input as one batch of the model."""
+    """One batch of the model from rows (samples, ...) by input."""
     return {each.name: lay_out(rows[each.name], each.batch) for each in card.inputs}
 
 
 def lay_out(rows: NDArray[Any], axis: int | None) -> NDArray[Any]:
-    """Rows with the samples on `axis`; the first row where there is no such axis."""
+    """Moves the samples to `axis`; the first row if `axis` is None."""
     return np.asarray(rows[0]) if axis is None else np.ascontiguousarray(np.moveaxis(rows, 0, axis))
 
 
 def to_rows(value: NDArray[Any], axis: int | None, count: int = 1) -> NDArray[Any]:
-    """The inverse: `(samples, ...)`; what has no batch axis is repeated for each of `count` samples."""
+    """Inverse of `lay_out`; without a batch axis, the value is repeated `count` times."""
     value = np.asarray(value)
     return np.repeat(value[np.newaxis], count, axis=0) if axis is None else np.moveaxis(value, axis, 0)
 
 
 def rows_from_outputs(specs: Sequence[TensorSpec], outputs: Arrays, count: int) -> dict[str, NDArray[Any]]:
-    """The outputs for `count` samples as rows. Raises BadInputError for one without the axis of the samples."""
+    """The outputs for `count` samples as rows. Raises BadInputError for an output without its batch axis."""
     found = {}
     for each in specs:
         value, axis = np.asarray(outputs[each.name]), each.batch
@@ -48,12 +49,11 @@ def rows_from_outputs(specs: Sequence[TensorSpec], outputs: Arrays, count: int) 
 
 
 def count_rows(rows: Arrays) -> int:
-    """How many samples there are."""
     return len(next(iter(rows.values())))
 
 
 def list_runs(inputs: Sequence[InputSpec], rows: Arrays) -> list[slice]:
-    """The samples that can share a batch: one after the other, with the same values of what has no batch axis."""
+    """Consecutive samples that can share a batch: they have the same values of inputs without a batch axis."""
     count = count_rows(rows)
     shared = [rows[each.name].reshape(count, -1) for each in inputs if each.batch is None]
     edges = [0, *(at for at in range(1, count) if any((one[at] != one[at - 1]).any() for one in shared)), count]
@@ -61,7 +61,6 @@ def list_runs(inputs: Sequence[InputSpec], rows: Arrays) -> list[slice]:
 
 
 def list_batches(card: ModelCard, rows: Arrays, size: int | None = None) -> list[slice]:
-    """The rows of each batch of `split_batches`."""
     smallest, _, largest = card.batch_range
     found = []
     for run in list_runs(card.inputs, rows):
@@ -74,17 +73,17 @@ def list_batches(card: ModelCard, rows: Arrays, size: int | None = None) -> list
 def split_batches(
     card: ModelCard, rows: Arrays, size: int | None = None
 ) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
-    """All rows as batches of `size`, or of the largest that the profile allows, each with its number of samples.
+    """All rows as batches of `size`, or of the profile's maximum, each with its number of samples.
 
-    The rest is a smaller batch; a rest that is smaller than the profile's smallest batch is left out. Samples with other values of
-    an input without a batch axis are another batch.
+    The rest is a smaller batch, or is left out if it is below the profile's minimum. Samples with different values of
+    an input without a batch axis are in different batches.
     """
     for part in list_batches(card, rows, size):
         yield batch_from_rows(card, {name: value[part] for name, value in rows.items()}), part.stop - part.start
 
 
 def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """One output's rows of all batches; raises `BadInputError` where they have no axes or not the same ones."""
+    """One output's rows of all batches. Raises BadInputError if their axes differ or are missing."""
     shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
     if len(shapes) > 1 or not all(part.ndim for part in parts):
         seen = (
@@ -101,40 +100,39 @@ def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def run_rows(
     card: ModelCard, rows: Arrays, run: Callable[[Arrays], Arrays], size: int | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The outputs of `run`, from a batch of inputs to outputs by name, as rows: all of `rows` in the batches of `split_batches`."""
+    """Runs `run`, from a batch of inputs to outputs by name, on all of `rows` in the batches of `split_batches`; returns rows."""
     runs = [rows_from_outputs(card.outputs, run(batch), count) for batch, count in split_batches(card, rows, size)]
     return {each.name: join_batches(each.name, [one[each.name] for one in runs]) for each in card.outputs}
 
 
 TOKENS_OF_A_POOL = 4096
-"""Of filled sequences, whose reference outputs are computed in FP32 on the CPU: 64 of 64 tokens, 8 of 512."""
+"""Limits filled sequences, whose FP32 reference is computed on the CPU: 64 of 64 tokens, 8 of 512."""
 FEWEST_SEQUENCES = 8
 MASK = "attention_mask"
 
 
 def read_length(card: ModelCard, rows: Arrays) -> int | None:
-    """Tokens of each row, padding included; None for a model without sequences."""
     return next((rows[name].shape[axis] for name, axis in _find_axes(card).items()), None)
 
 
 def compute_padding(rows: Arrays) -> float:
-    """Share of the positions that the attention mask leaves out; 0 without a mask."""
+    """Share of positions that the attention mask excludes; 0 without a mask."""
     return float(1 - np.mean(rows[MASK] != 0)) if MASK in rows else 0.0
 
 
 def fill_sequences(card: ModelCard, rows: Arrays, length: int, most: int) -> dict[str, "np.ndarray"]:
-    """Up to `most` rows of `length` tokens without padding: the tokens of the rows one after the other, from each in turn.
+    """Up to `most` rows of `length` tokens without padding, made of the rows' consecutive tokens, starting at each row in turn.
 
-    `rows` are `(samples, ...)` by input; what counts no tokens is kept.
+    `rows` are (samples, ...) by input; inputs without tokens are kept.
     """
     known, axes = count_rows(rows), _find_axes(card)
     mask = rows.get(MASK)
     if mask is None:
         mask = np.ones((known, read_length(card, rows) or 1))
-    of, at = np.nonzero(mask)  # the row and the place of every token
+    of, at = np.nonzero(mask)  # row and position of every token
     starts = np.searchsorted(of, np.arange(known))
     count = max(card.batch_range[0], min(most, max(FEWEST_SEQUENCES, TOKENS_OF_A_POOL // length)))
-    # a second round over the rows starts one token later: no two sequences are the same
+    # a second round over the rows starts one token later, so that all sequences differ
     begin = [starts[index % known] + index // known for index in range(count)]
     taken = (np.array(begin)[:, None] + np.arange(length)) % len(of)
     filled = {}
@@ -148,6 +146,5 @@ def fill_sequences(card: ModelCard, rows: Arrays, length: int, most: int) -> dic
 
 
 def _find_axes(card: ModelCard) -> dict[str, int]:
-    """The axis that counts tokens in rows, whose first axis is the batch, by input."""
     batches = {each.name: each.batch or 0 for each in card.inputs}
     return {name: axis if axis > batches[name] else axis + 1 for name, axis in card.length_axes.items()}

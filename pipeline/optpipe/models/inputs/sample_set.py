@@ -1,4 +1,4 @@
-"""What sets of images and of texts have in common: hashes, labels, a seeded draw, and a manifest.
+"""Common parts of image and text sets: hashes, labels, a seeded draw, and a manifest.
 
 The format is in `calibration/README.md`.
 """
@@ -18,7 +18,7 @@ FEW_SAMPLES = 500
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFile:
-    """An image that cannot be decoded or a line that holds no text, and why."""
+    """An image that cannot be decoded, or a line without text."""
 
     path: Path
     reason: str
@@ -26,7 +26,7 @@ class UnreadableFile:
 
 @dataclass(frozen=True, slots=True)
 class SetFile:
-    """One sample; `path` is an image's path relative to the set's root, or a text's line number in it."""
+    """`path` is an image's path relative to the set's root, or a text's line number."""
 
     path: str
     sha256: str
@@ -34,7 +34,6 @@ class SetFile:
 
 
 def format_unreadable(unreadable: Iterable[UnreadableFile], shown: int = 5) -> str:
-    """Names the first few unreadable files with their reasons, and counts the others."""
     every = tuple(unreadable)
     named = ", ".join(f"{bad.path.name} ({bad.reason})" for bad in every[:shown])
     return named + (f" and {len(every) - shown} more" if len(every) > shown else "")
@@ -42,11 +41,10 @@ def format_unreadable(unreadable: Iterable[UnreadableFile], shown: int = 5) -> s
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Samples in `root`, drawn with `seed`; `model` and `transform_sha256` say what they were drawn for, if anything."""
+    """Samples in `root`, drawn with `seed` for `model` and `transform_sha256`, if given."""
 
     format: ClassVar[str]
     kind: ClassVar[str]
-    """What its samples are called, in the plural."""
 
     name: str
     root: Path
@@ -56,17 +54,16 @@ class SampleSet:
     model: str | None = None
     transform_sha256: str | None = None
     truncate: bool = False
-    """Whether samples that are longer than the model's input are cut; else they are refused."""
+    """Whether samples longer than the model's input are cut; otherwise they are refused."""
     pairs: Mapping[str, str] = field(default_factory=dict)
-    """The name that samples which belong together share, by `files[].path`: they are drawn together."""
+    """Common name of samples that are drawn together, by `files[].path`."""
 
     @property
     def sha256(self) -> str:
-        """One hash that names the whole set: over every sample's hash and path, in order."""
+        """Over every sample's hash and path, in order."""
         return hash_text("".join(f"{each.sha256}  {each.path}\n" for each in self.files))
 
     def to_dict(self, beside: Path) -> dict[str, Any]:
-        """The manifest, as written into the folder `beside`."""
         root = self.root.resolve()
         inside = root.is_relative_to(beside.resolve())
         head = {
@@ -86,7 +83,7 @@ class SampleSet:
 
     @classmethod
     def from_manifest(cls, path: Path) -> Self:
-        """Reads a manifest. Raises BadInputError where it is no set of this kind or its own hash does not hold."""
+        """Raises BadInputError if the manifest is not a set of this kind, or its own hash does not match."""
         try:
             value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             files = tuple(SetFile(each["path"], each["sha256"], each.get("label")) for each in value["files"])
@@ -118,7 +115,7 @@ AnySet = TypeVar("AnySet", bound=SampleSet)
 
 
 def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
-    """A stratified sample of `count` out of a set, in the set's order; the set itself where it is no larger."""
+    """A stratified sample of `count`, in the set's order; the set itself if it is not larger."""
     if count >= len(whole.files):
         return whole
     pairs = [whole.pairs.get(each.path) for each in whole.files]
@@ -127,7 +124,7 @@ def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
 
 
 def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], count: int, seed: int) -> list[int]:
-    """A stratified sample of `count` indices in rising order, or one more: those of a pair are drawn together."""
+    """A stratified sample of `count` sorted indices, or one more, since pairs are drawn together."""
     groups: dict[str | int, list[int]] = {}
     for index, pair in enumerate(pairs):
         groups.setdefault(index if pair is None else pair, []).append(index)
@@ -141,7 +138,7 @@ def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], coun
 
 
 def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
-    """All indices in an order whose first `count`, and every other prefix, hold the labels in nearly their own shares."""
+    """All indices, in an order in which every prefix has nearly the labels' shares."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -160,7 +157,7 @@ def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> lis
 
 
 def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
-    """Raises BadInputError where a sample is in both sets, by content: accuracy on it would prove nothing."""
+    """Raises BadInputError if a sample is in both sets, by content: accuracy on it would prove nothing."""
     judged = {each.sha256 for each in validation.files}
     shared = [each.path for each in calibration.files if each.sha256 in judged]
     if shared:
@@ -171,7 +168,6 @@ def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
 
 
 def refuse_other_model(found: SampleSet, model: str, preprocessing_sha256: str | None) -> None:
-    """Raises BadInputError where the set was drawn for another model or preprocessing."""
     kind = type(found).__name__.replace("Set", " set").lower()
     if found.model is not None and found.model != model:
         raise BadInputError(

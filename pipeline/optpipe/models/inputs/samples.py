@@ -1,4 +1,4 @@
-"""What a build is verified on and a benchmark runs on: the user's data first, then seeded variations of them."""
+"""Chooses the samples for verification and benchmarks: the user's data first, then seeded variations."""
 
 import math
 import os
@@ -29,31 +29,26 @@ if TYPE_CHECKING:
 NOISE = "seeded noise"
 CALIBRATED_ON = "which INT8 and FP8 are calibrated on"
 SAMPLE_COUNT = 8
-"""Samples where nothing was given; more data than that are used up to SAMPLE_BYTES of inputs."""
 SAMPLE_BYTES = 128 << 20
 GIVEN_COUNT = 256
 HELD_OUT_COUNT = 128
 HELD_OUT_PART = 4
-"""At most one of so many calibration samples is held out of calibration."""
+"""At most one in this many calibration samples is held out."""
 FEWEST_HELD_OUT = 8
-"""Fewer calibration samples than this times HELD_OUT_PART are all calibrated and verified on."""
+"""With fewer calibration samples than this times HELD_OUT_PART, all are used for both calibration and verification."""
 LABELED_BYTES = 16 << 20
-"""A labelled validation set is used up to this size of input tensors, so that a build can say how accurate it is."""
+"""Maximum size of a labeled validation set's inputs, which give a build its accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a model's builds are verified on."""
-
     kind: str
-    """`images`, `texts`, `tensors` or `synthetic`."""
     data: str
-    """Whose they are: `voices.npz, held out from calibration`."""
+    """Their origin: `voices.npz, held out from calibration`."""
     drawn: SampleSet | None
     """None for seeded noise."""
     sha256: str
     held_out: tuple[str, ...] = ()
-    """The hashes of those that are kept out of calibration."""
 
 
 def choose_samples(
@@ -65,10 +60,10 @@ def choose_samples(
     *,
     truncate: bool = False,
 ) -> Samples:
-    """`given`; else the card's validation set; else samples held out of `calibration` or the card's calibration set; else what
-    optpipe ships for images and texts; else seeded noise.
+    """The first available of: `given`, the card's validation set, samples held out of `calibration` or the card's
+    calibration set, shipped images or texts, seeded noise.
 
-    Names, types and shapes are checked here. Only texts need the exported `model`, for its tokenizer.
+    Checks names, types and shapes. Only texts need the exported `model`, for its tokenizer.
     """
     listener = listener or SilentListener()
     tokenizes = card.tokenization is not None and model is not None and get_package_version("tokenizers") is not None
@@ -114,7 +109,7 @@ def choose_samples(
 
 
 def _samples_from_set(found: SampleSet, most: int, card: ModelCard, listener: Listener, data: str) -> Samples:
-    """At most `most` of `found`; of tensors those that share a batch, in the shapes that most of them have."""
+    """At most `most` samples of `found`; only tensors with the most frequent shapes, which share a batch."""
     from optpipe.models.inputs.task_data import drop_unknown_labels
     from optpipe.models.inputs.tensor_set import TensorSet
 
@@ -137,7 +132,7 @@ def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) 
 
 
 def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> "dict[str, NDArray[Any]]":
-    """A row per sample, or SAMPLE_COUNT rows of noise; repeated in turn until they fill the smallest batch."""
+    """A row per sample, or SAMPLE_COUNT rows of noise; repeated until they fill the smallest batch."""
     import numpy as np
 
     from optpipe.models.inputs.rows import count_rows, list_runs
@@ -154,14 +149,14 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
         return made
     if card.transform is not None:
         transform = card.transform
-        if transform.size is None:  # cut to the shape at hand, so that images share a batch
+        if transform.size is None:  # cropped to the opt shape, so that images share a batch
             before = (transform.decode, *transform.geometry)
             height, width = card.inputs[0].opt[2:4]
             crop = CenterCrop(height, width)
             card = replace(card, transform=Transform((*before, crop, *transform.steps[len(before) :])))
     parts = list(iterate_rows(model, card, samples.drawn, len(samples.drawn.files)))
     rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    if least > 1:  # samples that differ in what has no batch axis never fill one
+    if least > 1:  # samples with different unbatched inputs cannot share a batch
         longest = max(list_runs(card.inputs, rows), key=lambda run: run.stop - run.start)
         rows = {name: value[longest] for name, value in rows.items()}
     order = np.arange(max(count_rows(rows), least)) % count_rows(rows)
@@ -169,7 +164,7 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
 
 
 def read_sample_labels(card: ModelCard, samples: Samples) -> "NDArray[np.int64] | None":
-    """The class of each sample of a classifier; None where they have no labels."""
+    """Classes of a classifier's samples; None without labels."""
     classes = card.outputs[0].classes if card.outputs else None
     if samples.drawn is None or classes is None or card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         return None
@@ -186,10 +181,10 @@ POOL_SIZE = 64
 def vary_inputs(
     real: "Mapping[str, NDArray[Any]]", size: int, seed: int, shared: frozenset[str] = frozenset()
 ) -> "dict[str, NDArray[Any]]":
-    """`size` rows per input: the real ones, then copies of them rolled along their last axis by a seeded step.
+    """`size` rows per input: the real ones, then copies rolled along their last axis by a seeded step.
 
-    Inputs in `shared` have one value for a whole batch, and keep it.
-    A rolled image has the same values, hence the same power draw and rounding, and no cache has seen it.
+    Inputs in `shared` have one value for a whole batch and keep it. A rolled image has the same values, and so the same
+    power draw and rounding, and no cache has seen it.
     """
     import numpy as np
 
@@ -214,7 +209,7 @@ def load_image_pool(card: ModelCard, data: Path, model: Entry[Any] | None = None
 
 
 def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]") -> dict[str, str]:
-    """Writes each array to `directory`; returns name → file. Raises OSError with ENOSPC where the disk is full."""
+    """Writes each array to `directory`; returns name → file. Raises OSError with ENOSPC if the disk is full."""
     import numpy as np
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -224,7 +219,7 @@ def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]"
         try:
             np.save(path, array, allow_pickle=False)
         except OSError as error:
-            if error.errno is None:  # NumPy's own, of fewer bytes written than there are
+            if error.errno is None:  # raised by NumPy after a short write
                 raise OSError(ENOSPC, os.strerror(ENOSPC), str(path)) from error
             raise
         files[name] = str(path)
@@ -234,7 +229,7 @@ def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]"
 def describe_pool(
     kind: str, real: int, arrays: "Mapping[str, NDArray[Any]]", seed: int, lengths: tuple[int, int] | None = None
 ) -> "InputPool":
-    """How the pool is described in a measurement; `lengths` are those that the build takes, where its inputs are sequences."""
+    """Describes the pool in a measurement; `lengths` is the build's range if its inputs are sequences."""
     from optpipe.core.measurement import InputPool
     from optpipe.models.inputs.rows import compute_padding
 

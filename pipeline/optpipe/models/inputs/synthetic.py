@@ -10,16 +10,16 @@ from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
 SMALLEST_VOCABULARY = 1000
-"""Every vocabulary has as many."""
+"""No vocabulary is smaller."""
 
 
 def make_synthetic_tensor(
     shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0, below: int | None = None
 ) -> NDArray[np.generic]:
-    """Makes a tensor like a model's real input, different in every row of the batch.
+    """A tensor like a model's real input, different in every row of the batch.
 
-    Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers:
-    uniform below `below` and SMALLEST_VOCABULARY, as token identifiers are. Truth values: either. Everything else: standard normal.
+    Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers: uniform
+    below `below` and SMALLEST_VOCABULARY, like token identifiers. Booleans: either. Everything else: standard normal.
     """
     kind = np.dtype(dtype)
     random = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ def make_synthetic_tensor(
 
 
 def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Makes an 8-bit RGB image (height, width, 3): a photograph's spectrum, with edges of flat shapes in it."""
+    """An 8-bit RGB image (height, width, 3) with a photograph's spectrum and edges of flat shapes."""
     random = np.random.default_rng(seed)
     levels = 127 + 48 * _make_photograph_noise(random, height, width, 3)
     rows, columns = np.ogrid[:height, :width]
@@ -61,11 +61,10 @@ def _make_photograph_noise(random: np.random.Generator, height: int, width: int,
 
 
 _ORIENTATION = 0x0112
-"""The EXIF tag."""
 
 
 def make_edge_case_files() -> Iterator[tuple[str, bytes]]:
-    """Names and contents; `truncated.jpg` is one that every decoder must refuse."""
+    """Names and contents; every decoder must refuse `truncated.jpg`."""
     pixels = make_synthetic_image(231, 309, seed=5)
     image = Image.fromarray(pixels)
     gray = image.convert("L")
@@ -106,7 +105,7 @@ def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def _encode_png16(pixels: NDArray[np.uint8]) -> bytes:
-    """An RGB PNG of 16 bits per channel, which Pillow reads and does not write (PNG specification, 5 and 11.2)."""
+    """An RGB PNG of 16 bits per channel, which Pillow reads but does not write (PNG specification, 5 and 11.2)."""
     height, width = pixels.shape[:2]
     deep = pixels.astype(">u2") * 257
     rows = b"".join(b"\0" + deep[row].astype(">u2").tobytes() for row in range(height))

@@ -1,4 +1,4 @@
-"""A task's samples (images, texts or tensors) as the model's inputs."""
+"""Converts a task's samples (images, texts or tensors) to the model's inputs."""
 
 import json
 import os
@@ -45,10 +45,10 @@ def load_sample_set(
     *,
     truncate: bool = False,
 ) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
-    """What `source` holds for this model: images for an image model, JSON lines for a text model; and what was unusable.
+    """The samples in `source` for this model: images, or JSON lines for a text model, or tensors for any; and unusable ones.
 
-    Tensors are taken for any model. Says what is left out. Raises BadInputError for a model that takes neither, and for texts
-    that are longer than the model's input, unless they may be cut. Only texts need the exported `model`, for its tokenizer.
+    Reports omitted samples. Raises BadInputError for a model that takes none of these, and for texts that are longer
+    than the model's input, unless `truncate` is set. Only texts need the exported `model`, for its tokenizer.
     """
     found: SampleSet
     if holds_tensors(source):
@@ -95,9 +95,9 @@ def load_sample_set(
 
 
 def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool) -> TextSet:
-    """`found` as the model reads it; `tokenizer` is the content of its file. What is longer than its input is counted as truncated.
+    """`found` as the model reads it, with its truncated texts counted; `tokenizer` is the content of its file.
 
-    Raises BadInputError, naming the longest, where neither `truncate` nor the set allows that.
+    Raises BadInputError that names the longest text if neither `truncate` nor the set allows cutting.
     """
     longest = compute_max_tokens(card)
     texts = {each.path: found.texts[each.path] for each in found.files}
@@ -116,9 +116,9 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
 
 
 def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: Path, *, truncate: bool) -> Path:
-    """`source`, checked by `fit_texts` before anything is exported; where texts are cut, a manifest in `folder` that says so.
+    """Checks `source` with `fit_texts` before the export; returns it, or a manifest in `folder` if texts are cut.
 
-    For a model without a tokenizer, or one that reads long texts in windows, there is nothing to check.
+    A model without a tokenizer, or one that reads long texts in windows, needs no check.
     """
     if card.tokenization is None or tokenizer is None or card.task is Task.QUESTION_ANSWERING or holds_tensors(source):
         return source
@@ -132,7 +132,7 @@ def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: 
 
 
 def require_task_data(card: ModelCard) -> None:
-    """Raises BadInputError where nothing is known that turns files or texts into the model's inputs."""
+    """Raises BadInputError if nothing is known that turns files or texts into the model's inputs."""
     if card.transform is not None:
         return
     if card.tokenization is None:
@@ -149,7 +149,6 @@ def require_task_data(card: ModelCard) -> None:
 
 
 def fit_batch_size(card: ModelCard, wanted: int) -> int:
-    """`wanted`, inside the batch sizes that the model was exported for."""
     smallest, _, largest = card.batch_range
     return max(smallest, min(wanted, largest))
 
@@ -157,10 +156,9 @@ def fit_batch_size(card: ModelCard, wanted: int) -> int:
 def iterate_input_batches(
     model: Entry, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
 ) -> Iterator[tuple[dict[str, np.ndarray], int]]:
-    """The set's samples as batches of the model's inputs, `size` at a time, each with its number of samples.
+    """Batches of the model's inputs, of `size` samples, each with its number of samples.
 
-    A fixed batch is filled up with the last sample. `by_length` puts texts of about the same length together, so that
-    little of a batch is padding.
+    A fixed batch is filled up with the last sample. `by_length` groups texts of similar length to reduce padding.
     """
     least = card.batch_range[0]
     for rows in iterate_rows(model, card, samples, size, by_length=by_length):
@@ -173,7 +171,6 @@ def iterate_input_batches(
 def iterate_rows(
     model: Entry | None, card: ModelCard, samples: SampleSet, size: int, *, by_length: bool = False
 ) -> Iterator[Arrays]:
-    """The set's samples as rows `(samples, ...)` by input, at most `size` at a time."""
     if isinstance(samples, TensorSet):
         yield from samples.batches(size)
         return
@@ -200,10 +197,10 @@ def iterate_rows(
 
 
 def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> NDArray[np.int64] | None:
-    """The class of every sample; None where the set has no labels.
+    """Class indices of the samples; None without labels.
 
-    A label is one of the card's names, or an index; or else the set's folders, in sorted order, are the classes, where there
-    are just as many. Raises BadInputError for labels that fit in none of these ways.
+    A label is one of the card's names, or an index; otherwise the set's sorted folders are the classes if their number
+    matches. Raises BadInputError for other labels.
     """
     names = [each.label for each in samples.files]
     if any(name is None for name in names):
@@ -228,7 +225,7 @@ def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> NDA
 
 
 def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) -> AnySet:
-    """`samples`, without labels where they are no classes of the model: enough to calibrate on."""
+    """`samples`, without labels that are not classes of the model: enough for calibration."""
     classes = card.outputs[0].classes if card.outputs else None
     try:
         if classes is not None:
@@ -240,9 +237,9 @@ def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) ->
 
 
 def hash_data(source: Path) -> str:
-    """The hash of the files that `source` holds: all below a folder; a file, and the samples and annotations that it names.
+    """Hash of the files that `source` holds: everything below a folder; a file, and the samples and annotations that it names.
 
-    Names count from `source`, so that data which were moved are the same. Raises BadInputError for what cannot be read.
+    Names are relative to `source`, so that moved data keep their hash. Raises BadInputError for unreadable data.
     """
     with read_as_user_file(source, "data"):
         base, found = source.parent, list[Path]()
@@ -255,8 +252,8 @@ def hash_data(source: Path) -> str:
             value = json.loads(source.read_bytes())
             if isinstance(value, dict) and {"root", "files"} <= value.keys():
                 root = source.parent / value["root"]
-                found = [root]  # of texts
-                if root.is_dir():  # masks and boxes lie beside the images
+                found = [root]  # texts
+                if root.is_dir():  # masks and boxes are next to the images
                     found = [root / each["path"] for each in value["files"]]
                     found += (path for path in walk_files(root) if {*path.relative_to(root).parts} & {*ANNOTATIONS})
         named = {os.path.relpath(path, base): path for path in found if path.is_file()}

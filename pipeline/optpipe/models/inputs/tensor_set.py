@@ -1,7 +1,7 @@
-"""Tensors as data, for any model: .npz, folders of .npy or .npz, and the JSON of Polygraphy's inputs.
+"""Tensors as data for any model: .npz, folders of .npy or .npz, and JSON of Polygraphy's inputs.
 
-Names, types and shapes are checked against the model's inputs before anything runs. `labels`, one integer per sample, may lie
-beside the inputs.
+Names, types and shapes are checked against the model's inputs before anything runs. `labels`, one integer per sample,
+may accompany the inputs.
 """
 
 import os
@@ -30,7 +30,7 @@ FORMS = "a .npz with an array per input, a folder of .npy or .npz files, or Poly
 
 @dataclass(frozen=True)
 class TensorSet(SampleSet):
-    """Rows by input; `files[].path` is `PART:ROW`. The rows of one part have the same shapes and share what has no batch axis."""
+    """Rows by input; `files[].path` is `PART:ROW`. Rows of one part have equal shapes and equal values of inputs without a batch axis."""
 
     format: ClassVar[str] = "optpipe.tensor-set/1"
     kind: ClassVar[str] = "tensors"
@@ -38,7 +38,7 @@ class TensorSet(SampleSet):
     parts: tuple[Arrays, ...] = field(default=())
 
     def batches(self, size: int) -> Iterator[Arrays]:
-        """The samples in their order, at most `size` rows at a time, never out of two parts."""
+        """The samples in order, at most `size` rows at a time, each time from one part."""
         chosen: dict[int, list[int]] = {}
         for each in self.files:
             part, row = map(int, each.path.split(":"))
@@ -48,7 +48,6 @@ class TensorSet(SampleSet):
                 yield {name: value[rows[start : start + size]] for name, value in self.parts[part].items()}
 
     def keep_usual_shapes(self) -> "TensorSet":
-        """The samples whose shapes are those of the most samples."""
         groups: dict[object, list[SetFile]] = {}
         for each in self.files:
             rows = self.parts[int(each.path.partition(":")[0])]
@@ -58,7 +57,7 @@ class TensorSet(SampleSet):
 
 
 def holds_tensors(source: Path) -> bool:
-    """Whether `source` is a file or folder of tensors, by its suffix or, for JSON, its beginning."""
+    """By suffix or, for JSON, by its beginning."""
     if source.is_dir():
         return any(each.suffix.lower() in SUFFIXES for each in source.iterdir())
     if source.suffix.lower() == ".json" and source.is_file():
@@ -68,7 +67,6 @@ def holds_tensors(source: Path) -> bool:
 
 
 def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes in a .npz by name; empty for other forms, and for what is none."""
     if source.suffix.lower() != ".npz":
         return {}
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
@@ -78,7 +76,7 @@ def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _require_room(source: Path) -> None:
-    """Raises BadInputError, before anything is unpacked, for a .npz that declares more than the memory or its file holds."""
+    """Raises BadInputError for a .npz that declares more than the memory or its file holds, before unpacking it."""
     with zipfile.ZipFile(source) as packed:
         size = sum(each.file_size for each in packed.infolist())
         if size > get_memory_bytes() // 2:
@@ -89,7 +87,7 @@ def _require_room(source: Path) -> None:
 
 
 def _require_whole(where: str, file: IO[bytes], size: int) -> None:
-    """Raises BadInputError for a .npy of `size` bytes whose header declares more: NumPy allocates what it declares."""
+    """Raises BadInputError for a .npy of `size` bytes whose header declares more, since NumPy allocates what it declares."""
     header = np.lib.format
     read = {(1, 0): header.read_array_header_1_0, (2, 0): header.read_array_header_2_0}.get(header.read_magic(file))
     shape, _, dtype = read(file) if read else ((), False, np.dtype("uint8"))
@@ -98,9 +96,9 @@ def _require_whole(where: str, file: IO[bytes], size: int) -> None:
 
 
 def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None = None, seed: int = 0) -> TensorSet:
-    """The set in `source`, or a sample of `count` of it.
+    """The set in `source`, or a sample of `count`.
 
-    Raises `BadInputError` for a file that cannot be read, and for a name, type or shape that the model does not take.
+    Raises BadInputError for an unreadable file, and for a name, type or shape that the model does not take.
     """
     parts, labels = [], []
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
@@ -122,7 +120,6 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
 
 
 def tensor_set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[str | None] = ()) -> TensorSet:
-    """The set of rows `(samples, ...)` by input that are in memory."""
     remaining = chain(labels, repeat(None))
     files = tuple(
         SetFile(f"{index}:{row}", hash_arrays({key: value[row] for key, value in rows.items()}), next(remaining))
@@ -134,7 +131,7 @@ def tensor_set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[s
 
 
 def save_batches(batches: Sequence[Mapping[str, NDArray[Any]]], folder: Path) -> Path:
-    """A folder in `folder`, named after their content, with a .npz of each of `batches`; `read_tensor_set` reads it."""
+    """Writes a .npz per batch to a folder named after their content; returns the folder, which `read_tensor_set` reads."""
     content = hash_text("".join(hash_arrays(each) for each in batches))
     target = folder / content[:12]
     if not target.is_dir():
@@ -157,7 +154,7 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
 
 
 def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
-    """Where each group of arrays lies, and the arrays by name."""
+    """Yields the location of each group of arrays, and the arrays by name."""
     if source.suffix.lower() == ".json":
         from polygraphy.json import load_json
 
@@ -184,7 +181,7 @@ def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[
 def _iterate_folder_feeds(
     folder: Path, inputs: Sequence[InputSpec]
 ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
-    """One .npy per input, named after it; or files of samples: .npz of all inputs, .npy of the only one."""
+    """Reads one .npy per input, named after it, or files of samples: .npz of all inputs, .npy of the only one."""
     files = sorted(each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES)
     arrays = {each.stem: each for each in files if each.suffix.lower() == ".npy"}
     if {each.name for each in inputs} <= set(arrays):
@@ -204,7 +201,7 @@ def _load_array(path: Path) -> NDArray[Any]:
 
 
 def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
-    """The arrays as rows, after each was checked against its input."""
+    """Checks each array against its input; returns rows."""
     names = [each.name for each in inputs]
     for wrong, what in ((set(names) - set(found), "lacks input"), (set(found) - set(names), "has the unknown array")):
         if wrong:
@@ -225,7 +222,7 @@ def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[I
 
 
 def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
-    """The array, after it was checked; one without a batch axis may have one value for all samples, or first an axis of samples."""
+    """Checks an array. One without a batch axis may be one value for all samples, or have a leading axis of samples."""
     if str(value.dtype) != spec.dtype:
         way = f"; save it as .astype('{spec.dtype}')" if value.dtype.kind in "iufb" else ""
         raise BadInputError(f"{where}: input '{spec.name}' is {value.dtype}, and the model takes {spec.dtype}{way}")

@@ -1,7 +1,8 @@
-"""Text sets with provenance, out of JSON lines, one object per line.
+"""Text sets with provenance from JSON lines.
 
-`{"text": "...", "label": "..."}`; words with their tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`; or a question:
-`{"question": "...", "context": "...", "answers": {"text": ["..."]}}`, also in SQuAD's own JSON, where a question counts as a line.
+`{"text": "...", "label": "..."}`; words with tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`; or a
+question: `{"question": "...", "context": "...", "answers": {"text": ["..."]}}`, also in SQuAD's JSON, where a question
+counts as a line.
 """
 
 import json
@@ -26,45 +27,41 @@ from optpipe.models.inputs.sample_set import (
 )
 
 STRIDE = 128
-"""The most tokens that neighboring windows share, as in Hugging Face's examples; at most a quarter of the model's input length."""
+"""Maximum tokens that adjacent windows share, as in Hugging Face's examples; at most a quarter of the model's input length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A question with as much of its context as fits: the tokens that the model reads, and where they lie in the context."""
+    """A question with a part of its context that fits the model's input."""
 
     ids: tuple[int, ...]
     types: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
-    """Where each token begins and ends in the context, in characters; (-1, -1) for tokens of the question and special tokens."""
+    """(begin, end) of each token in the context, in characters; (-1, -1) for tokens of the question and special tokens."""
     context: str
 
 
 @dataclass(frozen=True)
 class TextSet(SampleSet):
-    """Lines of the file `root`; `files[].path` is the line number and `texts` has its text."""
-
     format: ClassVar[str] = "optpipe.text-set/1"
     kind: ClassVar[str] = "texts"
 
     texts: Mapping[str, str] = field(default_factory=dict)
     first_tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """The first token of each word, whose tag is the word's, by `files[].path`; -1 for a word that was truncated away."""
+    """The first token of each word, whose tag is the word's, by `files[].path`; -1 for a truncated word."""
     windows: Mapping[str, "Window"] = field(default_factory=dict)
-    """Of questions, by `files[].path`: `7` is the first window of line 7, `7.1` the next."""
+    """Windows of questions by `files[].path`: `7` is the first window of line 7, `7.1` the next."""
     truncated: int = 0
-    """How many of the texts are cut."""
     some_unanswerable: bool = False
-    """Whether some questions are marked as unanswerable."""
 
     def read_objects(self) -> list[dict[str, Any]]:
-        """The JSON object of each sample's line, in the order of `files`: with all that it has beside text and label."""
+        """The JSON object of each sample's line, in the order of `files`."""
         lines = dict(_read_raw_lines(self.root))
         return [json.loads(lines[int(each.path.partition(".")[0])]) for each in self.files]
 
 
 def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> TextSet:
-    """The set with one sample for each window of each question. Raises BadInputError for a question that is too long."""
+    """The set with one sample per window of each question. Raises BadInputError for a question that is too long."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))
@@ -93,16 +90,16 @@ def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) 
 
 
 Line = tuple[str, str | None, str | None]
-"""A line's text, label and pair."""
+"""(text, label, pair)."""
 
 
 def text_set_from_path(
     source: Path, count: int | None = None, seed: int = 0
 ) -> tuple[TextSet, tuple[UnreadableFile, ...]]:
-    """The set that `source` names: a manifest, or `count` lines drawn out of a file of JSON lines; and the bad lines.
+    """The set that `source` names: a manifest, or `count` lines drawn from a file of JSON lines; and the bad lines.
 
-    A sample has the labels in their own proportions. Raises BadInputError for a file without a usable line, or with more
-    than MAX_UNREADABLE_SHARE bad ones.
+    The sample is stratified by labels. Raises BadInputError for a file without a usable line, or with more than
+    MAX_UNREADABLE_SHARE bad ones.
     """
     if source.is_dir() or not source.exists():
         what = "is a folder" if source.is_dir() else "no such file"
@@ -113,7 +110,7 @@ def text_set_from_path(
         whole = TextSet.from_manifest(source)
         files = tuple(
             each for each in whole.files if "." not in each.path
-        )  # a question's further windows are cut again
+        )  # further windows of a question are cut again
         lines, texts = _parse_lines(whole.root)[0], {}
         for each in files:
             text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
@@ -147,9 +144,9 @@ def _name_pairs(lines: Mapping[int, Line]) -> dict[str, str]:
 
 
 def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[UnreadableFile, ...]]:
-    """The lines by number from 1, and those that hold no text. Blank lines do not count.
+    """Lines by number from 1, and bad lines. Blank lines do not count.
 
-    Where any line has a label, those without one are bad.
+    If any line has a label, those without one are bad.
     """
     lines: dict[int, Line] = {}
     bad: dict[int, str] = {}
@@ -206,7 +203,7 @@ def _parse_line(value: Any) -> Line:
         question, context = value["question"], value.get("context")
         if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
             raise TypeError('its "question" or "context" is missing or empty')
-        value = {"text": " ".join(question.split()) + "\n" + context}  # the question in the first line
+        value = {"text": " ".join(question.split()) + "\n" + context}  # the first line is the question
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise TypeError('not an object with a "text"')
     if not value["text"].strip():
@@ -235,13 +232,13 @@ SENTENCES = (
     "and after a while one stops listening for faults and simply listens.",
     "12 screws, 3 of them bent. Manual in four languages, none of which explains step 7!",
 )
-"""What a text model's build is verified on: short and long, so that padding is part of it."""
+"""Default texts for verification, short and long, so that padding is tested."""
 
 
 def find_long_texts(texts: Mapping[str, str], tokenizer: str, max_length: int) -> dict[str, int]:
-    """The names of the texts with more than `max_length` tokens, and how many they have.
+    """Token counts of the texts with more than `max_length` tokens, by name.
 
-    `tokenizer` is the content of a `tokenizer.json`; where it truncates texts itself, that comes first.
+    `tokenizer` is the content of a `tokenizer.json`; its own truncation applies first.
     """
     from tokenizers import Tokenizer
 
@@ -252,14 +249,14 @@ def find_long_texts(texts: Mapping[str, str], tokenizer: str, max_length: int) -
 
 
 def find_first_tokens(text: str, encoded: Any) -> list[int]:
-    """The first token of each word of `text`, where words are what spaces separate; -1 for a word without a token.
+    """Index of the first token of each space-separated word of `text`; -1 for a word without a token.
 
-    `encoded` is what `tokenize` gave for the text.
+    `encoded` is the result of `tokenize`.
     """
     ends = np.cumsum([len(word) + 1 for word in text.split(" ")])
     firsts = [-1] * len(ends)
     for place, ((_, end), special) in enumerate(zip(encoded.offsets, encoded.special_tokens_mask, strict=True)):
-        # by its last character, since a token may begin with the space before the word
+        # by its last character, since a token may begin with the preceding space
         word = int(np.searchsorted(ends, end - 1, side="right"))
         if not special and firsts[word] < 0:
             firsts[word] = place
@@ -267,7 +264,7 @@ def find_first_tokens(text: str, encoded: Any) -> list[int]:
 
 
 def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any]:
-    """The `tokenizers.Encoding` of each text, not padded, and cut at `max_length` or where the tokenizer itself cuts."""
+    """The `tokenizers.Encoding` of each text, unpadded, cut at `max_length` or the tokenizer's own limit."""
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))
@@ -278,7 +275,6 @@ def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any
 
 
 def compute_max_tokens(card: ModelCard) -> int:
-    """The most tokens that a text may have: what the tokenizer and the profile both allow."""
     assert card.tokenization is not None
     return min(card.tokenization.max_length, card.inputs[0].max[1])
 
@@ -286,9 +282,9 @@ def compute_max_tokens(card: ModelCard) -> int:
 def pad_tokens(
     card: ModelCard, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
 ) -> "dict[str, np.ndarray]":
-    """Rows of token identifiers as a text model's inputs: padded to the longest, or to the shortest length it takes.
+    """Rows of token identifiers as a text model's inputs: padded to the longest, or to the minimum length of the profile.
 
-    `types` says of which of two texts each token is; the first for all without it.
+    `types` are the token types; 0 without it.
     """
     assert card.tokenization is not None
     width = max(card.inputs[0].min[1], *(len(row) for row in rows))

@@ -1,1 +1,1 @@
-"""One kind of model name per file: each turns a MODEL into a card and a module or an ONNX file."""
+"""One kind of MODEL per file: each turns it into a card and a module or an ONNX file."""

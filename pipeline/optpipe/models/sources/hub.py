@@ -1,8 +1,8 @@
 """Models on the Hugging Face hub: `hf:google/vit-base-patch16-224`, `hf:./my-model` (a local folder), `timm:vit_tiny_patch16_224`.
 
-Image, text and token classification, question answering, and text encoders: a checkpoint whose architecture is a model
-without a head gives embeddings, pooled over tokens inside the model. The configuration has to be had (from the hub, its
-cache or the folder); the weights may be replaced by random ones.
+Image, text and token classification, question answering, and text encoders: a checkpoint without a head gives
+embeddings, pooled over tokens inside the model. The configuration is required (from the hub, its cache or the folder);
+the weights may be replaced by random ones.
 """
 
 import json
@@ -30,10 +30,10 @@ HUB = "huggingface.co"
 
 @contextmanager
 def use_hub() -> Iterator[str | None]:
-    """Inside, the client of a hub that cannot be reached reads its cache alone: it would try every file for 20 s and longer.
+    """Makes the client of an unreachable hub read only its cache, since it would try every file for 20 s and longer.
 
-    Yields why it does, None where it does not. A connection may take as long as the client's own requests, by default 10 s, so
-    that a slow network is used.
+    Yields the reason; None if the hub is reachable. The timeout is that of the client's own requests, by default 10 s,
+    so that a slow network is used.
     """
     from huggingface_hub import constants
 
@@ -49,21 +49,20 @@ def use_hub() -> Iterator[str | None]:
 
 
 def explain_hub_error(error: Exception, unreachable: str | None) -> str:
-    """An error of the client on one line; `unreachable` is what `use_hub` gave."""
     if unreachable is not None and is_not_cached(error):
         return f"{unreachable}, and the Hugging Face cache does not have this model"
     return first_line(error)
 
 
 def is_not_cached(error: Exception) -> bool:
-    """Whether the client, or transformers for it, says that neither the hub nor the cache has a file."""
+    """Whether the client, or transformers for it, reports that neither the hub nor the cache has a file."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     return isinstance(error, LocalEntryNotFoundError) or isinstance(error.__cause__, LocalEntryNotFoundError)
 
 
 def explain_unreachable(url: str, timeout_s: float) -> str | None:
-    """Why no connection to the host of `url` can be made; None where one can, and behind a proxy, where only trying tells."""
+    """Why the host of `url` cannot be reached; None if it can, and behind a proxy, where only trying tells."""
     from urllib.request import getproxies
 
     parts = urlsplit(url)
@@ -74,7 +73,7 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     reason = ""
-    for family, address in {family: address for family, *_, address in found}.items():  # one of IPv6, one of IPv4
+    for family, address in {family: address for family, *_, address in found}.items():  # one address per family
         try:
             with socket.socket(family) as connection:
                 connection.settimeout(timeout_s)
@@ -86,9 +85,7 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
 
 
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
-"""Profile of a text model's sequence length, cut at what its position embeddings allow."""
 POOLING_FOLDER = "1_Pooling"
-"""Where sentence-transformers says how tokens are pooled."""
 VOCABULARY_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -97,13 +94,11 @@ VOCABULARY_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-"""A repository that has none of these files has no tokenizer."""
+"""A repository without any of these has no tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceSource:
-    """A model on the hub, or a folder saved with `save_pretrained`."""
-
     repository: str
     has_module: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
@@ -113,7 +108,7 @@ class HuggingFaceSource:
         return f"hf:{self.repository}"
 
     def collect_identity(self) -> dict[str, Any]:
-        """The repository's name; of a local folder its own name, and the hashes of its files."""
+        """A local folder is identified by its name and the hashes of its files."""
         folder = Path(self.repository)
         found = sorted((*folder.glob("*"), *folder.glob(f"{POOLING_FOLDER}/*.json")))
         files = {path.relative_to(folder).as_posix(): hash_file(path) for path in found if path.is_file()}
@@ -126,13 +121,12 @@ class HuggingFaceSource:
         }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Builds the module for the task that its configuration names."""
         if get_package_version("transformers") is None:
             raise MissingError(f"{self.name} requires transformers; install it with `uv sync --extra hf`")
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
-        transformers.utils.logging.set_verbosity_error()  # tensors that are not in the checkpoint are in the record
+        transformers.utils.logging.set_verbosity_error()  # the record has the tensors that are not in the checkpoint
         with nullcontext() if Path(self.repository).exists() else use_hub() as unreachable:
             return self._load(transformers, weights, unreachable)
 
@@ -181,7 +175,7 @@ class HuggingFaceSource:
                 f"{self.name}: its checkpoint does not fit its configuration: {first_line(error)}"
             ) from error
         sha256, missing = hash_module_weights(module.eval()), sorted(said["missing_keys"])
-        if kind.__name__ == "AutoModel":  # its own pooler is not used
+        if kind.__name__ == "AutoModel":  # the model's pooler is not used
             missing = [name for name in missing if not name.startswith("pooler.")]
         if not missing:
             return module, WeightsRecord(f"default:{self._published_name}", sha256)
@@ -217,7 +211,7 @@ class HuggingFaceSource:
 
     @property
     def _published_name(self) -> str:
-        """What may be told of it anywhere: the name on the hub, or a local folder's without its place."""
+        """The name on the hub, or a local folder's without its path."""
         return self._short_name if Path(self.repository).is_dir() else self.repository
 
     @property
@@ -226,7 +220,7 @@ class HuggingFaceSource:
 
 
 def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
-    """The class that loads the checkpoint, and the task of its head. Raises BadInputError for a head that no task reads."""
+    """The class that loads the checkpoint, and its task. Raises BadInputError for an unsupported head."""
     if type(config) in transformers.AutoModelForImageClassification._model_mapping:
         return transformers.AutoModelForImageClassification, Task.CLASSIFICATION
     architectures = config.architectures or ()
@@ -244,7 +238,7 @@ def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
 
 
 def _read_pooling(transformers: Any, repository: str) -> str:
-    """`cls` or `mean` by sentence-transformers' configuration; `mean` where there is none."""
+    """`cls` or `mean` from sentence-transformers' configuration; `mean` without one."""
     place = transformers.utils.cached_file(
         repository, "config.json", subfolder=POOLING_FOLDER, _raise_exceptions_for_missing_entries=False
     )
@@ -262,7 +256,7 @@ def _read_pooling(transformers: Any, repository: str) -> str:
 
 
 def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
-    """The fast tokenizer; None where there is none. Without vocabulary files transformers would make up an empty one."""
+    """The fast tokenizer; None without one. Without vocabulary files transformers would create an empty one."""
     try:
         for name in VOCABULARY_FILES:
             if transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False):
@@ -274,8 +268,8 @@ def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
 
 
 def _describe_tokenization(tokenizer: Any, config: Any, positions: int) -> Tokenization:
-    """Texts may be as long as the tokenizer says; where it says nothing, as the default profile allows."""
-    stated = int(tokenizer.model_max_length)  # 1e30 where nothing is stated
+    """The maximum length is the tokenizer's, or without one the default profile's."""
+    stated = int(tokenizer.model_max_length)  # 1e30 if nothing is stated
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else getattr(config, "pad_token_id", None)
     return Tokenization(
         sha256=hash_text(tokenizer.backend_tokenizer.to_str()),
@@ -286,8 +280,6 @@ def _describe_tokenization(tokenizer: Any, config: Any, positions: int) -> Token
 
 @dataclass(frozen=True, slots=True)
 class TimmSource:
-    """A model registered with timm."""
-
     model: str
     has_module: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
@@ -300,7 +292,7 @@ class TimmSource:
         return {"source": self.name, "torch": get_package_version("torch"), "timm": get_package_version("timm")}
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Builds the module; preprocessing and size come from timm's data configuration."""
+        """Preprocessing and size come from timm's data configuration."""
         if get_package_version("timm") is None:
             raise MissingError(f"{self.name} requires timm; install it with `uv sync --extra timm`")
         import timm

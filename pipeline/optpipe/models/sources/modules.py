@@ -1,4 +1,4 @@
-"""Modules made exportable: tensors in, a flat tuple of tensors out."""
+"""Makes modules exportable: tensors in, a flat tuple of tensors out."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -6,15 +6,15 @@ from typing import Any
 
 
 def flatten_tensors(value: Any) -> tuple[Any, ...]:
-    """The tensors of a nested output in order: of a tensor, tuple, list, mapping, dataclass or transformers' ModelOutput.
+    """The tensors of a nested output in order: a tensor, tuple, list, mapping, dataclass or transformers' ModelOutput.
 
-    Raises `TypeError` for what holds anything else.
+    Raises TypeError for anything else.
     """
     return tuple(tensor for _, tensor in _walk_tensors(value, ()))
 
 
 def name_tensors(value: Any) -> tuple[str, ...]:
-    """What the module's author calls these tensors: keys and fields, such as `boxes` or `features.0`; empty where one has none."""
+    """Keys and fields of these tensors, such as `boxes` or `features.0`; empty if one has none."""
     paths = [path for path, _ in _walk_tensors(value, ())]
     while paths and all(path and not isinstance(path[0], str) for path in paths):
         paths = [path[1:] for path in paths]
@@ -45,13 +45,13 @@ def _walk_tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any
 
 
 def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
-    """`module` with a flat tuple as output; positional inputs go to `keywords` where those are given.
+    """`module` with a flat tuple as output; positional inputs go to `keywords` if given.
 
-    Its `output_names` are those of `name_tensors`, known once it has run or was traced.
+    Its `output_names` are those of `name_tensors`, known after a run or a trace.
     """
     import torch
 
-    said: tuple[str, ...] = ()  # not an attribute: torch.export puts those back to what they were
+    said: tuple[str, ...] = ()  # not an attribute, which torch.export would restore
 
     class Flat(torch.nn.Module):
         def __init__(self) -> None:
@@ -75,7 +75,7 @@ def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
 
 
 def pool_tokens(module: Any, pooling: str) -> Any:
-    """An encoder with one embedding per text: the mean of its tokens' last hidden states (n, tokens, values), or the first token's."""
+    """An encoder with one embedding per text: the mean of the last hidden states (n, tokens, values), or the first token's."""
     import torch
 
     class Pooled(torch.nn.Module):
@@ -96,9 +96,9 @@ def pool_tokens(module: Any, pooling: str) -> Any:
 def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
     """A torchvision detector for one image: (1, 3, H, W) in; boxes, scores, labels (and masks) out.
 
-    torchvision chooses between two ways of suppressing per class by the number of boxes, which an exported graph cannot
-    do; here the classes are always moved apart by more than the image is wide and suppressed together. The two agree,
-    since boxes are clipped to the image before.
+    torchvision selects one of two ways of suppression per class by the number of boxes, which an exported graph cannot
+    do; here boxes of different classes are always moved apart by more than the image's width and suppressed together.
+    Both agree, since boxes are clipped to the image before.
     """
     import torch
     from torchvision.ops import boxes as operators

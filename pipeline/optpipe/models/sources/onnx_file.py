@@ -1,5 +1,3 @@
-"""An ONNX file from anyone: fixed or open shapes, several inputs, opset 9 and up, external data."""
-
 import math
 import re
 import shlex
@@ -30,9 +28,9 @@ def read_input_specs(
     path: Path,
     example: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[InputSpec, ...]:
-    """The inputs that are not constants, with `shapes` from `--shape`; those that it proposes are of the arrays in `example`.
+    """The inputs that are not constants, with `shapes` from `--shape`; `example` gives the shapes of arrays for suggestions.
 
-    Raises `BadInputError` for a type that is not taken, and for open dimensions, with the options to paste.
+    Raises BadInputError for an unsupported type, and for open dimensions, with the options to paste.
     """
     constant = {tensor.name for tensor in model.graph.initializer}
     values = [value for value in model.graph.input if value.name not in constant]
@@ -64,7 +62,6 @@ def _read_dims(value: Any) -> list[int | str | None]:
 
 
 def find_batch_axes(inputs: Sequence[Dims]) -> list[int | None]:
-    """Which axis of each input is the batch; None for those without one."""
     names = [size for dims in inputs for size in dims if isinstance(size, str)]
     first = next((dims for dims in inputs if dims), ())
     name = next((name for name in names if _BATCH.search(name)), None)
@@ -82,15 +79,15 @@ def _find_batch_axis(dims: Dims, name: str | None, fixed: int | None) -> int | N
     first = dims[0]
     if first is None:
         return 0
-    if isinstance(first, str):  # a name of its own
+    if isinstance(first, str):  # another name than the batch's
         return None if _NO_BATCH.search(first) or (name is not None and _BATCH.search(name)) else 0
-    if fixed is None:  # the batch is open, and this axis is not
+    if fixed is None:  # the batch is open, but this axis is fixed
         return 1 if len(dims) == 3 and not isinstance(dims[1], int) else None
     return dims.index(fixed) if fixed in dims[:2] else None
 
 
 def _propose_shape(model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None) -> str:
-    """`--shape` for an input: an array's own, else the model's metadata, else a size that is usual for such an input."""
+    """`--shape` for an input: an array's, otherwise from the model's metadata, otherwise the usual size of such an input."""
     sizes = example if example and len(example) == len(dims) else [_guess_size(model, dims)] * len(dims)
     shapes = [
         "x".join(
@@ -133,10 +130,10 @@ def _make_spec(
 
 
 def name_dimensions(model: Any, specs: Sequence[InputSpec]) -> None:
-    """Gives every open dimension of the inputs a name of its own, the batch `batch`, in place.
+    """Names every open dimension of the inputs uniquely, the batch `batch`, in place.
 
-    Exporters write names that are none (`?`, `-1`): a runtime takes two of them for one dimension. What other tensors call
-    by such a name loses it.
+    Exporters write invalid names (`?`, `-1`), two of which a runtime takes for one dimension. Other tensors lose such a
+    name.
     """
     renamed: dict[str, str] = {}
     by_name = {each.name: each for each in specs}
@@ -161,26 +158,22 @@ def name_dimensions(model: Any, specs: Sequence[InputSpec]) -> None:
 
 OLDEST_OPSET = 9
 LARGEST_ONNX_BYTES = 2**31 - 1
-"""Of one file, as protobuf limits it; optpipe keeps a graph and its weights in one."""
+"""Maximum size of one file in protobuf, which holds both graph and weights here."""
 LONGEST_LOOP = 10**6
-"""Iterations that a file may fix for a Loop."""
 INFERENCE_S = 60
-"""That the shapes of a graph with functions or subgraphs may take: each level of nesting may double the time."""
+"""Timeout of shape inference with functions or subgraphs: each level of nesting may double the time."""
 LONGEST_NAME = 4096
-"""Characters of a name, and bytes of a path on Linux."""
+"""Maximum characters of a name, and bytes of a path on Linux."""
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxFileSource:
-    """A file on disk, with the external data beside it."""
-
     path: Path
     card: ModelCard | None = None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
     """From `--shape`: needed for open dimensions other than the first."""
     example: Path | None = field(default=None, compare=False)
-    """Tensors for it, whose shapes are proposed for open dimensions."""
     has_module: ClassVar[bool] = False
     runs_code: ClassVar[bool] = False
 
@@ -199,7 +192,6 @@ class OnnxFileSource:
             raise BadInputError(f"{self.path} is empty")
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Parses and checks the file; raises `BadInputError` for anything but a complete ONNX model."""
         if weights.kind != "default":
             raise BadInputError(
                 f"{self.path}: an ONNX file contains its own weights; --weights {weights.kind} does not apply"
@@ -215,7 +207,7 @@ class OnnxFileSource:
         inputs = read_input_specs(model, self.shapes or {}, self.path, example)
         if self.card is not None:
             return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
-        # one image in and one row of scores out is a classifier; everything else is compared by tensors alone
+        # one image in and one row of scores out is a classifier; other models are only compared by tensors
         outputs = [len(each.type.tensor_type.shape.dim) for each in model.graph.output]
         classifies = len(inputs) == 1 and inputs[0].is_image and outputs == [2]
         card = ModelCard(self.path.stem, self.name, Task.CLASSIFICATION if classifies else Task.OTHER, inputs)
@@ -223,7 +215,7 @@ class OnnxFileSource:
 
 
 def hash_onnx_file(path: Path) -> str:
-    """SHA-256 of the file; where it has external data, of the hashes of all."""
+    """SHA-256 of the file; with external data, over the hashes of all files."""
     hashes = _collect_hashes(path)
     return hash_value(hashes) if "external" in hashes else str(hashes["onnx"])
 
@@ -237,7 +229,6 @@ def _collect_hashes(path: Path) -> dict[str, Any]:
 
 
 def onnx_from_file(path: Path) -> Any:
-    """Loads and checks a model; raises `BadInputError` that says what is wrong with it."""
     import onnx
 
     find_external_files(path)
@@ -276,7 +267,7 @@ def onnx_from_file(path: Path) -> Any:
 
 
 def _require_bounded(model: Any, path: Path) -> None:
-    """Refuses, before anything computes with them, names, versions, types and sizes that no valid model has."""
+    """Refuses names, versions, types and sizes that no valid model has, before anything computes with them."""
     import onnx
 
     if not model.graph.node:
@@ -305,7 +296,7 @@ def _require_bounded(model: Any, path: Path) -> None:
     for value in (*graph.input, *graph.output):
         names += [value.name, *(each.dim_param for each in value.type.tensor_type.shape.dim)]
     for name in names:
-        if not isinstance(name, str):  # protobuf's answer where the bytes are not UTF-8
+        if not isinstance(name, str):  # protobuf gives bytes that are not UTF-8
             raise BadInputError(f"{path}: the name {name[:80]!r} is not UTF-8; rename it")
         if len(name) > LONGEST_NAME or not name.isprintable():
             raise BadInputError(
@@ -314,7 +305,7 @@ def _require_bounded(model: Any, path: Path) -> None:
 
 
 def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
-    """How often each Loop runs, where a constant of its graph or of one around it says so."""
+    """Yields the trip count of each Loop that a constant of its graph or of an outer one fixes."""
     from onnx import numpy_helper
 
     known = {**outer, **{each.name: each for each in graph.initializer}}
@@ -329,7 +320,6 @@ def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
-    """Name, element type and fixed sizes of all tensors that the file describes."""
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
         tensor = value.type.tensor_type
@@ -339,7 +329,7 @@ def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
 
 
 def _require_tensor_outputs(graph: Any, path: Path) -> None:
-    """Raises `BadInputError`, with the line that cuts the file to its tensors, for an output that is a sequence or a map."""
+    """Raises BadInputError for an output that is a sequence or a map, with the command that cuts the file to its tensors."""
     others = {each.name: each.type.WhichOneof("value") for each in graph.output}
     others = {name: kind for name, kind in others.items() if kind not in (None, "tensor_type")}
     if not others:
@@ -371,7 +361,7 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
 
 
 def _require_quick_inference(model: Any, path: Path) -> None:
-    """Raises `BadInputError` where ONNX's shape inference of functions or subgraphs does not end, in a process that can be stopped."""
+    """Raises BadInputError if ONNX's shape inference of functions or subgraphs takes too long, in a separate process."""
     if not model.functions and not any(each.HasField("g") for node in model.graph.node for each in node.attribute):
         return
     code = "import sys, onnx; onnx.shape_inference.infer_shapes(onnx.load(sys.argv[1], load_external_data=False))"
@@ -385,7 +375,7 @@ def _require_quick_inference(model: Any, path: Path) -> None:
 
 
 def _require_accepted_types(model: Any, path: Path) -> None:
-    """Raises `BadInputError` for a tensor of a type that its operator does not take at the file's opset, as Conv takes no BF16 at 17."""
+    """Raises BadInputError for a tensor type that its operator does not take at the file's opset, such as BF16 for Conv at 17."""
     import onnx
 
     opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
@@ -408,7 +398,7 @@ def _require_accepted_types(model: Any, path: Path) -> None:
 
 
 def _accepts(node: Any, place: int, kind: str, opset: int) -> bool:
-    """Whether a node's input may have the element type `kind` at an opset; also where its operator is not one of ONNX's."""
+    """Whether a node's input may have the element type `kind` at an opset; true for operators outside ONNX."""
     import onnx
 
     if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset):
@@ -418,7 +408,7 @@ def _accepts(node: Any, place: int, kind: str, opset: int) -> bool:
 
 
 def _infer_shapes(model: Any) -> Any:
-    """The model with the types and sizes of all tensors that ONNX can infer; a large one as it is."""
+    """The model with inferred types and sizes; unchanged if it is large."""
     import onnx
 
     return model if model.ByteSize() > 1 << 28 else onnx.shape_inference.infer_shapes(model)
@@ -431,10 +421,10 @@ def _count_item_bytes(dtype: int) -> int:
 
 
 def find_external_files(path: Path) -> tuple[Path, ...]:
-    """The files of external data that a model names, in initializers and attributes, also of inner graphs.
+    """The external data files that a model names, in initializers and attributes, also of inner graphs.
 
-    Raises `BadInputError` for a file that cannot be read, and where one is missing, lies outside its folder
-    or, with the others, exceeds what one ONNX file holds.
+    Raises BadInputError for an unreadable model, and for a file that is missing, lies outside the model's folder or,
+    with the others, exceeds the size of one ONNX file.
     """
     import onnx
 
@@ -459,7 +449,6 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
 
 
 def require_one_file(model: str, weights_bytes: int) -> None:
-    """Raises `BadInputError` for weights that no ONNX file can hold."""
     if weights_bytes > LARGEST_ONNX_BYTES:
         raise BadInputError(
             f"{model}: its weights take {format_bytes(weights_bytes)}; an ONNX file holds 2 GiB at most\n"
@@ -468,7 +457,7 @@ def require_one_file(model: str, weights_bytes: int) -> None:
 
 
 def iterate_tensors(graph: Any) -> Iterator[Any]:
-    """The constants of a graph and of those inside its nodes: initializers and tensors in attributes."""
+    """Initializers and tensors in attributes, of a graph and of its inner graphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:

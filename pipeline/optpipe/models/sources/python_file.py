@@ -1,9 +1,9 @@
-"""A factory in a Python file: `net.py:make`. The factory takes no arguments and returns a `torch.nn.Module`.
+"""A factory in a Python file: `net.py:make`, which takes no arguments and returns a `torch.nn.Module`.
 
-The file may say `INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [8, 3, 32, 32], "max": [64, 3, 32, 32]}]`;
-`TRANSFORM = Compose([...])`, torchvision's, from an RGB Pillow image to the one input; `TASK = "classification"` and
-`LABELS = ["cat", "dog"]`; `CALIBRATION`, a generator of the inputs that INT8 is calibrated on. A model card may say the same,
-and goes before the file.
+The file may define `INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [8, 3, 32, 32], "max":
+[64, 3, 32, 32]}]`; `TRANSFORM = Compose([...])` of torchvision, from an RGB Pillow image to the only input; `TASK =
+"classification"` and `LABELS = ["cat", "dog"]`; `CALIBRATION`, a generator of inputs for INT8 calibration. A model card
+may have the same values and takes precedence.
 """
 
 import copy
@@ -30,17 +30,14 @@ from optpipe.models.sources.weights import hash_tensors, make_with_factory_weigh
 from optpipe.workspace.environment import get_package_version
 
 CALIBRATION_BATCHES = 1000
-"""As many as are taken of a file's generator."""
+"""Maximum batches taken from a file's generator."""
 
 
 @dataclass(frozen=True)
 class PythonFileSource:
-    """A file and the name of a factory in it."""
-
     path: Path
     factory: str
     card: ModelCard | None = None
-    """Where a model card describes the factory's model."""
     has_module: ClassVar[bool] = True
     runs_code: ClassVar[bool] = True
 
@@ -49,14 +46,14 @@ class PythonFileSource:
         return f"{self.path}:{self.factory}"
 
     def collect_identity(self) -> Mapping[str, Any]:
-        """The file's hash, the factory's name and torch's version; `LoadedModel.code_identity` has what the two bring in."""
+        """Hashes of the file, the factory's name and torch's version; `LoadedModel.code_identity` has the rest."""
         self._require_file()
         return {"file": hash_file(self.path), "factory": self.factory, "torch": get_package_version("torch")}
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Calls the factory. `default` weights are those that the factory itself sets, or draws.
+        """Calls the factory. `default` weights are those that the factory itself sets or draws.
 
-        Loaded once more it is another module with the same weights; the file is imported only once.
+        Loading again gives another module with the same weights; the file is imported only once.
         """
         self._require_file()
         import torch  # noqa: F401 - before the user's code, which so brings in only what is its own
@@ -92,16 +89,14 @@ class PythonFileSource:
 
     @cached_property
     def _records(self) -> dict[WeightsRequest, WeightsRecord]:
-        """What was found out of the weights that were loaded."""
         return {}
 
     @cached_property
     def _returned_tensors(self) -> list["weakref.ref[Any]"]:
-        """The tensors of the modules that were handed out."""
         return []
 
     def _make_module(self) -> Any:
-        """What the factory returns, sharing no tensor with what it returned before. To be called in `_code.running`."""
+        """The factory's module, which shares no tensor with earlier ones. To be called in `_code.running`."""
         factory = self._find_factory()
         try:
             module = factory()
@@ -111,7 +106,7 @@ class PythonFileSource:
         module.cpu()
         tensors = [*module.parameters(), *module.buffers()]
         given = {id(tensor) for each in self._returned_tensors if (tensor := each()) is not None}
-        if any(id(each) in given for each in tensors):  # made once and kept: what changes one must not change the other
+        if any(id(each) in given for each in tensors):  # the factory reuses a module, so changes need a copy
             module = copy.deepcopy(module)
             tensors = [*module.parameters(), *module.buffers()]
         self._returned_tensors.extend(map(weakref.ref, tensors))
@@ -130,7 +125,7 @@ class PythonFileSource:
         return factory
 
     def _describe(self, definitions: ModuleType) -> ModelCard:
-        """The model card's values, and those that the file says where the card does not."""
+        """The model card's values, completed by the file's."""
         card = self.card
         if card is None:
             return self._make_own_card(definitions)
@@ -144,7 +139,7 @@ class PythonFileSource:
         )
 
     def _make_own_card(self, definitions: ModuleType, instead: tuple[InputSpec, ...] | None = None) -> ModelCard:
-        """What the file says; its inputs are not asked for where there are others `instead`."""
+        """The card from the file's values; its inputs are not required if `instead` is given."""
         inputs = getattr(definitions, "INPUTS", None) if instead is None else ()
         if not inputs and instead is None:
             raise BadInputError(
@@ -179,9 +174,9 @@ class PythonFileSource:
 
 
 def read_calibration(path: Path, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """The batches that CALIBRATION of the Python file `path` gives, by the inputs' `names`. The file's code runs.
+    """The batches of CALIBRATION in the Python file `path`, by the inputs' `names`. Runs the file's code.
 
-    Raises `BadInputError` for a file that cannot be imported, says no CALIBRATION, or whose CALIBRATION raises.
+    Raises BadInputError if the file cannot be imported, has no CALIBRATION, or CALIBRATION raises.
     """
     if not path.is_file():
         raise BadInputError(f"{path}: no such file")
@@ -194,7 +189,7 @@ def read_calibration(path: Path, names: tuple[str, ...]) -> list[Mapping[str, An
 
 
 def _run_calibration(code: UserCode, given: Any, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """What CALIBRATION gives, at most CALIBRATION_BATCHES: mappings from inputs to arrays, or tensors of the only input."""
+    """At most CALIBRATION_BATCHES batches: mappings from inputs to arrays, or tensors of the only input."""
     with code.running():
         try:
             found = list(islice(given() if callable(given) else given, CALIBRATION_BATCHES))
@@ -206,7 +201,7 @@ def _run_calibration(code: UserCode, given: Any, names: tuple[str, ...]) -> list
 
 
 def _to_arrays(given: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
-    """One batch as arrays by input; `TypeError` for what is none."""
+    """Arrays of one batch by input. Raises TypeError for other values."""
     import numpy as np
     import torch
 
@@ -220,19 +215,19 @@ def _to_arrays(given: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
-    """`names` where they all are parameters of its forward, which then takes them by name; else it takes them in order."""
+    """`names` if all are parameters of its forward, which then takes them by name; otherwise empty."""
     import inspect
 
     try:
         known = inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):  # of a scripted module
+    except (TypeError, ValueError):  # a scripted module
         return ()
     named = {name for name, each in known.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     return names if named.issuperset(names) else ()
 
 
 def _require_usable(module: Any, name: str) -> None:
-    """Raises `BadInputError` for anything but a module in FP32 with values, and sets it to evaluation."""
+    """Raises BadInputError for anything but an FP32 module with values, and sets it to evaluation."""
     import torch
 
     message = None
@@ -252,7 +247,6 @@ def _require_usable(module: Any, name: str) -> None:
 
 
 def _find_defect(tensor: Any) -> str | None:
-    """What keeps a parameter or buffer from being taken as it is."""
     import torch
 
     if torch.nn.parameter.is_lazy(tensor):
@@ -266,10 +260,10 @@ def _find_defect(tensor: Any) -> str | None:
 
 
 def _describe_contents(module: Any) -> dict[str, Any]:
-    """What a module is: its tensors, how its parts are arranged, and the versions of the packages that define them."""
+    """Tensors, arrangement of parts, and versions of the packages that define them."""
     parts = list(module.modules())
     packages = sorted({type(part).__module__.partition(".")[0] for part in parts})
-    code = [str(getattr(part, "code", "")) for part in parts]  # of traced and scripted parts
+    code = [str(getattr(part, "code", "")) for part in parts]  # traced and scripted parts have code
     return {
         "tensors": hash_value(hash_tensors(module)),
         "parts": hash_text("\n".join([re.sub(" at 0x[0-9a-f]+", "", repr(module)), *code])),

@@ -1,4 +1,4 @@
-"""Resolves the MODEL that a user types: model cards (TOML), and the source that loads it."""
+"""Resolves a user's MODEL: model cards (TOML), and the source that loads it."""
 
 import json
 import shlex
@@ -26,13 +26,11 @@ CARD_FIELDS: Mapping[str, type] = {
     "licence": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
     "head": dict,
 }  # fmt: skip
-"""What a card may hold."""
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table"}
 
 
 def _require_known(table: Mapping[str, Any], path: Path) -> None:
-    """Raises BadInputError for a field that no card has, as one that is mistyped, for one of another kind, and for dates and numbers
-    that are not finite."""
+    """Raises BadInputError for an unknown field, a value of another kind, dates, and numbers that are not finite."""
     for field, value in table.items():
         if field not in CARD_FIELDS:
             near = get_close_matches(field, CARD_FIELDS, n=1)
@@ -52,7 +50,7 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
 
 @dataclass(frozen=True)
 class CardSource:
-    """One card on disk. Paths in it are relative to the card."""
+    """A card on disk. Its paths are relative to it."""
 
     path: Path
     shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
@@ -73,7 +71,7 @@ class CardSource:
 
     @cached_property
     def card(self) -> ModelCard:
-        """The card's values, with data folders made absolute; what it leaves out, the file that it names may say."""
+        """The card's values, with absolute data folders; the file that it names may complete them."""
         card = card_from_dict(self._table)
         return replace(card, data={role: str(self._resolve_beside(folder)) for role, folder in card.data.items()})
 
@@ -109,8 +107,8 @@ class CardSource:
         return self._inner.runs_code
 
     def collect_identity(self) -> Mapping[str, Any]:
-        """The card's values, with the places of its data, which the stored model keeps; the file it names; its weights' hash."""
-        weights, stated = self._find_weights(), self._table.get("weights_sha256")  # which the file was checked against
+        """The card's values with the places of its data, which the stored model keeps; its file; the hash of its weights."""
+        weights, stated = self._find_weights(), self._table.get("weights_sha256")  # the file was checked against it
         return {
             "card": hash_value(self.card.to_dict()),
             "weights": (stated or hash_file(weights)) if weights else self._table.get("weights"),
@@ -118,7 +116,7 @@ class CardSource:
         }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Loads what the card names; its own weights are the `default` ones."""
+        """The card's own weights are the `default` ones."""
         own = self._find_weights()
         if weights.kind == "default" and self._table.get("weights") == "random":
             weights = replace(weights, kind="random")
@@ -130,7 +128,7 @@ class CardSource:
 
 
 def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None) -> Source:
-    """The source that MODEL names; whether a library knows the name shows when it loads."""
+    """The source that MODEL names. Unknown names in a library are found only on loading."""
     prefix, _, rest = model.partition(":")
     if prefix == "timm" and rest:
         return TimmSource(rest)
@@ -150,20 +148,20 @@ def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)
     module, _, factory = model.rpartition(".")
-    if factory.isidentifier() and Path(f"{module}.py").is_file():  # as builds and messages name it
+    if factory.isidentifier() and Path(f"{module}.py").is_file():  # the name in builds and messages
         return PythonFileSource(Path(f"{module}.py"), factory)
     cards = find_model_cards()
     return CardSource(cards[model]) if model in cards else TorchvisionSource(model, also_known=tuple(cards))
 
 
 def format_source(source: Source) -> str:
-    """The MODEL that means `source`, as it can be pasted into a command: of a card in `models/` its name."""
+    """The MODEL that means `source`, as it can be pasted into a command; a card in `models/` by its name."""
     known = {path: name for name, path in find_model_cards().items()}
     return shlex.quote(known.get(Path(source.name), source.name).removeprefix("torchvision:"))
 
 
 def find_model_cards() -> dict[str, Path]:
-    """Model cards by name: those in `models/` of the working directory first, then those that optpipe ships."""
+    """Model cards by name; those in `models/` of the working directory replace shipped ones."""
     folders = (find_shipped_folder("models"), Path("models"))
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 

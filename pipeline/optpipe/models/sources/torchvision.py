@@ -1,5 +1,3 @@
-"""torchvision by name: `resnet50`, `torchvision:fcn_resnet50`."""
-
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -28,11 +26,9 @@ _TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class TorchvisionSource:
-    """A builder registered with torchvision."""
-
     builder: str
     also_known: tuple[str, ...] = ()
-    """Other names that MODEL could have meant, for the message about an unknown one."""
+    """Other possible MODEL names, for the message about an unknown one."""
     has_module: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
 
@@ -48,7 +44,7 @@ class TorchvisionSource:
         }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Builds the module; preprocessing, labels and size come from the default weights' own metadata."""
+        """Preprocessing, labels and size come from the default weights' metadata."""
         from torchvision import models
 
         task = self._task(models)
@@ -70,7 +66,7 @@ class TorchvisionSource:
         return LoadedModel(card, record, module=module)
 
     def require_known(self) -> None:
-        """Raises BadInputError, with names like it, for a builder that torchvision does not have."""
+        """Raises BadInputError, with similar names, for an unknown builder."""
         from torchvision.models import list_models
 
         known = list_models()
@@ -112,9 +108,9 @@ class TorchvisionSource:
 
 
 def _letterbox(transform: Transform, height: int, width: int) -> Transform:
-    """A preset that leaves images their shape, for an engine that has one: scaled into it whole and padded.
+    """Scales whole images into an engine's shape and pads them, for a preset that keeps their shape.
 
-    Boxes and masks are judged at the source's geometry, so nothing of an image may be cut.
+    Boxes and masks are judged in the source's geometry, so that nothing of an image may be cut.
     """
     own = next((step for step in transform.geometry if isinstance(step, Resize)), Resize((1,)))
     box = (structs.replace(own, size=(min(height, width),), fit="long", max_size=None), CenterCrop(height, width))
@@ -124,8 +120,8 @@ def _letterbox(transform: Transform, height: int, width: int) -> Transform:
 
 
 def _choose_size(module: Any, task: Task) -> tuple[int, int]:
-    """Height and width for models whose preset leaves the image's own shape."""
-    if task is Task.DETECTION:  # a detector resizes inside the model, to this
+    """(height, width) for models whose preset keeps the image's shape."""
+    if task is Task.DETECTION:  # a detector resizes inside the model
         own = module.transform
         return own.fixed_size or (own.min_size[-1], own.min_size[-1])
     return 520, 520  # the short side of torchvision's segmentation preset

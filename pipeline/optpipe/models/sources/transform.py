@@ -1,5 +1,3 @@
-"""A model's own preprocessing, read from the objects that libraries describe it with."""
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
@@ -26,7 +24,7 @@ def transform_from_torchvision(source: Any) -> Transform:
     """Reads a weights preset (`weights.transforms()`) or a `Compose`, of torchvision's v1 or v2 transforms.
 
     Images come from Pillow in RGB without EXIF rotation, as torchvision's folder datasets load them. Raises
-    BadInputError that names the step that cannot be translated.
+    BadInputError that names the untranslatable step.
     """
     preset = _PRESETS.get(type(source).__name__)
     if preset is not None:
@@ -38,9 +36,9 @@ def transform_from_torchvision(source: Any) -> Transform:
 
 
 def transform_from_timm(data_config: Mapping[str, Any]) -> Transform:
-    """Reads what `timm.data.resolve_data_config` gives, as `timm.data.create_transform` executes it.
+    """Reads the result of `timm.data.resolve_data_config`, as `timm.data.create_transform` executes it.
 
-    Raises BadInputError for crop modes and interpolations that have no equivalent here.
+    Raises BadInputError for crop modes and interpolations without an equivalent here.
     """
     mode = data_config.get("crop_mode") or "center"
     name = data_config.get("interpolation") or "bilinear"
@@ -68,8 +66,8 @@ def transform_from_timm(data_config: Mapping[str, Any]) -> Transform:
 def transform_from_processor(processor: Any) -> Transform:
     """Reads an image processor of Hugging Face transformers, torchvision- or Pillow-backed.
 
-    Images are turned upright by EXIF, as transformers' loader does. Raises BadInputError that names the setting that
-    cannot be translated.
+    Images are rotated upright by EXIF, as transformers' loader does. Raises BadInputError that names the untranslatable
+    setting.
     """
     if not hasattr(processor, "do_resize"):
         raise BadInputError(f"{type(processor).__name__}: not an image processor (it has no do_resize)")
@@ -101,12 +99,12 @@ def _from_preset(preset: Any, *crop: CenterCrop) -> Transform:
 _PRESETS: Mapping[str, Callable[[Any], Transform]] = {
     "ImageClassification": lambda preset: _from_preset(preset, CenterCrop(preset.crop_size[0], preset.crop_size[-1])),
     "SemanticSegmentation": _from_preset,
-    "ObjectDetection": lambda _: Transform((Decode(), Rescale(), Pack())),  # it resizes and normalizes inside the model
+    "ObjectDetection": lambda _: Transform((Decode(), Rescale(), Pack())),  # resizes and normalizes inside the model
 }
 
 
 def _from_compose(stages: Iterable[Any]) -> Transform:
-    """Walks the stages; whether pixels are a Pillow image, uint8 or float at a stage decides its kernel."""
+    """A stage's kernel depends on its input: a Pillow image, uint8 or float."""
     decode = Decode()
     steps: list[TransformStep] = []
     kernel: ResizeKernel = "pillow"
@@ -136,7 +134,7 @@ def _from_compose(stages: Iterable[Any]) -> Transform:
                 _refuse("Compose", where)
     if kernel == "pillow":
         _refuse("Compose", "a result that is a Pillow image (add ToTensor or PILToTensor)")
-    # Resizing and cropping floats commute with the rescale, so they may be written before it: nothing is rounded.
+    # Resizing and cropping floats commute with the rescale, since nothing is rounded, so they may precede it.
     geometry = [step for step in steps if isinstance(step, Resize | CenterCrop)]
     levels = [step for step in steps if not isinstance(step, Resize | CenterCrop)]
     return Transform((decode, *geometry, *levels, Pack(dtype="float32" if kernel == "float" else "uint8")))
@@ -168,7 +166,7 @@ def _to_dtype(where: str, stage: Any, steps: list[TransformStep], kernel: Resize
 
 
 def _processor_resize(processor: Any, name: str) -> list[TransformStep]:
-    """The resize as the processor's own class does it; ConvNeXT's crops after it."""
+    """The resize of the processor's class; ConvNeXT crops after it."""
     size = _size_table(processor.size)
     interpolation = _interpolation(name, processor.resample)
     kernel: ResizeKernel = "pillow" if getattr(processor, "backend", None) == "pil" else "torch"
@@ -216,14 +214,13 @@ def _sides_list(size: Any) -> tuple[int, ...]:
 
 
 def _floats(values: Any) -> tuple[float, ...]:
-    """Floats from a list, or from a float32 tensor with the digits that were written: 0.485, not 0.4850000143."""
+    """Floats from a list, or from a float32 tensor with their written digits: 0.485, not 0.4850000143."""
     if hasattr(values, "numpy"):
         return tuple(float(str(value)) for value in values.numpy())
     return tuple(float(value) for value in values)
 
 
 def _interpolation(where: str, value: Any) -> Interpolation:
-    """The name of a torchvision InterpolationMode, or of Pillow's number for it."""
     from PIL import Image
 
     name = Image.Resampling(value).name.lower() if isinstance(value, int) else str(getattr(value, "value", value))

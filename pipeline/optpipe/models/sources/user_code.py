@@ -1,4 +1,4 @@
-"""A user's Python file, run as `python FILE` would run it, and what it brought in: its own modules and the files it read."""
+"""Runs a user's Python file as `python FILE` does, and records its modules and the files it reads."""
 
 import importlib
 import importlib.util
@@ -23,14 +23,14 @@ from optpipe.core.process import redirect_stdout_to_stderr_at_exit
 
 _SYSTEM = ("/proc/", "/sys/")
 _BROUGHT_IN: dict[str, ModuleType] = {}
-"""The modules in `sys.modules` that came with users' files: another file must not be given them."""
+"""Modules in `sys.modules` from users' files, which must be hidden from other files."""
 _READING: list[set[str]] = []
-"""Where the paths that are opened are noted while a user's code runs."""
+"""Stack of sets that collect opened paths while a user's code runs."""
 
 
 @dataclass
 class UserCode:
-    """One file: imported once, and what it brought in since."""
+    """One file, imported once, with everything that it loaded since."""
 
     path: Path
     modules: dict[str, ModuleType] = field(default_factory=dict)
@@ -40,10 +40,10 @@ class UserCode:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While the block runs, imports find what lies beside the file, and what is read is noted.
+        """Within the block, imports search the file's folder, and reads are recorded.
 
-        Path, arguments, working directory and torch's defaults are as before afterwards. The modules stay where Python looks
-        for them, for a forward that imports, until another file's code runs.
+        Path, arguments, working directory and torch's defaults are restored afterwards. The modules stay in
+        `sys.modules`, for a forward that imports, until another file's code runs.
         """
         _listen()
         for name, module in list(_BROUGHT_IN.items()):
@@ -65,7 +65,9 @@ class UserCode:
             for name in set(sys.modules) - before:
                 if (origin := _find_origin(sys.modules[name])) is not None and not _is_installed(origin):
                     self.modules[name] = sys.modules[name]
-            for name in [each for each in self.modules if _hides_installed(each)]:  # optpipe may need the installed one
+            for name in [
+                each for each in self.modules if _hides_installed(each)
+            ]:  # optpipe may need the installed module
                 sys.modules.pop(name, None)
                 sys.modules.update({name: displaced[name]} if name in displaced else {})
             _BROUGHT_IN.clear()
@@ -74,7 +76,7 @@ class UserCode:
 
     @contextmanager
     def _use_own_defaults(self) -> Iterator[None]:
-        """Torch's defaults as this file set them before; afterwards they are as they were."""
+        """Uses torch's defaults as this file set them before, and restores the others afterwards."""
         import torch
 
         gradients, before = torch.is_grad_enabled(), _get_defaults()
@@ -87,7 +89,7 @@ class UserCode:
             torch.set_grad_enabled(gradients)
 
     def import_definitions(self) -> ModuleType:
-        """The imported module; to be called in `running`. Raises `BadInputError` for a file that cannot be imported."""
+        """The imported module; to be called in `running`. Raises BadInputError if the file cannot be imported."""
         if self._definitions is None:
             self._definitions = self._import_file()
         return self._definitions
@@ -97,12 +99,12 @@ class UserCode:
         if not name.isidentifier() or name in sys.modules or _hides_installed(name):
             name = f"optpipe_model_{name}"
         spec = importlib.util.spec_from_file_location(name, self.path)
-        assert spec is not None  # of a name in .py
+        assert spec is not None  # the name ends in .py
         assert spec.loader is not None
         definitions = importlib.util.module_from_spec(spec)
-        sys.modules[name] = definitions  # dataclasses look their module up there
+        sys.modules[name] = definitions  # dataclasses look up their module here
         try:
-            importlib.invalidate_caches()  # a folder may have changed within its time stamp's resolution
+            importlib.invalidate_caches()  # a folder may have changed within the resolution of its timestamp
             spec.loader.exec_module(definitions)
         except (Exception, SystemExit) as error:
             sys.modules.pop(name, None)
@@ -110,9 +112,9 @@ class UserCode:
         return definitions
 
     def files(self, weights: Path | None) -> Mapping[str, str]:
-        """The hashes of the file, its modules and all that it read, outside of what is installed, by path from its folder.
+        """Hashes of the file, its modules and the files it read, except installed ones, by path from its folder.
 
-        Not that of the `weights` that were read for it: they count by their content.
+        `weights` that were read for it are left out: they count by their content.
         """
         folder, given = self.path.resolve().parent, str(weights and weights.absolute())
         origins = (_find_origin(module) for module in self.modules.values())
@@ -139,12 +141,12 @@ def _set_defaults(wanted: tuple[Any, Any]) -> None:
 
     dtype, device = wanted
     torch.set_default_dtype(dtype)
-    if device != torch.get_default_device():  # to set it puts a mode before every call
+    if device != torch.get_default_device():  # setting it adds a mode to every call
         torch.set_default_device(device)
 
 
 def describe_user_error(error: BaseException) -> str:
-    """What a user's code raised, on one line, with the last of its own lines on the way, and what mends it where that is known."""
+    """A user's exception on one line, with its last line in the user's code, and a remedy if known."""
     text = f"{type(error).__name__}: {first_line(error)}" + _find_place(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
@@ -163,7 +165,7 @@ def describe_user_error(error: BaseException) -> str:
 
 
 def _find_place(error: BaseException) -> str:
-    """The last line of a user's own that the error came through; a syntax error says its own."""
+    """The last line of user code in the traceback; a syntax error names its own."""
     trace, place = error.__traceback__, ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -175,21 +177,22 @@ def _find_place(error: BaseException) -> str:
 
 @cache
 def _listen() -> None:
-    """Notes what is opened for reading from now on, while anyone wants it; Python has no way to end that again."""
+    """Records every file opened for reading while `_READING` is not empty; Python cannot remove the hook."""
     sys.addaudithook(_note_read)
 
 
 def _note_read(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open" or not _READING or sys._getframe(1).f_code is tokenize.open.__code__:  # source lines of a stack
+    if (
+        event != "open" or not _READING or sys._getframe(1).f_code is tokenize.open.__code__
+    ):  # a traceback reads source lines
         return
     path, _, flags = arguments
     if isinstance(path, str | bytes) and flags & os.O_ACCMODE == os.O_RDONLY:
-        for found in _READING[-1:]:  # perhaps no more: it may be another thread that opens
+        for found in _READING[-1:]:  # may be empty by now if another thread opens the file
             found.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() keeps its dots
 
 
 def _find_source(path: str) -> str:
-    """The source of compiled bytecode, which is read in its place; other files as they are."""
     try:
         return importlib.util.source_from_cache(path)
     except ValueError:
@@ -197,22 +200,21 @@ def _find_source(path: str) -> str:
 
 
 def _find_origin(module: Any) -> str | None:
-    """The file of a module, or the folder of a package without one; None for what code put there itself."""
-    own = vars(module) if isinstance(module, ModuleType) else {}  # asking a lazy module would load it
+    """The file of a module, or the folder of a package without one; None for modules made by code."""
+    own = vars(module) if isinstance(module, ModuleType) else {}  # getattr would load a lazy module
     origin = own.get("__file__") or next(iter(own.get("__path__") or ()), None)
     return origin if isinstance(origin, str) and origin.startswith("/") else None
 
 
 @cache
 def _hides_installed(name: str) -> bool:
-    """Whether a user's module of that name has one of an installed package behind it."""
+    """Whether a user's module of that name hides an installed package."""
     package = name.partition(".")[0]
     found = PathFinder.find_spec(package, [folder.rstrip("/") for folder in _list_package_folders()])
     return package in sys.stdlib_module_names or (found is not None and found.origin is not None)
 
 
 def _is_installed(path: str) -> bool:
-    """Whether it lies in the standard library, among installed packages, or in optpipe."""
     return path.startswith((*_list_package_folders(), f"{Path(optpipe.__file__).parent}/"))
 
 

@@ -1,4 +1,4 @@
-"""Weights into modules: from a file that cannot run code, or seeded."""
+"""Loads weights into modules: from a file that cannot run code, or seeded."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +11,10 @@ from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import hash_arrays
 
 ZERO_LAYER_STD = 0.02
-"""Of the weights drawn for a layer that begins at zero, as transformers draw their other layers."""
+"""Standard deviation for layers that begin at zero, as transformers draw their other layers."""
 
 
 def hash_module_weights(module: Any) -> str:
-    """The hash over a module's state dict, whatever its types."""
     import torch
 
     return hash_arrays(
@@ -24,13 +23,13 @@ def hash_module_weights(module: Any) -> str:
 
 
 def hash_tensors(module: Any) -> dict[str, str]:
-    """The hash of each parameter and buffer by name, also of those that its state dict leaves out."""
+    """Hash of each parameter and buffer by name, including those outside the state dict."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: hash_arrays({"": _array_from_tensor(tensor)}) for name, tensor in tensors.items()}
 
 
 def _array_from_tensor(tensor: Any) -> Any:
-    """A tensor as an array, in bits where NumPy does not know its type."""
+    """A tensor as an array, as raw bits if NumPy does not know its type."""
     import torch
 
     flat = tensor.detach().cpu().contiguous()
@@ -41,7 +40,7 @@ def _array_from_tensor(tensor: Any) -> Any:
 
 @contextmanager
 def use_seed(seed: int) -> Iterator[None]:
-    """Seeds the generators of torch, NumPy and Python while the block runs, and leaves them as they were."""
+    """Seeds the generators of torch, NumPy and Python while the block runs, then restores them."""
     import numpy as np
     import torch
 
@@ -58,11 +57,11 @@ def use_seed(seed: int) -> Iterator[None]:
 
 
 def draw_neutral_layers(module: Any) -> Any:
-    """Draws, from torch's generator, what training would have learned where a fresh layer does nothing; changes `module` in place.
+    """Draws values for fresh layers without effect from torch's generator; changes `module` in place.
 
-    Freshly made, batch normalization is the identity (or zero, where a residual branch is to begin closed): it folds away
-    without a bias, and the graph is one that no trained model has. A layer whose weights are all zero, as ViT's head has them,
-    gives the same outputs for every input. What is not fresh has learned something, and is left as it is.
+    Fresh batch normalization is the identity (or zero, in a residual branch that begins closed): it folds away without
+    a bias, which gives a graph that no trained model has. A layer with zero weights, as ViT's head has, gives the same
+    outputs for every input. Layers that are not fresh have learned something and stay.
     """
     import torch
 
@@ -81,7 +80,7 @@ def draw_neutral_layers(module: Any) -> Any:
 
 
 def _is_fresh(norm: Any) -> bool:
-    """Whether a batch normalization is as it is made: mean and shift 0, variance 1, scale 1 (or 0) throughout."""
+    """Whether a batch normalization is in its initial state: mean and shift 0, variance 1, scale 1 (or 0) throughout."""
 
     def throughout(tensor: Any, *values: float) -> bool:
         return tensor is None or any(bool((tensor == value).all()) for value in values)
@@ -95,7 +94,6 @@ def _is_fresh(norm: Any) -> bool:
 
 
 def make_with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple[Any, WeightsRecord]:
-    """A library's architecture, made by `make`, with random or file weights as requested, in evaluation mode."""
     with use_seed(request.seed):
         if request.path is None:
             module = draw_neutral_layers(make()).eval()
@@ -106,10 +104,10 @@ def make_with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple
 
 
 def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, name: str) -> tuple[Any, WeightsRecord]:
-    """What the factory `name` makes, in evaluation mode; whether its weights are random is found out, not assumed.
+    """The module of the factory `name`, in evaluation mode, and whether its weights are random.
 
-    It is called under two seeds, the first result freed before the second: weights that are the same both times are those
-    that it sets itself. Raises `BadInputError` where random ones are asked for and none depends on the seed, or where some
+    The factory is called under two seeds, with the first result freed before the second call: equal weights are those
+    that it sets itself. Raises BadInputError if random weights are requested and none depends on the seed, or if some
     depend on more than the seed.
     """
     if request.path is not None:
@@ -135,7 +133,7 @@ def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, 
 
 
 def remake_module(make: Callable[[], Any], request: WeightsRequest, record: WeightsRecord, name: str) -> Any:
-    """The module of `record` once more; raises `BadInputError` where the factory `name` gives another one each time."""
+    """The module of `record` again. Raises BadInputError if the factory `name` gives different ones each time."""
     if request.path is not None:
         return make_with_weights(make, request)[0]
     with use_seed(request.seed):
@@ -151,7 +149,7 @@ def remake_module(make: Callable[[], Any], request: WeightsRequest, record: Weig
 
 
 def load_state(module: Any, path: Path) -> None:
-    """Loads a state dict strictly; raises `BadInputError` that names the first tensors that do not fit."""
+    """Loads a state dict strictly. Raises BadInputError that names the first tensors that do not fit."""
     state = state_dict_from_file(path)
     own = module.state_dict()
     missing = sorted(set(own) - set(state))
@@ -167,7 +165,7 @@ def load_state(module: Any, path: Path) -> None:
 
 
 def state_dict_from_file(path: Path) -> Mapping[str, Any]:
-    """Reads safetensors, or a `torch.save`d state dict with torch's weights-only reader. Nothing is unpickled freely."""
+    """Reads safetensors, or a `torch.save`d state dict with torch's weights-only reader, without free unpickling."""
     import pickle
 
     import torch

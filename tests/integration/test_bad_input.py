@@ -16,6 +16,8 @@ bench digits --scenario server | --rate
 bench digits --scenario nonsense | single-stream
 bench digits --streams 4 | multi-stream
 bench digits --device cuda | no NVIDIA GPU
+build digits --device cuda | no NVIDIA GPU
+build digits --backend tensorrt | uv sync
 bench digits --backend nonsense | choose from
 bench digits --option onnxruntime.threads=some | a whole number
 bench digits --option onnxruntime.nonsense=1 | nonsense
@@ -50,6 +52,11 @@ preprocess digits --limit 0 | at least 1
 signoff digits | signoff requires MODEL and --policy FILE
 signoff digits --policy none.toml | cannot read policy none.toml
 signoff digits --policy size.toml --waive size.maximum | --waive requires a one-line --because TEXT
+calibrate digits --method median | choose from max, percentile
+calibrate digits --set target=tpu | tpu
+calibrate digits --set seed=-1 | seed
+calibrate digits --accuracy-budget much | --accuracy-budget
+evaluate digits --data none | none
 compare | no measurements
 compare --slo p99=15 | has no unit
 compare --for glory | is not one of 'latency', 'throughput', 'efficiency'
@@ -62,7 +69,7 @@ build digits --precision auto,fp32 | give it alone
 build digits --precision auto --backend tensorrt | cannot be a candidate on this machine
 build digits --precision fp32 --budget 0.5points | --budget applies to fp16, int8, fp8; add one
 """  # fmt: skip
-MISSING = ("no NVIDIA GPU", "cannot be a candidate on this machine")
+MISSING = ("no NVIDIA GPU", "uv sync", "cannot be a candidate on this machine")
 """What ends with status 3: something is missing on this machine."""
 
 

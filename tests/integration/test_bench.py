@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -92,24 +91,6 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
         assert row["inputs"]["kind"] == "images"
 
 
-def test_a_limit_that_nothing_meets_fails_with_the_nearest(workspace):
-    arguments = (*ORT, "--batch", "1,2", "--slo", "p90=1us", *QUICK, "--max-cv", "900%")
-    ran = bench(workspace, *arguments, "--json")
-    limit, shown = ran.document["limit"]["artifacts"][0], list_percentiles(ran.document, "p90")
-    disturbed = limit["verdict"] == "INVALID" or limit["not_judged"]  # by other work on this machine: it proves nothing
-    assert (ran.status, limit["met"]) == ((5, None) if disturbed or not shown else (1, False))
-    assert limit["batch_size"] == min(shown, key=lambda size: shown[size]["value"], default=None)
-    text = bench(workspace, *arguments).stdout
-    assert re.search("p90 ≤ 1.00 µs(; closest is batch [12]| could not be judged)", text)
-
-
-def list_percentiles(document, name):
-    """A percentile by batch size; other work on the machine may leave none that can be shown."""
-    rows = document["measurements"]
-    found = {row["load"]["batch_size"]: row["latency_ns"]["percentiles"].get(name) for row in rows}
-    return {size: each for size, each in found.items() if each}
-
-
 def test_tuning_tries_threads_and_says_what_it_chose(workspace):
     fixed = ("--option", "onnxruntime.spinning=true")  # a race less
     ran = bench(workspace, *ORT, "--batch", "2", "--tune", *fixed, *QUICK, "--json")
@@ -141,12 +122,6 @@ def test_a_runtime_that_may_start_more_threads_than_it_has_processors_is_said(wo
     ran = bench(workspace, *pinned, "--option", "onnxruntime.threads=1", "--json")
     assert not any("CPUs are available" in one for one in ran.document["warnings"])
     assert ran.document["measurements"][0]["subject"]["affinity"] == [int(cpu)]
-
-
-def test_an_option_of_a_backend_that_is_not_measured_is_said(workspace):
-    ran = bench(workspace, *ORT, "--batch", "1", "--option", "torch.fuse=false", *QUICK)
-    assert ran.status == 0
-    assert "warning: --option torch.… has no effect: no torch artifact is measured" in ran.stderr
 
 
 def test_an_artifact_against_itself(workspace, artifact):

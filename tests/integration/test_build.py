@@ -1,9 +1,7 @@
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,11 +56,6 @@ def test_a_stored_model_is_built_again_without_torch(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
 
 
-def test_another_shape_rebuilds_what_depends_on_it(digits: Path) -> None:
-    again = optpipe("build", "digits", "--precision", "fp32", "--batch", "1:2:4", "--json", cwd=digits).document
-    assert not any(stage["cached"] for stage in again["stages"] if stage["name"].startswith(("export", "build")))
-
-
 def test_a_corrupted_entry_is_named_by_show_and_rebuilt_by_build(digits: Path) -> None:
     entries = optpipe("store", "ls", "--json", cwd=digits).document["entries"]
     artifact = next(each for each in entries if each["backend"] == "onnxruntime")
@@ -74,19 +67,6 @@ def test_a_corrupted_entry_is_named_by_show_and_rebuilt_by_build(digits: Path) -
     rebuilt = optpipe("build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--json", cwd=digits)
     assert rebuilt.status == 0
     assert any("being rebuilt" in warning for warning in rebuilt.document["warnings"])
-
-
-def test_ctrl_c_leaves_the_store_whole(digits: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "optpipe", "build", "digits", "--precision", "fp32"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob(".optpipe/tmp/*")) and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "interrupted" in stderr
-    assert "Traceback" not in stderr
-    assert not list(tmp_path.glob(".optpipe/store/*"))
 
 
 BAD_INPUT = {
@@ -134,22 +114,6 @@ def test_bad_input_gives_one_clear_message(name: str, bad_files: Path, inside: R
     message = [line for line in ran.stderr.splitlines() if line.startswith("optpipe: ")]
     assert len(message) <= 1
     assert not list(bad_files.glob(".optpipe/tmp/*"))
-
-
-def test_a_gpu_that_is_demanded_and_missing(run: Run) -> None:
-    from optpipe.workspace.environment import list_gpus
-
-    if list_gpus():
-        pytest.skip("this machine has a GPU")
-    ran = run("build", "digits", "--device", "cuda")
-    assert ran.status == 3
-    assert "no NVIDIA GPU" in ran.stderr
-
-
-def test_a_backend_that_is_named_and_missing(run: Run) -> None:
-    ran = run("build", "digits", "--backend", "tensorrt", "--json")
-    assert ran.status == 3
-    assert "uv sync" in ran.document["error"]["message"]
 
 
 def test_corrected_labels_are_read(tmp_path):

@@ -34,18 +34,6 @@ def test_an_onnx_file_with_external_data_and_two_inputs(run: Run, tmp_path: Path
     assert "external data" in missing.stderr
 
 
-def test_a_factory_in_a_file(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "import torch\n"
-        'INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 8], "opt": [4, 8], "max": [16, 8]}]\n'
-        "def make():\n    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())\n"
-    )
-    ran = run("build", "net.py:make", "--precision", "fp32,bf16", "--backend", "tensorrt-rtx,torch", "--json")
-    assert ran.status == 0, ran.stderr
-    assert ran.document["weights"]["source"] == "random"
-    assert len(ran.document["artifacts"]) == 4
-
-
 def test_published_weights_that_cannot_be_had(run: Run) -> None:
     """Without a network the build goes on with random weights and says so; with one it has real weights."""
     ran = run("build", "squeezenet1_1", "--precision", "fp32", "--backend", "onnxruntime", "--json")

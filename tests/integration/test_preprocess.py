@@ -42,15 +42,6 @@ def test_the_evidence_lies_in_a_finished_run_folder(record, workspace):
     assert Path(record["pipeline"]["path"]).is_file()
 
 
-def test_people_read_the_verdict_first(workspace):
-    done = optpipe("preprocess", "digits", "--no-throughput", "--limit", "40", workspace=workspace)
-    assert done.status == 5
-    assert done.stdout.startswith("INCONCLUSIVE  digits: 40 of 40 top-1 predictions agree")
-    assert "use at least" in done.stdout
-    assert "resize ← largest" in done.stdout
-    assert "side by side with the difference: worst-1.png " in done.stdout
-
-
 def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
     levels = np.linspace(0, 255, 64 * 64, dtype=np.float32).reshape(64, 64)
     Image.fromarray(levels).save(tmp_path / "floats.tif")  # 0 to 255 for Pillow, 0 to 1 for DALI
@@ -91,19 +82,6 @@ def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tm
     assert record["pipeline"]["plan"] == tuned["dali"]["plan"]
     assert [len(each["repeats_images_per_s"]) for each in winners] == [2, 2, 2]
     assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder", "both, interleaved"))
-
-
-def test_a_model_without_image_preprocessing_is_refused(workspace, tmp_path):
-    import onnx
-    from onnx import TensorProto, helper
-
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "tabular.onnx")
-    done = optpipe("preprocess", str(tmp_path / "tabular.onnx"), workspace=workspace)
-    assert done.status == 2
-    assert "no image preprocessing" in done.stderr
 
 
 def test_without_dali_the_install_command_is_given(workspace):

@@ -118,15 +118,6 @@ def test_keep_raw_warns_and_can_be_redacted(workspace: Path, document: dict[str,
     assert "already exists" in refused.stderr
 
 
-@needs_nsys
-def test_the_stages_own_error_is_shown(workspace: Path, document: dict[str, Any]) -> None:
-    """A batch size outside the profile is refused in words of its own, and nothing is left behind."""
-    finished = optpipe("profile", *INFERENCE, "--batch-size", "100000", workspace=workspace)
-    assert finished.status == ExitStatus.BAD_INPUT
-    assert "--batch-size 100000: digits was built for" in finished.stderr
-    assert "Traceback" not in finished.stderr
-
-
 def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
     """PATH without nsys: exit 3 before anything is built."""
     if Path("/opt/nvidia").exists():

@@ -21,7 +21,7 @@ from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.slots import list_slots
 from optpipe.sweep.sweep import run_sweep
 from optpipe.workspace.store import Store
-from tests.fakes.ray_sweeps import EMPTY, run_cells
+from tests.fakes.ray_sweeps import EMPTY
 from tests.fakes.small_disk import fill_disk, free_disk, mount_small_disk
 from tests.fakes.sweeps import Watcher
 from tests.integration.conftest import optpipe
@@ -219,14 +219,6 @@ def test_a_gpu_that_somebody_holds_ends_in_a_row(tmp_path, monkeypatch):
         record = run_empty(tmp_path / "w", 1, limits=SweepOptions(lock_s=0.5))
     assert record.rows[0].state == JobState.FAILED
     assert "in use by process" in record.rows[0].reason
-
-
-def test_a_disk_that_is_full_ends_in_rows(tmp_path):
-    (tmp_path / "store").mkdir(parents=True)
-    (tmp_path / "tmp").write_text("in the way")  # as where nothing can be written
-    found = run_cells(empty_cells(2), list_slots(1), tmp_path, LocalExecutor(tmp_path, SweepOptions(), EMPTY))
-    assert [one.state for one in found] == ["failed", "failed"]
-    assert all(one.reason for one in found)
 
 
 @pytest.mark.parametrize("before", [0, 2])

@@ -1,6 +1,5 @@
 """Segmentation and detection from build to sign-off, on the small trained models, and faults that the verdict has to find."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ from msgspec import structs
 
 from optpipe.cli.options import ModelOptions, model_from_options
 from optpipe.core.events import SilentListener
-from optpipe.core.files import hash_file
 from optpipe.core.records import read_record
 from optpipe.core.transform import Decode, Resize, Transform
 from optpipe.core.verdict import Verdict
@@ -22,8 +20,8 @@ from optpipe.preprocess import parity
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_steps_pipeline
 from optpipe.preprocess.preprocess import PreprocessRequest, derive_preprocessing
 from optpipe.preprocess.records import PreprocessRecord
-from optpipe.workspace.seal import seal_folder
 from optpipe.workspace.store import Store
+from tests.fakes.dossiers import edit, seal_anew
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]
@@ -113,33 +111,21 @@ def _replace_predictions(dossier: Path, _: str) -> str:
 
 
 def _replace_and_seal(dossier: Path, score: str) -> str:
-    """The same, with every hash made anew."""
     _replace_predictions(dossier, score)
-    _seal_anew(next(dossier.glob("runs/evaluate-*/predictions.parquet")))
+    seal_anew(dossier)
     return "agreement: share says"
 
 
 def _raise_score_and_seal(dossier: Path, score: str) -> str:
     """The first score of every build, with every hash made anew."""
     path = next(dossier.glob("runs/evaluate-*/evaluate.json"))
-    document = json.loads(path.read_text())
-    for row in document["results"][1:]:
-        row["scores"]["scores"][0]["value"] = 0.99
-    path.write_text(json.dumps(document))
-    _seal_anew(path)
+    for row in (1, 2):
+        edit(path, "results", row, "scores", "scores", 0, "value", value=0.99)
+    seal_anew(dossier)
     return f"scores[{score}]: value says 0.99"
 
 
 TAMPERINGS = {0: _replace_predictions, 1: _replace_and_seal, 5: _raise_score_and_seal}
-
-
-def _seal_anew(path: Path) -> None:
-    """The hashes of a run's file in the run's manifest and in the dossier's seal, as someone writes them who knows the format."""
-    manifest = path.with_name("manifest.json")
-    document = json.loads(manifest.read_text())
-    document["files"][path.name] |= {"sha256": hash_file(path), "size_bytes": path.stat().st_size}
-    manifest.write_text(json.dumps(document))
-    seal_folder(path.parents[2])
 
 
 def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path]) -> None:

@@ -47,6 +47,7 @@ from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.signoff.release import sign_off
 from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
@@ -250,6 +251,11 @@ class Workspace:
         found = judge_dossier(read_dossier(Files(scratch)))[0]
         (scratch / "verdict.json").write_bytes(json_from_record(found))
         return found, finish_dossier(scratch, target)
+
+    def release(self, policy, target, listener=None, **wanted):
+        """The dossier as `optpipe signoff` writes it, with reports that have no figures."""
+        request = SignoffRequest("digits", policy_from_toml(policy), **wanted)
+        return sign_off(request, self.store, target, None, listener or SilentListener(), figures=False).folder
 
 
 def measurement(

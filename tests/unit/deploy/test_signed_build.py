@@ -26,9 +26,6 @@ from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
 from optpipe.preprocess.dali_pipeline import DaliPlan
-from optpipe.signoff.collect import SignoffRequest
-from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import sign_off
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.file_names import REFERENCE
@@ -112,8 +109,7 @@ def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(
 
 def test_only_a_dossier_that_is_intact_and_passes_is_opened(workspace, tmp_path):
     workspace.artifact("fp16")
-    wanted = SignoffRequest("digits", policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
-    folder = sign_off(wanted, workspace.store, tmp_path / "dossier", None, SilentListener(), figures=False).folder
+    folder = workspace.release(b"schema = 1\n[size]\nmaximum = '1 MiB'\n", tmp_path / "dossier")
     with pytest.raises(GateError, match=r"not an unqualified PASS \(INCONCLUSIVE\); pass --because TEXT"):
         open_signed_build(folder, workspace.store, None)
     (folder / SUMS).write_text("changed")
@@ -152,8 +148,7 @@ def folder(workspace, tmp_path):
     entry = workspace.artifact("fp16")
     workspace.bench(entry)
     workspace.preprocess()
-    wanted = SignoffRequest("digits", policy_from_toml(POLICY))
-    return sign_off(wanted, workspace.store, tmp_path / "dossier", None, SilentListener(), figures=False).folder
+    return workspace.release(POLICY, tmp_path / "dossier")
 
 
 def test_no_file_of_a_dossier_is_opened_twice(workspace, folder, monkeypatch):

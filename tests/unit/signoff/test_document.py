@@ -27,7 +27,6 @@ from optpipe.signoff.document import (
     document_from_verdict,
     document_from_verification,
     page_from_verdict,
-    summarize_verdict,
 )
 
 DOSSIER = Path("optpipe-out/dossiers/digits-onnxruntime-int8-20261122T104716")
@@ -151,19 +150,3 @@ def test_no_control_character_of_a_file_leaves_a_report(render):
     shown = render(replace(RECORD, model="digits\x1b[31m", criteria=(odd,)))
     assert "\\x1b" in shown
     assert all(each.isprintable() or each == "\n" for each in shown)
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        (PASSED, "Ship digits (onnxruntime int8): all 1 criteria are met with evidence."),
-        (RECORD, "Do not ship digits (onnxruntime int8): 1 of 3 criteria is not met. p99 latency: 16.0 ms [15.5 ms, 17.0 ms] "
-                 f"exceeds the limit of 15.0 ms ({ABOUT}). 1 criterion was waived."),
-        (replace(RECORD, verdict=Verdict.INCONCLUSIVE, criteria=(TRUST, MISSING)),
-         "Do not ship digits (onnxruntime int8) yet: the evidence does not decide 1 of 2 criteria. Energy: not measured: this build."),
-        (replace(RECORD, verdict=Verdict.INCONCLUSIVE, criteria=(LARGE,)),
-         "Do not ship digits (onnxruntime int8) yet: no criteria remain to be judged. 1 criterion was waived."),
-    ],
-)  # fmt: skip
-def test_the_banner_says_what_to_do(record, said):
-    assert summarize_verdict(record) == said

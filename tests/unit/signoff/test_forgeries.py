@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 from tests.command_line import call
 from tests.fakes.console import text_of
+from tests.fakes.dossiers import edit, seal_anew
 from tests.fakes.mutations import mutate_bytes
 
 from optpipe.cli.signoff import verify
@@ -25,11 +26,8 @@ from optpipe.core.files import Files, hash_file
 from optpipe.core.measurement import InputPool, MeasurementsRecord, OutputCheck, read_measurements
 from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.measure.recompute import recompute_requested
-from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import sign_off
 from optpipe.signoff.reports import render_dossier, write_reports
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.entry import drop_folders
@@ -65,11 +63,10 @@ def honest(make_workspace, tmp_path_factory):
     workspace.bench(fp16, count=200, seed=7)
     workspace.evaluate(fp16, lost=3, n=400)
     workspace.preprocess(images=40, pictures=(b"first picture", b"second picture"))
-    wanted = SignoffRequest("digits", policy_from_toml(POLICY), waivers={"memory.maximum": "known"})
-    signed = sign_off(wanted, workspace.store, folder / "one", None, SilentListener(), figures=False)
-    checked = verify_dossier(signed.folder)
+    signed = workspace.release(POLICY, folder / "one", waivers={"memory.maximum": "known"})
+    checked = verify_dossier(signed)
     assert checked.problems == checked.not_compared == ()
-    return signed.folder
+    return signed
 
 
 def show(dossier):
@@ -86,25 +83,9 @@ def find_artifact(folder):
     return folder / "builds" / f"artifact-{chosen}" / "manifest.json"
 
 
-def edit(path, *steps, value=None):
-    """Sets what lies at `steps` to `value`, or to what `value` makes of it."""
-    document = inner = json.loads(path.read_text())
-    for step in steps[:-1]:
-        inner = inner[step]
-    inner[steps[-1]] = value(inner[steps[-1]]) if callable(value) else value
-    path.write_text(json.dumps(document))
-
-
 def put_right(folder):
     """Hashes, the verdict, the reports and the seal, by the project's own functions."""
-    for path in folder.glob("**/runs/*/manifest.json"):
-        manifest = json.loads(path.read_text())
-        there = {each for each in path.parent.rglob("*") if each.is_file() and each != path}
-        manifest["files"] = {
-            each.relative_to(path.parent).as_posix(): {"sha256": hash_file(each), "size_bytes": each.stat().st_size}
-            for each in sorted(there)
-        }
-        path.write_text(json.dumps(manifest))
+    seal_anew(folder)
     try:
         found = read_dossier(Files(folder, kept={}))
         verdict = judge_dossier(found)[0]
@@ -386,8 +367,7 @@ def test_a_panic_of_polars_is_a_problem_of_the_dossier(dossier, monkeypatch):
 
 def test_random_weights_relabeled_in_every_record_are_found(workspace, tmp_path):
     workspace.bench(workspace.artifact("fp16", trained=False))
-    wanted = SignoffRequest("digits", policy_from_toml(POLICY))
-    folder = sign_off(wanted, workspace.store, tmp_path / "one", None, SilentListener(), figures=False).folder
+    folder = workspace.release(POLICY, tmp_path / "one")
     for path in folder.glob("builds/*/manifest.json"):
         if "weights" in json.loads(path.read_text())["info"]:
             edit(path, "info", "weights", "source", value="file")
@@ -431,8 +411,8 @@ def test_a_bare_nan_where_nobody_reads_is_found(dossier):
 @pytest.mark.parametrize(("max_cv", "said"), [(0.5, True), (0.025, False)])
 def test_looser_limits_of_validity_than_usual_are_named(workspace, tmp_path, max_cv, said):
     workspace.bench(workspace.artifact("fp16"), max_cv=max_cv, noise=0.1)
-    wanted, listener = SignoffRequest("digits", policy_from_toml(POLICY)), SilentListener()
-    folder = sign_off(wanted, workspace.store, tmp_path / "one", None, listener, figures=False).folder
+    listener = SilentListener()
+    folder = workspace.release(POLICY, tmp_path / "one", listener)
     (named,) = (each for each in verify_dossier(folder).unbacked if "looser limits" in each)
     assert ("max_cv 0.5 instead of 0.025" in named) == said
     assert [each in named for each in listener.warnings] == [True]
@@ -455,7 +435,6 @@ def test_a_command_line_keeps_no_absolute_path(command, shown):
 def test_a_dossier_names_no_folder_of_the_machine(workspace, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["optpipe", "bench", "digits", "--workspace", str(workspace.path)])
     workspace.bench(workspace.artifact("fp16"))
-    wanted = SignoffRequest("digits", policy_from_toml(POLICY))
-    folder = sign_off(wanted, workspace.store, tmp_path / "one", None, SilentListener(), figures=False).folder
+    folder = workspace.release(POLICY, tmp_path / "one")
     for path in folder.rglob("*"):
         assert path.is_dir() or str(tmp_path).encode() not in path.read_bytes(), path

@@ -5,14 +5,14 @@ import re
 import shutil
 
 import pytest
+from tests.fakes.dossiers import edit, seal_anew
 
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.files import Files, hash_file
+from optpipe.core.files import Files
 from optpipe.core.verdict import Verdict
 from optpipe.measure.overview import compare_workspace
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.baselines import store_baseline
-from optpipe.workspace.seal import seal_folder
 
 POLICY = "schema = 1\n[build]\nprecision = 'fp16'\n[[regression]]\np50 = '3 %'\nbatch_size = 1\nmode = 'compute'\n"
 
@@ -156,11 +156,8 @@ def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(works
 def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, tmp_path, key, value, said):
     shutil.copytree(compared, tmp_path / "one")
     (path,) = (tmp_path / "one").glob("runs/*/comparison.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    manifest = json.loads((path.parent / "manifest.json").read_text())
-    manifest["files"]["comparison.json"] |= {"sha256": hash_file(path), "size_bytes": path.stat().st_size}
-    (path.parent / "manifest.json").write_text(json.dumps(manifest))
-    seal_folder(tmp_path / "one")
+    edit(path, key, value=value)
+    seal_anew(tmp_path / "one")
     problems = check_dossier(tmp_path / "one").problems
     assert any(said in problem for problem in problems), problems
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import subprocess
-from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -135,6 +134,7 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
     assert "is not in" in verify_dossier(found.folder, tmp_path / "theirs.allowed").problems[0]
 
 
+@pytest.mark.slow
 def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from dataclasses import replace
     from pathlib import Path
@@ -158,21 +158,3 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     with_missed = replace(profile, tensor_cores=cores, roofline=None)
     titles = [each.title for each in draw_profile(with_missed, ())]
     assert titles == ["Kernels", "Tensor Core use by kind of work", "Missed Tensor Cores"]
-
-
-@pytest.mark.slow
-def test_accuracy_and_energy_are_drawn_against_latency(drawn):
-    from dataclasses import replace
-
-    from optpipe.core.quantity import Estimate
-    from optpipe.measure.document import draw_measurements
-
-    overview = overview_from_dossier(read_dossier(Files(drawn.folder)))
-    comparison, rest = overview.comparison, (overview.measured, overview.runs, drawn.folder)
-    assert "Accuracy vs. latency" not in [each.title for each in draw_measurements(comparison, *rest)]
-    known: dict[str, Any] = {"top1": Estimate(0.99, 0.98, 0.995), "energy_j_per_image": Estimate(0.05, 0.04, 0.06)}
-    rows = tuple(replace(row, **known) for row in (*comparison.rows, *comparison.rows))
-    figures = {each.title: each for each in draw_measurements(replace(comparison, rows=rows), *rest)}
-    for title in ("Accuracy vs. latency", "Energy vs. latency"):
-        assert figures[title].image.count("graphics-symbol") >= 2
-        assert figures[title].files

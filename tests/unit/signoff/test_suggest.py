@@ -12,7 +12,7 @@ from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
-from optpipe.signoff.suggest import suggest_bench, suggest_build, suggest_fix, suggest_narrowing
+from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.workspace.baselines import store_baseline
 
 EVERYTHING = """schema = 1
@@ -183,19 +183,6 @@ def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where)
     assert plan.load.key[1:5] == wanted
     assert plan.lengths == (None if where.length is None else (where.length,))
     assert plan.options == {"onnxruntime": {"graph": "a b"}}
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "argument"),
-    [
-        ("bertc", "hf:bertc", "hf:bertc"),
-        ("digits", "digits/digits.py:digits", "digits"),
-        ("n.f", "my net/n.py:f", "'my net/n.py:f'"),
-    ],
-)
-def test_a_build_is_suggested_by_what_finds_its_model(name, source, argument):
-    build = JudgedBuild(name, "90d93930c3c6", "onnxruntime", "fp16", source)
-    assert suggest_build(build) == f"optpipe build {argument} --backend onnxruntime --precision fp16 --weights FILE"
 
 
 @pytest.mark.parametrize("section", [*SECTIONS, "environment"])

@@ -1,0 +1,27 @@
+"""What someone changes in a dossier who knows the format."""
+
+import json
+
+from optpipe.core.files import hash_file
+from optpipe.workspace.seal import seal_folder
+
+
+def edit(path, *steps, value=None):
+    """Sets what lies at `steps` to `value`, or to what `value` makes of it."""
+    document = inner = json.loads(path.read_text())
+    for step in steps[:-1]:
+        inner = inner[step]
+    inner[steps[-1]] = value(inner[steps[-1]]) if callable(value) else value
+    path.write_text(json.dumps(document))
+
+
+def seal_anew(folder):
+    """The hashes of all files in the manifests of their runs, and the seal of the dossier."""
+    for path in folder.glob("**/runs/*/manifest.json"):
+        there = sorted(each for each in path.parent.rglob("*") if each.is_file() and each != path)
+        hashes = {
+            each.relative_to(path.parent).as_posix(): {"sha256": hash_file(each), "size_bytes": each.stat().st_size}
+            for each in there
+        }
+        edit(path, "files", value=hashes)
+    seal_folder(folder)

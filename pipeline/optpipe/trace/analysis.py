@@ -10,11 +10,9 @@ from optpipe.trace.kernels import classify_kernels
 from optpipe.trace.ranges import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
 from optpipe.trace.read import Trace
 from optpipe.trace.timeline import (
-    Split,
     Timeline,
     array_from_column,
     match_names,
-    split_timeline,
     sum_within,
     timeline_from_trace,
     unite_intervals,
@@ -36,7 +34,6 @@ class Analysis:
     scope: str
     """`trace`, or the name of the range that bounds it."""
     timeline: Timeline
-    split: Split
     kernels: pl.DataFrame
     kinds: pl.DataFrame
     api: pl.DataFrame
@@ -64,7 +61,7 @@ class Analysis:
 
     @property
     def overlapped_copy_ns(self) -> int:
-        return self.timeline.copies.total_ns - self.split.copy_only_ns
+        return self.timeline.copies.total_ns - self.timeline.copy_only_ns
 
     @property
     def iteration_ns(self) -> float | None:
@@ -102,7 +99,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         trace=trace,
         scope=scope,
         timeline=timeline,
-        split=split_timeline(timeline),
         kernels=kernels,
         kinds=_add_shares(kinds.sort("total_ns", "kind", descending=[True, False])),
         api=summarize(calls, "name"),

@@ -101,7 +101,7 @@ def _judge_windows(
     timeline = measured.timeline
     away = int(sum_within(find_long_gaps(timeline), starts, ends).sum())
     idle = {cause: int(sum_within(timeline.idle[cause], starts, ends).sum()) for cause in IdleCause}
-    if roofs is not None and measured.iterations.height and measured.split.busy_ns:
+    if roofs is not None and measured.iterations.height and measured.timeline.busy.total_ns:
         gpu, basis = _limit_at_peaks(measured, roofs)
     elif measured.trace.metrics.height:
         gpu, basis = _limit_by_counters(measured)
@@ -173,7 +173,7 @@ def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor
     folded_ns = 0.0
     if not any("Normalization" in each.cost.op for each in roofs.layers):
         folded_ns = _per_iteration(measured, "total_ns", {KernelKind.NORMALIZATION})
-    least_ns, busy_ns = cost.ns + folded_ns, measured.split.busy_ns / measured.iterations.height
+    least_ns, busy_ns = cost.ns + folded_ns, measured.timeline.busy.total_ns / measured.iterations.height
     math_share = cost.math_share * cost.ns / least_ns if least_ns else 0.0
     why = (
         f"at the device's peak rates, the layers take {format_duration(least_ns)} ({math_share:.0%} of it arithmetic), "
@@ -203,7 +203,7 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     calls, rows = measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured.trace.os_runtime
     # the share of I/O in the time of the threads that read or write
     threads = rows.filter(pl.col("name").cast(pl.String).is_in(calls["name"].to_list()))["thread"].n_unique()
-    threads_ns = measured.split.span_ns * threads
+    threads_ns = measured.timeline.span_ns * threads
     share = min(1.0, int(calls["total_ns"].sum()) / threads_ns) if threads_ns else 0.0
     shares = {LimitingFactor.CPU: 1 - share, LimitingFactor.IO: share}
     if share >= 0.5:
@@ -423,7 +423,7 @@ def _check_overhead(measured: Analysis, unprofiled_iteration_ns: float | None) -
         )
         detail = f"an iteration takes {times_text} ({share:+.0%})"
     else:
-        share = measured.trace.overhead_ns / max(measured.split.span_ns, 1)
+        share = measured.trace.overhead_ns / max(measured.timeline.span_ns, 1)
         own = format_duration(measured.trace.overhead_ns)
         detail = f"the profiler reports {own} of overhead; no run without it was measured"
     if share < -_OVERHEAD_SHARE:

@@ -32,7 +32,6 @@ from optpipe.trace.ranges import BUILD_STAGES, Stage
 from optpipe.trace.read import KEEP_RAW_WARNING
 from optpipe.trace.record import (
     InferenceJob,
-    JudgedStage,
     PreprocessJob,
     ProfileJob,
     ProfilePlan,
@@ -145,7 +144,7 @@ def profile_model(
                         stages += list(_profile_job(job, plan, run, store, listener))
                 except OptpipeError as error:
                     errors.append(error)
-                    kind = job.stages[0].subject.kind
+                    kind = job.stages[0][0].kind
                     failed.append(FailedStage(job.name, kind, str(error), int(error.exit_status)))
         except KeyboardInterrupt:
             if stages:
@@ -165,10 +164,7 @@ def _list_jobs(
 ) -> Iterator[ProfileJob]:
     workspace, built = store.workspace.resolve(), tuple(stage for stage in BUILD_STAGES if stage in plan.stages)
     if built and plan.build is not None:
-        stages = tuple(
-            JudgedStage(StageSubject(stage, "build"), StageFacts(stage, expects_gpu=False), f"optpipe.{stage}")
-            for stage in built
-        )
+        stages = tuple((StageSubject(stage, "build"), StageFacts(stage, expects_gpu=False)) for stage in built)
         yield ProfileJob("+".join(built), plan.device == "cuda", plan.build, stages)
     if Stage.PREPROCESS in plan.stages and card.transform is not None and plan.images:
         on_gpu, batch_size = plan.device == "cuda", max(plan.batch_sizes)
@@ -184,7 +180,7 @@ def _list_jobs(
         name = f"preprocess {implementation} batch {batch_size}"
         subject = StageSubject(name, "preprocess", batch_size=batch_size, implementation=implementation)
         facts = StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)
-        yield ProfileJob(name, on_gpu, work, (JudgedStage(subject, facts),))
+        yield ProfileJob(name, on_gpu, work, ((subject, facts),))
     for entry in (each.entry for each in artifacts if each.why_not is None and Stage.INFERENCE in plan.stages):
         info, read_rows = entry.info, cache(partial(read_profiled_rows, entry, store))
         backend, precision, device = info.backend, info.precision, info.device
@@ -205,13 +201,12 @@ def _list_jobs(
                 name, "inference", entry.id, precision, device, batch_size, length=length, sha256=sha256
             )
             inputs = card.inputs if length is None else card.with_usual_length(length).inputs
-            stages = (JudgedStage(subject, facts),)
-            yield ProfileJob(name, device == "cuda", inference, stages, path, inputs, read_rows)
+            yield ProfileJob(name, device == "cuda", inference, ((subject, facts),), path, inputs, read_rows)
 
 
 def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
     """Costs of the program that ran, otherwise of `job.source_graph`; None without peaks or a graph."""
-    subject, peaks = job.stages[0].subject, found.peaks
+    subject, peaks = job.stages[0][0], found.peaks
     if peaks is None or subject.batch_size is None:
         return None
     batch_size, tf32 = subject.batch_size, subject.precision == "tf32"
@@ -240,10 +235,11 @@ def _profile_job(
                 shutil.copy2(path, kept / path.name)
             listener.warn(f"{kept}: {KEEP_RAW_WARNING}")
         graph = _make_graph(job, found)
-        for stage in job.stages:
-            facts = replace(stage.facts, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
-            profile = profile_from_trace(whole, stage.range, facts, graph)
-            yield StageProfile(stage.subject, folder.name, stage.range, facts, profile)
+        for subject, given in job.stages:
+            facts = replace(given, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
+            judged = f"optpipe.{facts.stage}" if facts.stage in BUILD_STAGES else None
+            profile = profile_from_trace(whole, judged, facts, graph)
+            yield StageProfile(subject, folder.name, judged, facts, profile)
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -164,16 +165,9 @@ def open_export(path: Path) -> NsysExport:
 
 
 def fetch_rows(export: NsysExport, sql: str) -> list[tuple[object, ...]]:
-    """Runs a small query; for large tables use `fetch_frames`."""
+    """Runs a small query; for large tables use `_fetch_frame`."""
     with closing(_connect(export.path)) as connection:
         return connection.execute(sql).fetchall()
-
-
-def fetch_frames(export: NsysExport, queries: Mapping[str, str]) -> dict[str, pl.DataFrame]:
-    """Runs `queries` in parallel, each with a separate connection."""
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        results = pool.map(lambda sql: _fetch_frame(export.path, sql), queries.values())
-        return dict(zip(queries, results, strict=True))
 
 
 def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
@@ -295,7 +289,9 @@ def trace_from_sqlite(path: Path) -> Trace:
     """Raises BadInputError if the file is not a complete export of nsys, or the recording is empty."""
     with read_as_user_file(path, _EXPORT, _WAY_OUT):
         export = open_export(path)
-        raw = fetch_frames(export, {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)})
+        queries = {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)}
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            raw = dict(zip(queries, pool.map(partial(_fetch_frame, path), queries.values()), strict=True))
         names = _Names(raw.pop("strings"))
         read = {table: _cast_frame(table, frame, names) for table, frame in raw.items() if table != "memsets"}
         if "memsets" in raw:

@@ -161,20 +161,12 @@ class ProfilePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedStage:
-    """A stage, judged by `range` of its recording, or by the measured range."""
-
-    subject: StageSubject
-    facts: StageFacts
-    range: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ProfileJob:
     name: str
     on_gpu: bool
     work: BuildJob | InferenceJob | PreprocessJob
-    stages: tuple[JudgedStage, ...]
+    stages: tuple[tuple[StageSubject, StageFacts], ...]
+    """The stages that are judged from the recording."""
     source_graph: Path | None = None
     """The ONNX graph that the artifact was built from: its operators are ONNX's, with known shapes."""
     inputs: tuple[InputSpec, ...] = ()

@@ -77,13 +77,13 @@ def profile_from_trace(
         if cores.basis == "layers":
             layer_ns = {each.name: each.time_ns / cores.iterations for each in cores.layers}
     roofline = compute_roofline(graph, facts.unprofiled_iteration_ns, layer_ns) if graph else None
-    undisturbed_ns, scale, split = None, 1.0, measured.split
+    undisturbed_ns, scale, timeline = None, 1.0, measured.timeline
     if quality.distorts_host and UNPROFILED not in quality.withheld and measured.iterations.height:
         undisturbed_ns = facts.unprofiled_iteration_ns
-    waiting_ns = split.idle_ns - split.copy_only_ns
+    waiting_ns = timeline.span_ns - timeline.busy.total_ns - timeline.copy_only_ns
     if undisturbed_ns is not None and waiting_ns:
         # Kernels and copies take as long without the profiler: iterations are shorter without it because the GPU waits less.
-        left_ns = undisturbed_ns * measured.iterations.height - split.busy_ns - split.copy_only_ns
+        left_ns = undisturbed_ns * measured.iterations.height - timeline.busy.total_ns - timeline.copy_only_ns
         scale = min(1.0, max(0.0, left_ns / waiting_ns))
     bottleneck = find_bottleneck(measured, roofline, scale)
     with_gaps = "idle_by_cause" not in quality.withheld
@@ -146,7 +146,7 @@ def _sum_totals(analysis: Analysis, quality: Quality) -> Totals:
     known = "totals" not in quality.withheld
     # without a kernel, an idle GPU looks like one that was not traced
     is_split = analysis.trace.kernels.height > 0 and "idle_by_cause" not in quality.withheld
-    is_memset, split = pl.col("kind") == "Memset", analysis.split
+    is_memset, timeline = pl.col("kind") == "Memset", analysis.timeline
     return Totals(
         kernels=analysis.trace.kernels.height,
         streams=analysis.trace.kernels.select("device", "stream").n_unique(),
@@ -156,10 +156,10 @@ def _sum_totals(analysis: Analysis, quality: Quality) -> Totals:
         memset_ns=int(analysis.copies.filter(is_memset)["total_ns"].sum()) if known else None,
         copy_beside_compute_ns=analysis.overlapped_copy_ns if known else None,
         streams_concurrent_ns=analysis.concurrent_ns if known else None,
-        span_ns=split.span_ns,
-        busy_ns=split.busy_ns if is_split else None,
-        idle_ns=split.idle_ns if is_split else None,
-        idle_by_cause=split.idle_by_cause if is_split else {},
+        span_ns=timeline.span_ns,
+        busy_ns=timeline.busy.total_ns if is_split else None,
+        idle_ns=timeline.span_ns - timeline.busy.total_ns if is_split else None,
+        idle_by_cause=timeline.idle_by_cause if is_split else {},
     )
 
 
@@ -248,7 +248,7 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
     kernels, ranges, layers = [], [], []
     for side in sides:
         measured, iterations = side.measured, side.measured.iterations
-        span_ns, busy_ns = measured.split.span_ns, measured.split.busy_ns
+        span_ns, busy_ns = measured.timeline.span_ns, measured.timeline.busy.total_ns
         host_ns: float = span_ns
         launched, marked = measured.kernels.select("name", "count", ns="total_ns"), measured.ranges
         if per_iteration:

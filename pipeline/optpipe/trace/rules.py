@@ -109,7 +109,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
         if not applies or (found := rule.find(context)) is None:
             continue
         evidence, gain_ns, advice, rows = found
-        base_ns: float = context.measured.split.span_ns
+        base_ns: float = context.measured.timeline.span_ns
         if context.undisturbed_ns is not None:
             if rule.gaps:  # the profiler delays launches more than kernels: scale to the iteration without it
                 gain_ns = int(gain_ns * context.idle_scale)
@@ -190,7 +190,7 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
 
 @_rule("exposed-copies", advice_in_preprocessing=_PREFETCH)
 def find_exposed_copies(context: RuleContext) -> _Found | None:
-    gain = context.measured.split.copy_only_ns
+    gain = context.measured.timeline.copy_only_ns
     if not gain:
         return None
     evidence = (
@@ -373,7 +373,7 @@ def find_one_time_cost(context: RuleContext) -> _Found | None:
     kept_for = _KEPT_FOR.get(context.facts.stage) if context.facts.stage else None
     if kept_for is None:
         return None
-    measured, span_ns = context.measured, context.measured.split.span_ns
+    measured, span_ns = context.measured, context.measured.timeline.span_ns
     parts = measured.ranges.filter((pl.col("name") != measured.scope) & (pl.col("wall_ns") < 0.98 * span_ns))
     rows = tuple(FindingRow(*row) for row in parts.head(_ROWS_SHOWN).select("name", "wall_ns", "count").iter_rows())
     longest = f", of which {rows[0].name} {format_duration(rows[0].total_ns)}" if rows else ""

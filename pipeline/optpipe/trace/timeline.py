@@ -143,22 +143,18 @@ class Timeline:
     copies: TimeIntervals
     idle: Mapping[IdleCause, TimeIntervals]
 
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A window of the timeline: busy + the sum of `idle_by_cause` = span."""
-
-    span_ns: int
-    busy_ns: int
-    idle_by_cause: Mapping[IdleCause, int]
+    @property
+    def span_ns(self) -> int:
+        return self.end_ns - self.start_ns
 
     @property
-    def idle_ns(self) -> int:
-        return self.span_ns - self.busy_ns
+    def idle_by_cause(self) -> dict[IdleCause, int]:
+        """Adds up to the time in which no kernel runs."""
+        return {cause: self.idle[cause].total_ns for cause in IdleCause}
 
     @property
     def copy_only_ns(self) -> int:
-        return self.idle_by_cause[IdleCause.COPY]
+        return self.idle[IdleCause.COPY].total_ns
 
 
 def timeline_from_trace(trace: Trace) -> Timeline:
@@ -175,14 +171,6 @@ def timeline_from_trace(trace: Trace) -> Timeline:
     return Timeline(
         start_ns, end_ns, operations, busy, copies, {**idle, IdleCause.COPY: subtract_intervals(copies, busy)}
     )
-
-
-def split_timeline(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Split:
-    """Splits [start_ns, end_ns), by default the whole timeline."""
-    start = np.array([timeline.start_ns if start_ns is None else start_ns], dtype=np.int64)
-    end = np.array([timeline.end_ns if end_ns is None else end_ns], dtype=np.int64)
-    idle = {cause: int(sum_within(timeline.idle[cause], start, end)[0]) for cause in IdleCause}
-    return Split(int(end[0]) - int(start[0]), int(sum_within(timeline.busy, start, end)[0]), idle)
 
 
 def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:

@@ -47,9 +47,9 @@ def _rules(profile: Judged) -> list[str]:
 def test_where_the_time_of_each_phenomenon_goes(judged, build, limit, first, busy_us, idle_us):
     """Idle time by cause: the host, the launched kernel, a copy, a synchronizing call."""
     profile = judged(build())
-    split = profile.measured.split
-    assert split.busy_ns == busy_us * US
-    assert tuple(split.idle_by_cause[cause] / US for cause in IdleCause) == idle_us
+    timeline = profile.measured.timeline
+    assert timeline.busy.total_ns == busy_us * US
+    assert tuple(timeline.idle_by_cause[cause] / US for cause in IdleCause) == idle_us
     assert (profile.bottleneck.verdict, _rules(profile)[0]) == (limit, first)
 
 
@@ -278,8 +278,8 @@ def test_setup_and_warm_up_are_outside_of_what_is_measured(judged: Judge) -> Non
     profile = judged(phenomena.setup_ahead_of_numbered_iterations())
     assert profile.measured.scope == "iterations 2 to 4 (iteration N)"
     assert profile.measured.iterations["kernels"].to_list() == [3, 3, 3]
-    assert profile.measured.split.span_ns == 290 * US  # from 1200 to 1490
-    assert profile.whole.split.span_ns == 650 * US  # the first launch is the first thing recorded, at 840
+    assert profile.measured.timeline.span_ns == 290 * US  # from 1200 to 1490
+    assert profile.whole.timeline.span_ns == 650 * US  # the first launch is the first thing recorded, at 840
 
 
 @pytest.mark.parametrize("name", ["iteration N", "iteration 2"])
@@ -386,7 +386,7 @@ def test_idle_time_that_the_profiler_made_limits_nothing_and_saves_nothing(read:
     }
     under, without, nothing = ({each.rule: each for each in profiles[ns].findings} for ns in (None, 40_000, 8_000))
     assert set(without) <= set(under)
-    idle_ns = profiles[None].measured.split.idle_ns
+    idle_ns = sum(profiles[None].measured.timeline.idle_by_cause.values())
     for rule, found in without.items():
         assert found.gain_share == pytest.approx(found.gain_ns / (3 * 40 * US))
         assert found.gain_ns == pytest.approx(under[rule].gain_ns * (96 * US) / idle_ns, abs=2)

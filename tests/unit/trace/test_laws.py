@@ -19,9 +19,9 @@ from optpipe.trace.report import DiffSide, TraceChange, diff_profiles, profile_f
 from optpipe.trace.timeline import (
     complement_intervals,
     intersect_intervals,
-    split_timeline,
     subtract_intervals,
     sum_before,
+    sum_within,
     unite_intervals,
 )
 
@@ -57,12 +57,13 @@ def _analysis(recording: Recording) -> Analysis:
 @given(recordings(), st.integers(-50, 250), st.integers(0, 100))
 def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: int) -> None:
     analysis = _analysis(recording)
-    assert analysis.split.busy_ns + sum(analysis.split.idle_by_cause.values()) == analysis.split.span_ns
-    begin = max(start * 1000, analysis.timeline.start_ns)
-    end = min(max(begin, begin + length * 1000), analysis.timeline.end_ns)
+    timeline = analysis.timeline
+    assert timeline.busy.total_ns + sum(timeline.idle_by_cause.values()) == timeline.span_ns
+    begin = max(start * 1000, timeline.start_ns)
+    end = min(max(begin, begin + length * 1000), timeline.end_ns)
     if begin <= end:
-        window = split_timeline(analysis.timeline, begin, end)
-        assert window.busy_ns + sum(window.idle_by_cause.values()) == window.span_ns == end - begin
+        edges = np.array([begin]), np.array([end])
+        assert sum(sum_within(each, *edges)[0] for each in (timeline.busy, *timeline.idle.values())) == end - begin
 
 
 @given(recordings(), st.randoms(use_true_random=False))
@@ -76,7 +77,8 @@ def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, 
     if not recording.rows["kernels"]:
         del recording.rows["kernels"]
     after = _analysis(recording)
-    assert before.split == after.split
+    assert before.timeline.idle_by_cause == after.timeline.idle_by_cause
+    assert before.timeline.busy.total_ns == after.timeline.busy.total_ns
     assert before.concurrent_ns == after.concurrent_ns
     for table in ("kernels", "api", "copies", "ranges"):
         assert getattr(before, table).equals(getattr(after, table)), table
@@ -92,9 +94,9 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
         kernels = [(8, 9, (4, 7), 2, THREAD + 1), (8, 8, (8, 12), 1, THREAD)]
         for start, end, launch, stream, thread in kernels if first else kernels[::-1]:
             trace.kernel(NAMES[0], start, end, launch, stream=stream, thread=thread)
-        splits.append(_analysis(trace).split)
+        splits.append(_analysis(trace).timeline.idle_by_cause)
     assert splits[0] == splits[1]
-    assert {str(cause): ns for cause, ns in splits[0].idle_by_cause.items() if ns} == {
+    assert {str(cause): ns for cause, ns in splits[0].items() if ns} == {
         "host_wait": 6000,
         "kernel_wait": 1000,
     }

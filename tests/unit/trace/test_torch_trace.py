@@ -35,7 +35,7 @@ def test_tables(tmp_path: Path, name: str) -> None:
     analysis = analysis_from_trace(trace_from_path(tmp_path / name))
     assert analysis.trace.tracer == "torch.profiler"
     assert analysis.trace.gpus[0].multiprocessors == 132
-    assert analysis.split.busy_ns == 20_250
+    assert analysis.timeline.busy.total_ns == 20_250
     assert analysis.trace.kernels["blocks"].to_list() == [6]
     columns = ("kind", "source_memory", "target_memory", "bytes")
     assert analysis.copies.select(columns).row(0) == (

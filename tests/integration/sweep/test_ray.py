@@ -76,17 +76,6 @@ def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(clus
     assert "versions differ" in found[0].reason
 
 
-def test_a_node_that_cannot_write_ends_in_rows_that_say_so(cluster, tmp_path):
-    from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
-
-    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=(1, 2), gpus=("cpu-a",))
-    slots, options = list_cluster_slots(), SweepOptions(pending_s=60, retries=1)
-    executor = RayExecutor(slots, Store(tmp_path), options, "/dev/full/workspace", program=EMPTY)
-    found = run_cells(cells_from_matrix(matrix, ("cpu-a",)), slots, tmp_path, executor, options)
-    assert [one.state for one in found] == ["failed", "failed"]
-    assert "NotADirectoryError" in found[0].reason
-
-
 def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(cluster, tmp_path, monkeypatch):
     from optpipe.sweep import sweep as driver
 

@@ -3,11 +3,9 @@
 import ast
 import json
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,27 +23,15 @@ from optpipe.backends.tensorrt_builder import (
     describe_in_key,
     list_profile_shapes,
     options_from_given,
-    require_supported,
     write_timing_cache,
 )
 from optpipe.backends.tensorrt_session import choose_profile
-from optpipe.build.build import warn_of_plugins
-from optpipe.cli.options import (
-    CalibrationOptions,
-    ModelOptions,
-    TargetOptions,
-    build_plan_from_options,
-    model_from_options,
-)
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text, join_batch_ranges
 from optpipe.core.entries import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError
-from optpipe.core.events import SilentListener
-from optpipe.core.files import hash_file
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.core.records import read_record
 from optpipe.workspace.environment import list_gpus
-from optpipe.workspace.store import Store
 
 RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)
 
@@ -101,33 +87,6 @@ def test_the_joined_range_holds_every_profile_and_a_shape_runs_in_one_that_holds
     assert (chosen in holding) if holding else chosen is None
     exact = [index for index in holding if ranges[index][1] == size]
     assert not exact or ranges[chosen][1] == size, "where one is tuned for just this size, it is taken"
-
-
-def test_what_the_command_line_gives_reaches_the_plan(tmp_path: Path) -> None:
-    several, library = "1:1:1,1:32:64", tmp_path / "mine.so"
-    library.write_bytes(b"code")
-    given, where = [f"tensorrt-rtx.plugins={library}"], "tensorrt-rtx,onnxruntime"
-    targets = TargetOptions("fp32", where, option=tuple(given))
-    plan = build_plan_from_options(targets, CalibrationOptions(), batch=several)
-    assert plan.options == {"tensorrt-rtx": {"profiles": several, "plugins": str(library)}}
-    assert model_from_options("digits", ModelOptions(batch=several), Store(tmp_path)).batch == (1, 32, 64)
-    with pytest.raises(BadInputError, match="--batch 1:x"):
-        model_from_options("digits", ModelOptions(batch="1:1:1,1:x"), Store(tmp_path))
-    heard = SilentListener()
-    warn_of_plugins(plan, heard)
-    (said,) = heard.warnings
-    assert str(library) in said
-    assert hash_file(library) in said
-
-
-def test_what_an_older_library_does_not_know_is_refused_by_name() -> None:
-    level: Any = Enum("level", ["NONE", "AMPERE_PLUS"])
-    older = SimpleNamespace(
-        __name__="tensorrt", __version__="10.0", HardwareCompatibilityLevel=level, TacticSource=level
-    )
-    require_supported(older, BuilderOptions(hardware_compatibility="ampere+"))
-    with pytest.raises(BadInputError, match=r"sameComputeCapability: tensorrt 10\.0 does not have it"):
-        require_supported(older, BuilderOptions(hardware_compatibility="sameComputeCapability"))
 
 
 # the timing cache: the library's is a set of words here

@@ -48,23 +48,6 @@ def test_a_budget_is_refused_where_the_whole_module_is_cast(tmp_path):
 DIGITS = find_shipped_folder("calibration") / "digits" / "calibration.json"
 
 
-def test_what_has_no_effect_is_said(tmp_path, monkeypatch):
-    def stop(*_):
-        raise MissingError("far enough")
-
-    monkeypatch.setattr("optpipe.build.build.export_model", stop)
-    heard = SilentListener()
-    model = Model(source_from_text("digits", {}), weights_from_text("default", 0), None)
-    options = {"tensorrt": {"nonsense": "5"}}
-    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu", calibration=DIGITS, options=options)
-    with pytest.raises(MissingError, match="far enough"):
-        build_model(model, plan, Store(tmp_path / "workspace"), heard)
-    assert heard.warnings == [
-        "--option tensorrt.… has no effect: tensorrt is not built",
-        "--calibration gives only the inputs that outputs are verified on: int8 and fp8 need it, and neither is built",
-    ]
-
-
 CARD = """name = "flat"
 source = "flat.onnx"
 task = "{task}"
@@ -102,17 +85,6 @@ def test_outputs_that_do_not_fit_the_task_are_refused_with_the_task_that_fits(tm
         build_model(model, plan, store, SilentListener())
     assert needed in str(refused.value)
     assert '; task = "classification" would fit' in str(refused.value)
-    assert not list(store.list_entries(ModelInfo))
-
-
-def test_a_module_whose_outputs_do_not_fit_its_task_is_not_exported(tmp_path):
-    (tmp_path / "net.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Flatten()\n")
-    (tmp_path / "net.toml").write_text(CARD.format(task="detection").replace("flat.onnx", "net.py:make"))
-    model = Model(source_from_text(str(tmp_path / "net.toml"), {}), weights_from_text("default", 0))
-    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu")
-    store = Store(tmp_path / "workspace")
-    with pytest.raises(BadInputError, match=r'\(output 0 batch×48\); task = "classification" would fit'):
-        build_model(model, plan, store, SilentListener())
     assert not list(store.list_entries(ModelInfo))
 
 

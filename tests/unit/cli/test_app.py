@@ -1,6 +1,5 @@
 import errno
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -31,15 +30,6 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "Usage:" in done.stdout
     assert done.stdout.rstrip().endswith("IMPORTED []")
-
-
-@pytest.mark.slow
-def test_help_cuts_no_sentence_short_at_eighty_columns() -> None:
-    environment = {**os.environ, "COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-    command = [sys.executable, "-m", "optpipe", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert "..." not in done.stdout.partition("Build:")[2]
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
 @pytest.mark.slow
@@ -178,22 +168,6 @@ def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
 
     with pytest.raises(RuntimeError, match="broken pipe to another process"):
         print_outcome(fails)()
-
-
-def test_a_failure_suggests_commands_for_the_workspace_at_hand(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("OPTPIPE_WORKSPACE", str(tmp_path))
-    for options, hint in (([], ""), (["--workspace", "my work"], " --workspace 'my work'")):
-        with pytest.raises(SystemExit):
-            app(["store", "show", "nothing", *options])
-        assert f"`optpipe store ls{hint}` lists entries" in capsys.readouterr().err
-
-
-def test_wrong_use_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        app(["bench", "digits", "--scenario", "nonsense"])
-    problem, way_out = capsys.readouterr().err.splitlines()
-    assert problem.startswith("optpipe: Invalid value for '--scenario': 'nonsense' is not one of 'single-stream', ")
-    assert way_out.endswith("bench --help' for help.")
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.plan import (
     Param,
     choices_from_text,
-    complete_choice,
     for_workspace,
     list_fields,
     list_words,
@@ -53,12 +52,6 @@ def test_a_load_is_the_words_that_bench_reads():
     assert (given["batch"], given["scenario"], given["rate_per_s"], given["min_seconds"]) == (
         "8", Scenario.SERVER, 1234567.5, 0.25
     )  # fmt: skip
-
-
-def test_a_tuple_of_fixed_length_is_one_flag_with_all_its_values():
-    _, given = parse_command("optpipe profile --diff before after --stage build --stage preprocess")
-    assert given["diff"] == (Path("before"), Path("after"))
-    assert [str(each) for each in given["stage"]] == ["build", "preprocess"]
 
 
 def test_the_command_of_a_cell_names_every_key_that_is_not_the_default():
@@ -126,9 +119,3 @@ def test_a_list_reads_back_in_order_without_repetitions(words):
 def test_another_word_is_refused_with_the_nearest_and_the_list(text, message):
     with pytest.raises(BadInputError, match=message):
         choices_from_text(text, CHOICES, "--precision")
-
-
-def test_the_shell_completes_the_last_word():
-    assert complete_choice("", CHOICES) == list(CHOICES)
-    assert complete_choice("fp16,f", CHOICES) == ["fp16,fp32"]
-    assert complete_choice("fp16,x", CHOICES) == []

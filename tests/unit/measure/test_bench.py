@@ -1,6 +1,5 @@
 """What a bench run tolerates, leaves behind, and recovers."""
 
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from optpipe.core.measurement import MEASUREMENTS_FILE, Reason, Subject, read_me
 from optpipe.core.precision import Precision
 from optpipe.core.records import compare_recomputed, json_from_record
 from optpipe.measure.bench import BenchState, recover_run
-from optpipe.measure.measure import _find_coarsest_precision, offer_recovery, warn_about_threads
+from optpipe.measure.measure import _find_coarsest_precision, offer_recovery
 from optpipe.measure.recompute import recompute_bench
 from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run
@@ -75,12 +74,3 @@ def test_what_is_recovered_follows_from_its_raw_files(workspace):
     (row,) = recover_run(folder).measurements
     assert {"interrupted", "dispersion"} <= {reason.code for reason in row.reasons}
     assert list(compare_recomputed(recompute_bench(load_run(folder)))) == []
-
-
-def test_an_affinity_that_changes_nothing_is_said():
-    every, heard = sorted(os.sched_getaffinity(0)), SilentListener()
-    artifact: Any = SimpleNamespace(label="a", entry=SimpleNamespace(info=artifact_info(device="cuda")))
-    warn_about_threads(artifact, {}, every[1:], heard)
-    assert heard.warnings == []
-    warn_about_threads(artifact, {}, every, heard)
-    assert "changes nothing" in heard.warnings[0]

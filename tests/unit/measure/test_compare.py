@@ -11,9 +11,9 @@ from tests.fakes.console import text_of
 from optpipe.core.comparison import Goal
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import LatencySummary, LoadSpec, Measurement, Scenario, Subject, Validity
+from optpipe.core.measurement import LatencySummary, LoadSpec, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
-from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements, sort_by_goal
+from optpipe.measure.compare import Baseline, compare_measurements, sort_by_goal
 from optpipe.measure.document import document_from_comparison, draw_measurements, frame_from_comparison
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.overview import compare_workspace, find_bench_runs
@@ -188,24 +188,6 @@ def test_a_speedup_is_that_of_the_latencies_beside_it():
     assert (row.processes, row.latency_ns["p50"].value, row.speedup.value) == (2, 2e6, 2.0)
 
 
-def test_devices_and_arrivals_are_told_apart_too():
-    cpu = measured("a", 2.0, 0.01)
-    gpu = replace(
-        cpu, measurement=replace(cpu.measurement, id="g", subject=replace(cpu.measurement.subject, device="cuda:0"))
-    )
-    served = [
-        replace(
-            cpu,
-            measurement=replace(cpu.measurement, id=f"s{rate}", load=LoadSpec(1, Scenario.SERVER, rate_per_s=rate)),
-        )
-        for rate in (100.0, 500.0)
-    ]
-    assert [row.label for row in compare_measurements([cpu, gpu, *served]).rows] == [
-        "torch fp16 (cpu), batch 1, server at 100/s", "torch fp16 (cpu), batch 1, server at 500/s",
-        "torch fp16 (cpu), batch 1", "torch fp16 (cuda:0), batch 1",
-    ]  # fmt: skip
-
-
 def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said():
     fp32 = [
         with_options(measured("w", ms, 0.01, precision="fp32"), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0))
@@ -222,17 +204,6 @@ def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said(
     said = "torch fp16 threads=4 is compared with torch fp32 threads=2, the fastest of 3 settings (batch 1)"
     assert said in found.warnings
     assert sum("compared with" in one for one in found.warnings) == 1
-
-
-def test_a_baseline_run_with_other_options_is_held_against_and_named():
-    one, two = (with_options(measured("a", ms, 0.01), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0)))
-    found = compare_measurements([two], baseline=Baseline("b", "run", (replace(one, run="run-b"),)))
-    assert found.rows[0].configuration == "torch fp16 threads=2"
-    assert "torch fp16 threads=2 is compared with torch fp16 threads=1 (batch 1)" in found.warnings
-    both = Baseline("b", "run", (replace(one, run="run-b"), replace(two, run="run-b")))
-    again = compare_measurements([two], baseline=both)
-    assert again.rows[0].held_against == "run-b/a-threads2: torch fp16 threads=2"
-    assert not any("compared with" in text for text in again.warnings)
 
 
 def test_a_limit_that_nothing_meets_names_the_nearest():
@@ -326,27 +297,6 @@ def test_a_baseline_run_is_held_against_and_not_listed(workspace):
         compare_workspace(workspace.store, model="digits", baseline="approved")
 
 
-def of_model(one, model):
-    subject = replace(one.measurement.subject, artifact=f"{model}-{one.measurement.id}", model=model)
-    return replace(one, measurement=replace(one.measurement, id=subject.artifact, subject=subject))
-
-
-def test_what_is_said_of_several_models_names_the_model():
-    pair = [measured("i", 10.0, 0.1, precision="int8"), measured("h", 8.0, 0.1, precision="fp16", rate=125.0)]
-    both = [of_model(one, model) for model in ("m", "large") for one in pair]
-    known = {"m-i": BuildFacts(accuracy="its drop is outside the budget")}
-    baseline = Baseline(
-        "b", "run", tuple(of_model(measured("c", 9.0, 0.1, batch=4), model) for model in ("m", "large"))
-    )
-    found = compare_measurements(both, baseline=baseline, known=known)
-    slower = "torch int8, batch 1: INT8 is not significantly faster than fp16 (0.80 times as fast)"
-    assert [one for one in found.warnings if "int8" in one] == [
-        "m torch int8: its drop is outside the budget", f"large {slower}", f"m {slower}",
-    ]  # fmt: skip
-    left = [one.label for one in found.unmatched if one.label.startswith("baseline")]
-    assert left == ["baseline: large torch fp16, batch 4", "baseline: m torch fp16, batch 4"]
-
-
 def test_different_clocks_are_not_compared():
     fast, slow = (
         replace(measured(name, 1.0, 0.1, run=f"run-{name}"), clock_mhz=mhz) for name, mhz in (("a", 1980), ("b", 1200))
@@ -357,33 +307,7 @@ def test_different_clocks_are_not_compared():
     assert compare_measurements([fast], baseline=Baseline("b", "run", (slow,)), across=True).rows[0].speedup is not None
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_the_table_fits_the_terminal(measured_workspace, width):
-    comparison = compare_workspace(measured_workspace.store).comparison
-    lines = text_of(document_from_comparison(comparison), width=width).splitlines()
-    rule = next(at for at, line in enumerate(lines) if line.startswith("──"))
-    header = " ".join(lines[:rule])
-    assert "p99" in header
-    assert "speed-up" in header
-    assert max(map(len, lines)) <= width
-    assert sum("  frontier  " in line for line in lines) == len(comparison.frontier), lines
-    shown = 1 if "size" in header.split() else len(comparison.rows)
-    assert sum("size " in f"{line} " for line in lines) == shown, ["nothing hidden", *lines]
-
-
-def test_a_models_file_is_a_way_to_name_it(workspace, tmp_path):
-    workspace.bench(workspace.artifact("fp32"))
-    card = tmp_path / "mine.toml"
-    card.write_text(
-        'name = "digits"\nsource = "digits.onnx"\n[[inputs]]\n'
-        'name = "x"\ndtype = "float32"\nmin = [1, 3]\nopt = [1, 3]\nmax = [1, 3]\n'
-    )
-    named = compare_workspace(workspace.store, names=[str(card)])
-    assert named.comparison == compare_workspace(workspace.store, names=["digits"]).comparison
-    with pytest.raises(BadInputError, match="matches 0 bench runs"):
-        compare_workspace(workspace.store, names=["other"])
-
-
+@pytest.mark.slow
 def test_every_form_of_a_report_counts_samples_of_a_text_model():
     def at(length):
         one = measured("a", 1.0, 0.1, batch=8 * (length or 1))

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from tests.fakes.console import text_of
 
 from optpipe.core.entries import LintFinding, LintSummary
 from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity, read_measurements
@@ -12,9 +11,7 @@ from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.measure.int8_notes import add_int8_notes, check_int8_accuracy, check_int8_speed, find_int8_causes
-from optpipe.measure.overview import compare_workspace
 from optpipe.models.artifacts.facts import judged_build_from_entry
-from optpipe.signoff.document import document_from_verdict
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.files import write_bytes
 
@@ -69,17 +66,6 @@ def test_bench_marks_both(built) -> None:
     assert "only 40% of its MACs" in next(r.message for r in mine.reasons if r.code == "int8-not-faster")
 
 
-def test_compare_warns_of_both_and_names_the_cause(built) -> None:
-    workspace, slow, fast = built
-    workspace.evaluate(slow, 40)
-    workspace.bench(slow, mean_ms=20.0)
-    workspace.bench(fast, mean_ms=10.0)
-    warnings = " ".join(compare_workspace(workspace.store).comparison.warnings)
-    assert "INT8 is not significantly faster than fp16" in warnings
-    assert "only 40% of its MACs run in int8" in warnings
-    assert "onnxruntime int8: its accuracy drop (+4.00 points" in warnings
-
-
 def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     workspace, slow, fast = built
     workspace.evaluate(slow, 40)
@@ -88,16 +74,6 @@ def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     codes = [note.code for note in document.notes if note.code != "look"]
     assert codes == ["int8-accuracy", "int8-causes"]
     assert check_dossier(folder).problems == ()
-
-
-def test_signoff_says_that_nothing_was_measured_beside_int8(built, tmp_path) -> None:
-    workspace, slow, _ = built
-    workspace.bench(slow, mean_ms=10.0)
-    document, _ = workspace.sign_off(POLICY, tmp_path / "dossier")
-    assert [note.code for note in document.notes if note.code != "look"] == ["int8-alone", "int8-causes"]
-    assert "no higher precision was measured for comparison" in text_of(
-        document_from_verdict(document, None), width=200
-    )
 
 
 def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:

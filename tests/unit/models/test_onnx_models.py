@@ -101,13 +101,6 @@ def product(folder, **more):
     return saved(folder, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, **constants)
 
 
-def test_calibration_on_tensors_for_any_model(tmp_path) -> None:
-    np.savez(tmp_path / "data.npz", x=normal(60, 32))
-    found = built(product(tmp_path), tmp_path, "int8", calibration=tmp_path / "data.npz")
-    assert outcome(found) == [(True, True)]
-    assert found.artifacts[0].entry.info.precision_proof.share.macs == {"int8": 1.0}
-
-
 def beside_constant(folder, axis):
     """x (axis, 32) to a sum over its first axis where that is no batch, a product, and anchors that no input changes."""
     nodes: list[Any] = [("MatMul", "x v", "y"), ("Mul", "grid two", "anchors")]
@@ -284,16 +277,6 @@ def test_a_state_behind_an_if_has_its_own_axis_and_what_int8_leaves_out_is_said(
     assert [each.batch for each in card_from_file(found.model.file(CARD)).outputs] == [0, 1]
     assert found.artifacts[0].verification.info.passed
     assert "inside If: subgraphs stay in floating point" in found.failed[0].reason
-
-
-def test_fp32_is_built_where_int8_has_nothing_to_calibrate_on(tmp_path) -> None:
-    path = saved(tmp_path, [("MatMul", ["x", "w"], ["y"], {})], {"x": ("FLOAT", ["n", 8])}, {"y": ("FLOAT", ["n", 4])},
-                 w=normal(8, 4))  # fmt: skip
-    plan = BuildPlan((Precision.FP32, Precision.INT8), (OnnxRuntime(),), named=True, device="cpu")
-    model = Model(OnnxFileSource(path), WeightsRequest())
-    found = build_model(model, plan, Store(tmp_path / ".optpipe"), SilentListener())
-    assert [each.entry.info.precision for each in found.artifacts] == [Precision.FP32]
-    assert found.failed[0].reason.startswith("INT8 needs real inputs to calibrate net on")
 
 
 def test_a_loop_that_never_ends_is_refused_before_it_runs(tmp_path) -> None:

@@ -33,11 +33,6 @@ def test_its_compose_is_the_preprocessing(tmp_path):
     assert transform.geometry == (Resize((20,)), CenterCrop(16, 16))
 
 
-def test_a_step_that_cannot_be_translated_is_named(tmp_path):
-    with pytest.raises(BadInputError, match=r"step 2, Pad cannot be translated\n.*preprocessing\.steps"):
-        card(tmp_path, "v2.Pad(2)")
-
-
 def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
     with pytest.raises(
         BadInputError, match=r"produces float32 of shape 3×12×12 .CHW., but input x expects float32, 1x3x16x16"

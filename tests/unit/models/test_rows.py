@@ -149,12 +149,6 @@ def test_long_texts_are_refused_with_the_longest_line_and_both_ways_out(source):
         fit_texts(found, make_tokenizer(), make_card(longest=8), truncate=False)
 
 
-def test_texts_that_the_tokenizer_cuts_itself_are_not_too_long(source):
-    pytest.importorskip("tokenizers")
-    found = fit_texts(text_set_from_path(source)[0], make_tokenizer(own=8), make_card(), truncate=False)
-    assert not found.truncated
-
-
 def test_truncation_is_kept_in_the_set_that_a_build_calibrates_on(source, tmp_path):
     pytest.importorskip("tokenizers")
     place = resolve_texts(source, make_card(), make_tokenizer(), tmp_path / "sets", truncate=True)

@@ -122,17 +122,6 @@ def test_any_transform_gives_the_same_picture(geometry, ending, height, width, b
     assert apart.mean() <= 0.1 + 4 / apart.size  # a picture of nine levels has one off
 
 
-def test_where_torch_rounds_a_tie_down_one_column_is_its_neighbour():
-    nearest = Resize((3, 54), "exact", "nearest", kernel="torch")
-    assert ties_fall([nearest], 3, 58)
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 58, 3), dtype=np.uint8)
-    transform = Transform((Decode(), nearest, Pack("HWC", "uint8")))
-    (got,) = through_dali([encoded(pixels)], transform)
-    different = np.flatnonzero((got != preprocess_file(encoded(pixels), transform)).any((0, 2)))
-    assert different.tolist() == [27]  # 27 * 58 / 54 is 29, and 28.999998 in float32
-    assert (got[:, 27] == pixels[:, 29]).all()
-
-
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("resize", [Resize((120,)), Resize((150, 100), "exact"), Resize((100, 130), "exact")])
 @pytest.mark.parametrize("arithmetic", ["exact", "two-pass"])

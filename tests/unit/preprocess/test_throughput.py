@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from time import perf_counter_ns, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,6 @@ from optpipe.preprocess import throughput
 from optpipe.preprocess import throughput_worker as measured
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.throughput import (
-    FEWEST_WINDOWS,
     BatchTimes,
     LoaderPlan,
     Throughput,
@@ -209,20 +207,6 @@ def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
 
 
 @pytest.mark.slow
-def test_what_other_processes_take_of_the_processors_is_seen():
-    def batch():
-        sleep(0.02)
-        return perf_counter_ns()
-
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        try:
-            found = time_batches(batch, 0.5, prefetched=1)
-        finally:
-            other.kill()
-    assert found.other_cpu_cores > 0.2
-
-
-@pytest.mark.slow
 def test_the_statistics_are_imported_before_batches_are_timed():
     code = """
 import sys, time
@@ -249,17 +233,6 @@ def test_an_interval_holds_the_rate_beside_it(batch_ns, group, batch_size):
     interval = compute_rate_interval(batch_ns, group, batch_size)
     if interval is not None:
         assert 0 < interval[0] <= compute_images_per_s(batch_ns, batch_size) <= interval[1]
-
-
-@given(st.lists(st.integers(10**6, 11 * 10**5), min_size=FEWEST_WINDOWS, max_size=200), st.integers(1, 512))
-def test_six_even_batches_or_more_have_an_interval(batch_ns, batch_size):
-    low, high = compute_rate_interval(batch_ns, 1, batch_size)
-    assert high < 1.15 * low
-
-
-def test_a_burst_and_a_long_wait_say_nothing():
-    assert compute_rate_interval([1] * 40 + [10**10], 1, 8) is None
-    assert compute_rate_interval([5] * (FEWEST_WINDOWS - 1), 1, 8) is None
 
 
 def test_a_burst_of_sixteen_workers_is_one_observation():

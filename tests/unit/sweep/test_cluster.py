@@ -12,8 +12,7 @@ from tests.unit.sweep.test_slots import two_gpus  # noqa: F401 # a fixture
 
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.sweep.cluster import connect, describe_node, selector_from_text
-from optpipe.sweep.fleet import compare_fleet
-from optpipe.sweep.plan import fill_rows, judge_against, list_warnings, plan_sweep
+from optpipe.sweep.plan import fill_rows, list_warnings, plan_sweep
 from optpipe.sweep.sweep import CLOCKS_S, bound_clock_difference
 from optpipe.workspace.environment import list_gpus
 
@@ -86,21 +85,6 @@ def test_an_aborted_connection_is_tried_once_more(calls):
         connect("ray://host:1")
 
 
-def test_no_cluster_is_said_at_once(calls):
-    calls.errors = [ConnectionError("Could not find any running Ray instance.")]
-    with pytest.raises(MissingError, match="no Ray cluster at ray: Could not find"):
-        connect("ray")
-    assert calls.addresses == ["auto"]
-
-
-def test_a_token_that_is_missing_is_said_with_the_way_out(calls):
-    calls.errors = [AuthenticationError("Token authentication is on but there is no token. Ensure that. For more.")]
-    with pytest.raises(
-        MissingError, match="--on ray: Token authentication is on but there is no token\nset RAY_AUTH_MODE"
-    ):
-        connect("ray")
-
-
 seconds = st.floats(0, 1e6)
 
 
@@ -129,18 +113,3 @@ def test_a_clock_that_is_off_is_said_once_for_each_host():
         f"the clock of host {host} is {said} this host's: the timestamps of its rows are off, durations are not affected"
         for host, said in (("a", "3,600 s ahead of"), ("b", "60 s behind"))
     ]
-
-
-def test_what_is_answered_does_not_depend_on_the_time_of_day():
-    cell = make_cell()
-    before, now = make_record(cell, run="before"), make_record(cell, run="now", p50_ms=(1.1, 1.11, 1.09))
-    for when in ("1999-01-01T00:00:00", "2099-01-01T00:00:00"):
-        other = on_host(replace(now, started_utc=when), "a", 1e9)
-        (row,) = plan_sweep([make_cell(batch=8)], [make_slot()], {other.key: [other]})
-        assert row.seconds == 12.0
-        assert compare_fleet({other.key: [other]}).rows == compare_fleet({now.key: [now]}).rows
-        verdicts = [
-            judge_against(rows_of(each), {each.key: each}, {before.key: [before]}, "base").cells
-            for each in (now, other)
-        ]
-        assert verdicts[0] == verdicts[1]

@@ -67,18 +67,6 @@ def test_the_limit_decides_the_batch_size_and_the_load_the_number():
     assert counts[L4].value > counts[H200].value
 
 
-def test_a_length_that_misses_the_limit_is_named_beside_one_that_keeps_it():
-    def at(length, p50_ms):
-        record = measured(H200, 8, p50_ms)
-        return replace(record, cell=replace(record.cell, load=replace(record.cell.load, length=length)))
-
-    short, long = at(32, 2.0), at(512, 50.0)
-    found = compare_fleet({"short": [short], "long": [long]}, slo=slo_from_text("p99=10ms"))
-    assert [row.length for row in found.rows] == [32]
-    said = f"digits onnxruntime fp16 length 512 on {H200} does not meet p99=10 ms at any measured batch size"
-    assert said.replace("p99=10 ms", str(slo_from_text("p99=10ms"))) in found.warnings
-
-
 def test_without_a_limit_the_number_is_by_throughput():
     (row,) = compare_fleet(jobs_of(measured(H200, 8, 2.0)), load_per_s=10_000).rows
     assert (row.gpus.value, row.gpus.low, row.gpus.high) == (3, 3, 3)
@@ -194,15 +182,6 @@ def test_the_distribution_of_waits_is_erlangs(wait):
         shares.append(float(np.mean(waits <= wait + 1e-9)))
     error = np.std(shares, ddof=1) / np.sqrt(len(shares))
     assert abs(np.mean(shares) - md1_wait_distribution(rate, wait)) < 4.5 * error
-
-
-def test_a_load_that_is_almost_none_takes_the_service_time():
-    assert simulate_queue(1e-6, 2, ONE, requests=100).max() == pytest.approx(1.0)
-
-
-def test_batches_fill_while_the_gpu_is_busy_and_take_what_was_measured():
-    heavy = simulate_queue(2.4, 1, {1: 1.0, 4: 1.6}, requests=5_000)
-    assert float(np.percentile(heavy, 50)) < 20, "without batches 2.4 requests per service time would queue without end"
 
 
 def test_the_delay_makes_batches_of_what_comes_within_it():

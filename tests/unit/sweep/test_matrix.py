@@ -160,9 +160,3 @@ def test_shards_are_a_partition(count, parts):
 def test_a_shard_is_one_of_n(text):
     with pytest.raises(BadInputError, match="expected I/N"):
         shard_from_text(text)
-
-
-def test_lengths_are_part_of_a_load():
-    cells = cells_from_matrix(Matrix(**{**ORT, "lengths": (32, 128)}), (CPU,))
-    assert {cell.load.length for cell in cells} == {32, 128}
-    assert len({cell.key for cell in cells}) == len(cells)

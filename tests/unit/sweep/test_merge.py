@@ -24,12 +24,9 @@ from optpipe.core.records import json_from_record
 from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import merge_workspaces, write_job
 from optpipe.sweep.transport import (
-    get_chunk,
     list_all,
     list_needed,
     pack,
-    put_chunks,
-    remove_folder,
     require_bucket,
     unpack,
 )
@@ -144,14 +141,6 @@ def test_a_folder_that_is_no_workspace_is_refused_before_anything_is_copied(tmp_
         merge(tmp_path / "a", tmp_path / "a")
 
 
-def test_a_conflict_of_verdicts_is_said(tmp_path):
-    for name, state in (("a", JobState.DONE), ("b", JobState.INVALID)):
-        (tmp_path / name / "store").mkdir(parents=True)
-        write_job(tmp_path / name, make_record(make_cell(), state))
-    found = merge(tmp_path / "w", tmp_path / "a", tmp_path / "b")
-    assert "has different results: done in " in found.conflicts[0]
-
-
 @pytest.fixture
 def built(tmp_path):
     """A store with a model and an artifact of it."""
@@ -236,22 +225,6 @@ def test_nothing_is_written_outside_of_the_store_and_no_links(tmp_path, name, ki
     with pytest.raises(StageError, match="escaped is not a file of a workspace"):
         unpack([seal(file.getvalue())], Store(tmp_path / "there"))
     assert not list(tmp_path.rglob("escaped"))
-
-
-def test_chunks_travel_through_a_bucket_too(built, tmp_path):
-    store, artifact = built
-    bucket = f"file://{tmp_path}/bucket"
-    (tmp_path / "bucket").mkdir()
-    names = list(put_chunks(bucket, pack(store.workspace, list_needed(store, artifact.id))))
-    there = Store(tmp_path / "there")
-    unpack(map(get_chunk, names), there)
-    assert there.find(artifact.id).find_damage() is None
-    remove_folder(bucket)
-    remove_folder(bucket)
-    with pytest.raises(StageError, match="no such bucket or object"):
-        get_chunk(names[0])
-    with pytest.raises(StageError, match="cannot write nope://"):
-        list(put_chunks("nope://x", [b"1"]))
 
 
 def test_a_bucket_is_tried_before_anything_runs(tmp_path, monkeypatch):

@@ -26,7 +26,6 @@ from optpipe.sweep.plan import (
     fill_rows,
     judge_status,
     list_tasks,
-    list_warnings,
     plan_sweep,
     sort_tasks,
     take_task,
@@ -112,22 +111,6 @@ def test_every_cell_is_a_row_whatever_came_of_it():
     assert_golden(text_of(document_from_sweep(planned), width=150), "sweep-dry-run.txt")
 
 
-def test_a_measured_cell_says_that_its_model_takes_no_images():
-    done = make_record(make_cell())
-    tensors = replace(done, group=replace(done.group, load=replace(done.group.load, images=False)))
-    shown = text_of(document_from_sweep(record_of([done.cell], [tensors])), width=150)
-    assert "samples/s" in shown
-    assert "images" not in shown
-    assert tensors.cell.key == replace(tensors.cell, load=tensors.group.load).key
-
-
-def test_environments_of_one_kind_that_differ_are_said():
-    cells = [make_cell(batch=size) for size in (1, 2)]
-    records = [make_record(cells[0]), make_record(cells[1], slot=other_environment(make_slot(1)))]
-    assert "2 environments" in list_warnings(record_of(cells, records).rows)[0]
-    assert H200 in list_warnings(record_of(cells, records).rows)[0]
-
-
 def make_work(loads, load_s):
     cells = tuple(make_cell(batch=size) for size in range(1, loads + 1))
     return Task(cells[0].recipe, cells[0].kind, cells, load_s)
@@ -176,18 +159,6 @@ def test_no_gpu_stands_idle_while_another_has_several_loads_left():
     ended, ran = run([make_work(10, 3.0)] * 5, 2)
     assert run([make_work(10, 3.0)] * 5, 2, divide=False)[0] == 105
     assert (ended, [len(work.cells) for work in ran]) == (90.0, [10, 10, 10, 10, 5, 5])
-
-
-def test_as_many_works_as_slots_stay_whole():
-    works = [make_work(10, 3.0)] * 6
-    assert [len(work.cells) for work in run(works, 2)[1]] == [10] * 6
-
-
-def test_the_rest_of_a_work_waits_in_its_place():
-    waiting = [make_work(10, 3.0), make_work(1, 2.0)]
-    taken = take_task(waiting, 0, [], 4, 0.0)
-    assert [len(work.cells) for work in waiting] == [10 - len(taken.cells), 1]
-    assert {cell.key for cell in waiting[0].cells}.isdisjoint(cell.key for cell in taken.cells)
 
 
 def test_an_interrupted_sweep_waits_for_the_task_that_runs_and_records_it(tmp_path, monkeypatch):

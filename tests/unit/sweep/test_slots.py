@@ -25,7 +25,6 @@ from optpipe.sweep.slots import (
     hold_locks,
     list_cpu_slots,
     list_descendants,
-    list_gpu_processes,
     list_kinds,
     list_locks,
     list_slots,
@@ -202,12 +201,6 @@ def test_a_slot_for_each_gpu_that_cuda_shows_and_one_for_the_processors(two_gpus
         list_gpus.cache_clear()
         only, _ = list_slots()
         assert (only.name, only.fingerprint, only.cpus) == (second.name, second.fingerprint, second.cpus)
-
-
-def test_who_is_on_a_gpu_is_named(two_gpus):
-    two_gpus.processes = (7,)
-    assert list_gpu_processes("GPU-0") == {7: "python3 (process 7)"}
-    assert list_gpu_processes("GPU-1") == {}
 
 
 def test_a_gpu_in_use_is_not_measured_and_the_row_says_by_whom(two_gpus, tmp_path):

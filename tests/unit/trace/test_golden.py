@@ -15,7 +15,6 @@ from optpipe.trace.read import Trace
 from optpipe.trace.records import StageFacts
 from optpipe.trace.report import DiffSide, diff_profiles
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
-from optpipe.trace.tensor_cores import select_layered_part
 from optpipe.trace.timeline import IdleCause
 
 US = 1_000
@@ -242,15 +241,6 @@ def test_capture_of_a_graph_is_no_lost_event(judged: Judge) -> None:
     assert judged(recording).trace_quality.verdict is Verdict.PASS
 
 
-def test_layers_apart_are_compared_too(read: Callable[[Recording], Trace]) -> None:
-    """One recording against itself: the layers lie in iterations of their own, outside the measured range."""
-    whole = analysis_from_trace(read(phenomena.layers_apart()))
-    measured = select_measured_part(whole)
-    side = DiffSide(measured, select_layered_part(whole, measured))
-    assert {(row.name, row.change) for row in diff_profiles(side, side).layers} == {("conv1", "same"), ("fc", "same")}
-    assert diff_profiles(DiffSide(measured), DiffSide(measured)).layers == ()
-
-
 def test_what_only_the_host_did_is_compared_by_range_and_by_the_times_of_its_layers(read):
     measured = select_measured_part(analysis_from_trace(read(phenomena.without_gpu())))
     before = DiffSide(measured, layer_ns={"conv": 30_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=90_000.0)
@@ -306,60 +296,6 @@ def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: 
     quality = judged(recording).trace_quality
     assert quality.verdict is Verdict.INCONCLUSIVE
     assert "threads other than" in quality.withheld["iterations.kernels"]
-
-
-def test_what_a_stage_costs_once_and_its_longest_part(read: Callable[[Recording], Trace]) -> None:
-    trace = Recording()
-    trace.range("optpipe.quantize", 0, 100)
-    trace.range("calibrate on 500 images", 10, 80)
-    profile = judge(read(trace), "optpipe.quantize", StageFacts(Stage.QUANTIZE, expects_gpu=False))
-    [finding] = profile.findings
-    assert (finding.rule, finding.gain_ns) == ("paid-once", 100 * US)
-    assert finding.evidence == "100 µs on the CPU, of which calibrate on 500 images 70.0 µs"
-    assert "--method max" in finding.advice
-
-
-def test_the_busiest_operator_of_a_pipeline(read: Callable[[Recording], Trace]) -> None:
-    """Decoding for 60 µs on each of two threads, resizing for 40 µs on one."""
-    trace = Recording()
-    trace.range("optpipe.measure", 0, 100)
-    for thread in (THREAD, THREAD + 1):
-        trace.range("DALI:[DALI][CPU op] Run decoders__Image", 10, 70, thread)
-    trace.range("DALI:[DALI][CPU op] Run Resize", 70, 90)
-    trace.range("DALI:[DALI][CPU op] Run Resize", 91, 111)
-    profile = judge(read(trace), facts=StageFacts(Stage.PREPROCESS, expects_gpu=False))
-    [finding] = profile.findings
-    assert (finding.rule, finding.gain_ns) == ("busiest-operator", 60 * US)
-    assert "decoders__Image takes 75% of the operators' time, on 2 threads" in finding.evidence
-
-
-ONNX, TORCH = (Stage.INFERENCE, "onnxruntime"), (Stage.INFERENCE, "torch")
-
-
-@pytest.mark.parametrize(
-    ("facts", "kernel", "said", "unsaid"),
-    [
-        ((*ONNX, {"cuda_graph": False}), phenomena.RELU, "onnxruntime.cuda_graph=true", "--backend onnxruntime"),
-        ((*ONNX, {"cuda_graph": True}), phenomena.RELU, "--backend torch,inductor", "cuda_graph"),
-        ((*TORCH, {"cuda_graph": True, "fuse": False}), phenomena.RELU, "torch.fuse=true", "onnxruntime"),
-        ((Stage.INFERENCE,), phenomena.RELU, "torch.compile", "another runtime"),
-        ((), "triton_poi_fused_add_relu_0", "the code is compiled", "torch.compile"),
-        (
-            (Stage.PREPROCESS,),
-            phenomena.RELU,
-            "optpipe preprocess",
-            "cuda_graph",
-        ),  # no graph and no compiler helps there
-    ],
-)
-def test_advice_is_not_what_is_done_already(read, facts, kernel, said, unsaid):
-    trace = phenomena.launch_bound()
-    trace.kernel(kernel, 250, 280, launch=(240, 245))
-    found = judge(read(trace), facts=StageFacts(*facts)).findings
-    assert {"launch-gaps", "unfused-kernels"} <= {each.rule for each in found}
-    advice = " ".join(each.advice for each in found if each.rule in ("launch-gaps", "unfused-kernels", "device-gaps"))
-    assert said in advice
-    assert unsaid not in advice
 
 
 def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -> None:

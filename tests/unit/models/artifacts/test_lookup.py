@@ -1,7 +1,6 @@
 """Which builds a typed MODEL means."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from optpipe.models.artifacts.lookup import (
     format_model_argument,
 )
 from optpipe.models.sources.onnx_file import hash_onnx_file
-from optpipe.models.sources.resolve import format_source, source_from_text
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.workspace.entry import Entry
@@ -163,11 +161,6 @@ def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> N
     assert format_model_argument(name, source) == text
 
 
-@pytest.mark.parametrize("text", ["digits", "mine.toml", "resnet18", "hf:/srv/my reader"])
-def test_a_source_is_named_as_a_command_takes_it(store, text):
-    assert format_source(source_from_text(text)) == shlex.quote(text)
-
-
 @pytest.mark.parametrize(
     ("text", "source"),
     [
@@ -218,19 +211,6 @@ def test_a_model_of_a_file_is_also_known_by_the_name_that_messages_give_it(store
     assert find_stored_source(text, store) == (source and source.replace("/cards/cut", f"{Path.cwd()}/cards/cut"))
 
 
-def test_a_pair_to_choose_from_is_listed_once(store: Store) -> None:
-    ids = [built(store, "digits", "digits.py:make", precision=each).id for each in ("fp32", "int8")]
-    group = find_artifacts("digits", store)
-    with pytest.raises(BadInputError) as refused:
-        find_pair("digits", ids[0], TargetOptions(), store, SilentListener())
-    assert str(refused.value).splitlines() == [
-        f"digits matches {ids[0]} {group[0].label}, {ids[1]} {group[1].label}",
-        "specify one of these IDs",
-    ]
-    baseline, contender = find_pair("digits", "fp32", TargetOptions(precision="int8"), store, SilentListener())
-    assert [baseline.entry.id, contender.entry.id] == ids
-
-
 def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -> None:
     first, second, never = (
         built(store, "digits", "digits.py:make", precision=each) for each in ("fp32", "int8", "fp16")
@@ -243,18 +223,3 @@ def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -
     assert baseline.reference == contender.reference == many
     verified(store, second, 800)
     assert find_artifacts(second.id, store)[0].reference == many
-
-
-def test_an_id_with_a_filter_that_leaves_it_out_is_named(store: Store) -> None:
-    one = built(store, "digits", "digits.py:make")
-    with pytest.raises(BadInputError) as refused:
-        find_artifacts(one.id, store, precisions=("int8",), backends=("torch",))
-    assert str(refused.value).splitlines() == [
-        f"{one.id} is {one.info.label}, not --precision int8 --backend torch",
-        "use `digits --precision int8 --backend torch`, or the ID alone",
-    ]
-
-
-def test_a_path_with_a_space_is_quoted_in_the_command_that_builds_it(store: Store) -> None:
-    with pytest.raises(BadInputError, match=r"`optpipe build 'my net\.onnx' --precision fp32` builds it"):
-        find_artifacts("my net.onnx", store, precisions=("fp32",))

@@ -10,7 +10,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.models.inputs.rows import rows_from_outputs, split_batches
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
+from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
 STATE = InputSpec("state", "float32", (2, 1, 5), (2, 2, 5), (2, 8, 5), batch=1)
@@ -134,13 +134,6 @@ def test_labels_lie_beside_the_inputs(tmp_path) -> None:
     np.savez(tmp_path / "data.npz", **VALUES, labels=np.array([0, 1, 2, 0, 1, 2]))
     found = read_tensor_set(tmp_path / "data.npz", (X, STATE, RATE))
     assert [each.label for each in found.files] == list("012012")
-
-
-def test_generated_batches_are_kept_by_their_content(tmp_path) -> None:
-    batches = [{"x": VALUES["x"][:2]}, {"x": VALUES["x"][2:]}]
-    first, again = (save_batches(batches, tmp_path) for _ in range(2))
-    assert first == again
-    assert len(read_tensor_set(first, (X,)).files) == 6
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch) -> None:

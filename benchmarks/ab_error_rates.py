@@ -15,9 +15,9 @@ from secrets import randbits
 from optpipe.backends.registry import resolve_effective_options
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
-from optpipe.measure.measure import BenchPlan, measure_load, prepare_session, subject_from_artifact
+from optpipe.measure.measure import BenchPlan, prepare_subject
 from optpipe.measure.pair import run_interleaved
-from optpipe.measure.process import WorkerPool, WorkerProcess
+from optpipe.measure.process import WorkerPool
 from optpipe.measure.records import PairMetric
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.paired import compute_share_interval
@@ -32,27 +32,27 @@ def comparison(artifact, store, rounds, slower, seconds):
     load = replace(load, cache_probes=0)
     plan = BenchPlan(load)
     with tempfile.TemporaryDirectory() as scratch:
-        session, frame = prepare_session(artifact, plan, store, Path(scratch) / "inputs", Path(scratch))
-        options = resolve_effective_options(
-            artifact.entry.info, {"threads": 1}
-        )  # one thread, so that a second core is left to the rest of the machine
-        session = replace(session, arguments={**session.arguments, "options": options})
+        folder = Path(scratch)
+        subject = prepare_subject(artifact, plan, store, WorkerPool(folder), folder / "inputs", folder)
+        # one thread, so that a second core is left to the rest of the machine
+        subject = subject.with_options(resolve_effective_options(artifact.entry.info, {"threads": 1}))
+        session = subject.session
         held_back = replace(
             session,
             loader="slowed:slowed",
             arguments={"factor": slower, "of": session.loader, "arguments": session.arguments},
         )
 
-        def side(plan):
+        def side(subject):
             def measured(name):
-                with WorkerProcess(plan, WorkerPool(Path(scratch))) as worker:
-                    return measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
+                with subject.open() as worker:
+                    return subject.measure(worker, load, name)
 
             return measured
 
         return run_interleaved(
-            side(session),
-            side(held_back if slower != 1 else session),
+            side(subject),
+            side(replace(subject, session=held_back) if slower != 1 else subject),
             rounds,
             PairMetric.P50,
             randbits(32),

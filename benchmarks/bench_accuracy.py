@@ -12,15 +12,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from optpipe.backends.registry import resolve_effective_options
-from optpipe.core.measurement import LoadSpec, Subject
-from optpipe.measure.measure import BenchPlan, RunContext, measure_load, prepare_session, subject_from_artifact
+from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity
+from optpipe.measure.measure import BenchPlan, measure_load, prepare_subject
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.plan import SessionPlan
 from optpipe.models.artifacts.lookup import find_artifacts
@@ -58,11 +57,11 @@ def bare_ms(path, batch, seconds):
 def tool_ms(artifact, store, batch, seconds):
     load = LoadSpec(batch, min_seconds=seconds, percentile=50.0, warm_up_seconds=0.5, max_warm_up_seconds=2.0)
     with tempfile.TemporaryDirectory() as scratch:
-        session, frame = prepare_session(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
-        options = resolve_effective_options(artifact.entry.info, {"threads": 1})
-        session = replace(session, arguments={**session.arguments, "options": options})
-        with WorkerProcess(session, WorkerPool(Path(scratch))) as worker:
-            found = measure_load(worker, subject_from_artifact(artifact, options), load, "m0", frame)[0]
+        folder = Path(scratch)
+        subject = prepare_subject(artifact, BenchPlan(load), store, WorkerPool(folder), folder / "inputs", folder)
+        subject = subject.with_options(resolve_effective_options(artifact.entry.info, {"threads": 1}))
+        with subject.open() as worker:
+            found = subject.measure(worker, load, "m0")
     return found.latency_ns.percentile(50.0).value / 1e6
 
 
@@ -78,7 +77,8 @@ def harness_ns():
         plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
         load = LoadSpec(1, min_seconds=1.0, percentile=50.0, cache_probes=0)
         with WorkerProcess(plan, WorkerPool(folder)) as worker:
-            found = measure_load(worker, Subject("nothing", "none", "fp32", "cpu"), load, "m0", RunContext(folder))[0]
+            blank = Measurement("", Subject("nothing", "none", "fp32", "cpu"), load, Validity.INVALID, ())
+            found = measure_load(worker, blank, load, "m0", folder)[0]
         samples = pl.read_parquet(folder / found.samples_file).filter(pl.col("phase") == 1)
         between = (samples["start_ns"].shift(-1) - samples["end_ns"]).drop_nulls()
         inside = samples["end_ns"] - samples["start_ns"]

@@ -53,7 +53,8 @@ def same_session(entry, store, batch, options, scratch):
     import torch
 
     from optpipe.core.measurement import LoadSpec
-    from optpipe.measure.measure import BenchPlan, prepare_session
+    from optpipe.measure.measure import BenchPlan, prepare_subject
+    from optpipe.measure.process import WorkerPool
     from optpipe.measure.worker.__main__ import Worker
     from optpipe.measure.worker.checks import draw_rotation, pool_from_files
     from optpipe.measure.worker.plan import Point
@@ -64,7 +65,8 @@ def same_session(entry, store, batch, options, scratch):
         batch, min_seconds=0.4, max_seconds=3, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
     )
     load = replace(load, cache_probes=0)
-    plan, _frame = prepare_session(find_artifacts(entry, store)[0], BenchPlan(load), store, scratch / "inputs", scratch)
+    artifact, pool = find_artifacts(entry, store)[0], WorkerPool(scratch)
+    plan = prepare_subject(artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch).session
     plan = replace(plan, arguments={**plan.arguments, "options": options})
     rounds = []
     with ExitStack() as stack:

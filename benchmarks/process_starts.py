@@ -10,8 +10,8 @@ from pathlib import Path
 from time import perf_counter
 
 from optpipe.core.measurement import LoadSpec
-from optpipe.measure.measure import BenchPlan, measure_load, prepare_session, subject_from_artifact
-from optpipe.measure.process import WorkerPool, WorkerProcess
+from optpipe.measure.measure import BenchPlan, prepare_subject
+from optpipe.measure.process import WorkerPool
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.workspace.store import Store
 
@@ -26,22 +26,21 @@ def main():
     store = Store(given.workspace)
     artifact = find_artifacts(given.artifact, store)[0]
     load = LoadSpec(given.batch, min_seconds=0.2, max_seconds=1.0, percentile=50.0, warm_up_seconds=0.1, cache_probes=0)
-    options = artifact.resolve_effective_options({})
     with tempfile.TemporaryDirectory() as scratch:
-        session, frame = prepare_session(artifact, BenchPlan(load), store, Path(scratch) / "inputs", Path(scratch))
-        session = replace(session, arguments={**session.arguments, "options": options})
+        folder = Path(scratch)
+        subject = prepare_subject(artifact, BenchPlan(load), store, WorkerPool(folder), folder / "inputs", folder)
 
         def measure(pool, name):
             begun = perf_counter()
-            with WorkerProcess(session, pool, artifact.label) as worker:
+            with replace(subject, pool=pool).open() as worker:
                 started = perf_counter()
-                found = measure_load(worker, subject_from_artifact(artifact, options), load, name, frame)[0]
+                found = subject.measure(worker, load, name)
             if found.latency_ns is None:
                 raise SystemExit(f"no figure: {found.reasons}")
             return started - begun, perf_counter() - begun
 
         for title, expected in (("each alone", 0), ("standing by", given.processes)):
-            with WorkerPool(Path(scratch)) as pool:
+            with WorkerPool(folder) as pool:
                 measure(pool, "first")  # warms the file cache, and tells the pool what is imported
                 pool.expect(artifact.label, expected)
                 begun = perf_counter()

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.core.measurement import InputPool, LoadSpec, Mode, Scenario, Subject, Validity
-from optpipe.measure.measure import RunContext, measure_load
+from optpipe.core.measurement import InputPool, LoadSpec, Measurement, Mode, Scenario, Subject, Validity
+from optpipe.measure.measure import measure_load
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.checks import MAX_ROTATED_BATCHES
 from optpipe.measure.worker.plan import SessionPlan
@@ -29,8 +29,9 @@ def run(tmp_path, monkeypatch):
         )
         quick = load or LoadSpec(4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
         with WorkerProcess(plan, WorkerPool(tmp_path)) as worker:
-            context = RunContext(tmp_path, inputs=InputPool("synthetic", 64, 0, 0, "0" * 64))
-            return measure_load(worker, Subject(fault, "fake", "fp32", "cpu"), quick, "m000", context)[0]
+            inputs = InputPool("synthetic", 64, 0, 0, "0" * 64)
+            blank = Measurement("", Subject(fault, "fake", "fp32", "cpu"), quick, Validity.INVALID, (), inputs=inputs)
+            return measure_load(worker, blank, quick, "m000", tmp_path)[0]
 
     return measured
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.core.measurement import LoadSpec, Subject
-from optpipe.measure.measure import RunContext, measure_load
+from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity
+from optpipe.measure.measure import measure_load
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.plan import SessionPlan
 
 pytestmark = pytest.mark.slow
 FAKES = Path(__file__).parent.parent / "fakes"
 LOAD = LoadSpec(1, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.05, max_warm_up_seconds=0.2, cache_probes=0)
+BLANK = Measurement("", Subject("none", "fake", "fp32", "cpu"), LOAD, Validity.INVALID, ())
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def plan(tmp_path, monkeypatch):
 
 def measure(plan, pool, tmp_path, name):
     with WorkerProcess(plan, pool, "fake") as worker:
-        found, _ = measure_load(worker, Subject("none", "fake", "fp32", "cpu"), LOAD, name, RunContext(tmp_path))
+        found, _ = measure_load(worker, BLANK, LOAD, name, tmp_path)
         return found, worker.ready.pid
 
 
@@ -74,7 +75,7 @@ def test_one_that_dies_while_it_stands_by_is_a_failure_with_its_reason(plan, tmp
         measure(plan, pool, tmp_path, "m1")
         next(iter(pool.standing_by("fake"))).process.kill()
         with WorkerProcess(plan, pool, "fake") as worker:
-            found, _ = measure_load(worker, Subject("none", "fake", "fp32", "cpu"), LOAD, "m2", RunContext(tmp_path))
+            found, _ = measure_load(worker, BLANK, LOAD, "m2", tmp_path)
     assert found.reasons[0].code == "out-of-memory"
     assert "signal 9" in found.reasons[0].message
 
@@ -82,5 +83,5 @@ def test_one_that_dies_while_it_stands_by_is_a_failure_with_its_reason(plan, tmp
 def test_a_pinned_worker_is_pinned_before_it_imports(plan, tmp_path):
     cpu = min(os.sched_getaffinity(0))
     with WorkerPool(tmp_path, (cpu,)) as pool, WorkerProcess(plan, pool, "fake") as worker:
-        measure_load(worker, Subject("none", "fake", "fp32", "cpu"), LOAD, "m0", RunContext(tmp_path))
+        measure_load(worker, BLANK, LOAD, "m0", tmp_path)
         assert os.sched_getaffinity(worker.ready.pid) == {cpu}

@@ -118,7 +118,7 @@ class BenchSubject:
             trial = prepare_subject(
                 artifact, running.plan, running.store, running.pool, scratch, running.run.path, length
             )
-            self.trials[trial.context.length] = trial
+            self.trials[trial.blank.load.length] = trial
 
     def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
         """Tunes if asked, then sweeps or searches in a first process, which determines the points of the others."""
@@ -246,7 +246,7 @@ class BenchSubject:
                 shown = max(shown, min(count, wanted))
 
             worker.on_progress = progress
-            found, answer = measure_load(worker, subject.subject, load, name, subject.context)
+            found, answer = measure_load(worker, subject.blank, load, name, subject.directory)
         found = replace(found, process=running.processes, second_stage=second_stage)
         if not trial:
             running.measurements.append(found)

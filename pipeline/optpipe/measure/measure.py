@@ -16,7 +16,6 @@ from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     PROCESSES,
-    InputPool,
     LoadSpec,
     Measurement,
     MeasurementsRecord,
@@ -60,34 +59,22 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    directory: Path
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """Validity limits that differ from the defaults."""
-    inputs: InputPool | None = None
-    caveats: tuple[str, ...] = ()
-    length: int | None = None
-    """Sequence length of the inputs, which becomes the load's."""
-    images: bool | None = None
-
-
 def measure_load(
-    worker: WorkerProcess, subject: Subject, load: LoadSpec, name: str, context: RunContext
+    worker: WorkerProcess, blank: Measurement, load: LoadSpec, name: str, directory: Path
 ) -> tuple[Measurement, PointResult]:
-    """Measures one point; a failure is an INVALID measurement with its reason."""
-    spool = context.directory / "samples" / f"{name}.spool"
+    """Measures one point into `directory`; a failure is an INVALID measurement with its reason.
+
+    `blank` has the subject, its inputs, caveats and limits, and in its load the length and kind of the inputs.
+    """
+    spool = directory / "samples" / f"{name}.spool"
     spool.parent.mkdir(parents=True, exist_ok=True)
-    blank = Measurement(
+    blank = replace(
+        blank,
         id=name,
-        subject=replace(subject, affinity=worker.affinity),
-        load=replace(load, length=context.length, images=context.images),
-        verdict=Validity.INVALID,
-        reasons=(),
-        inputs=context.inputs,
+        subject=replace(blank.subject, affinity=worker.affinity),
+        load=replace(load, length=blank.load.length, images=blank.load.images),
         arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
-        limits={**LIMITS, **context.limits},
-        caveats=context.caveats,
+        limits={**LIMITS, **blank.limits},
         started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     begun = spool.with_suffix(".json")  # describes the samples if this process is killed
@@ -97,16 +84,16 @@ def measure_load(
     if blank.inputs is not None and done is not None:
         rotated = replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes)
         blank = replace(blank, inputs=rotated)
-    found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, context)
+    found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, directory)
     begun.unlink()
     return found, answer
 
 
-def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, context: RunContext) -> Measurement:
+def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, directory: Path) -> Measurement:
     filled, measured = _add_samples(blank, Path(answer.point.spool))
     machine = frame_from_rows(answer.rows)
     if len(machine):
-        write_parquet(context.directory / "machine" / f"{blank.id}.parquet", machine)
+        write_parquet(directory / "machine" / f"{blank.id}.parquet", machine)
     filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
     failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():
@@ -250,10 +237,39 @@ def _find_coarsest_precision(info: ArtifactInfo) -> Precision:
     return Precision.INT8 if info.precision_proof.share.macs.get("int8") else info.precision
 
 
-def prepare_session(
-    artifact: StoredArtifact, plan: BenchPlan, store: Store, scratch: Path, directory: Path, length: int | None = None
-) -> tuple[SessionPlan, RunContext]:
-    """The worker's plan with its inputs on disk, and the context of the artifact's measurements.
+@dataclass(frozen=True, slots=True)
+class TrialSubject:
+    artifact: StoredArtifact
+    session: SessionPlan
+    pool: WorkerPool
+    blank: Measurement
+    """As `measure_load` takes it."""
+    directory: Path
+
+    def expect(self, processes: int) -> None:
+        self.pool.expect(self.artifact.label, processes)
+
+    def open(self) -> WorkerProcess:
+        return WorkerProcess(self.session, self.pool, self.artifact.label)
+
+    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
+        return measure_load(worker, self.blank, load, name, self.directory)[0]
+
+    def with_options(self, options: Options) -> "TrialSubject":
+        session = replace(self.session, arguments={**self.session.arguments, "options": dict(options)})
+        return replace(self, session=session, blank=replace(self.blank, subject=_describe(self.artifact, options)))
+
+
+def prepare_subject(
+    artifact: StoredArtifact,
+    plan: BenchPlan,
+    store: Store,
+    pool: WorkerPool,
+    scratch: Path,
+    directory: Path,
+    length: int | None = None,
+) -> TrialSubject:
+    """The artifact with the plan's options and its inputs in `scratch`; measurements go to `directory`.
 
     With a `length` the inputs are filled up to it, and the reference is the output of the exported model for them.
     """
@@ -272,12 +288,13 @@ def prepare_session(
         expected = run_onnx_graph(store.verify_entry(artifact.model, ONNX).file(ONNX), card, real, REFERENCE_BATCH)[0]
     count = min(len(array) for array in real.values())
     shared = frozenset(each.name for each in card.inputs if each.batch is None and card.batched)
-    pool = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
+    rows = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
     caveats = () if info.weights.trained else ("random-weights",)
+    options = artifact.resolve_effective_options(plan.options)
     session = SessionPlan(
         loader="optpipe.measure.worker.plan:session_from_store",
-        arguments={"workspace": str(store.workspace), "entry": artifact.entry.path.name, "options": {}},
-        inputs=save_pool(scratch, "input", pool),
+        arguments={"workspace": str(store.workspace), "entry": artifact.entry.path.name, "options": options},
+        inputs=save_pool(scratch, "input", rows),
         reference=save_pool(scratch, "reference", expected),
         input_axes={each.name: each.batch for each in card.inputs},
         output_axes={each.name: each.batch for each in card.outputs},
@@ -287,53 +304,17 @@ def prepare_session(
         streams=plan.load.streams,
         seed=plan.seed,
     )
-    context = RunContext(
-        directory=directory,
+    blank = Measurement(
+        id="",
+        subject=_describe(artifact, options),
+        load=replace(plan.load, length=read_length(card, rows), images=card.takes_images),
+        verdict=Validity.INVALID,
+        reasons=(),
+        inputs=describe_pool(kind, count, rows, plan.seed, card.length_range),
         limits=plan.limits,
-        inputs=describe_pool(kind, count, pool, plan.seed, card.length_range),
         caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
-        length=read_length(card, pool),
-        images=card.takes_images,
     )
-    return session, context
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSubject:
-    artifact: StoredArtifact
-    session: SessionPlan
-    pool: WorkerPool
-    context: RunContext
-    subject: Subject
-
-    def expect(self, processes: int) -> None:
-        self.pool.expect(self.artifact.label, processes)
-
-    def open(self) -> WorkerProcess:
-        return WorkerProcess(self.session, self.pool, self.artifact.label)
-
-    def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
-        return measure_load(worker, self.subject, load, name, self.context)[0]
-
-    def with_options(self, options: Options) -> "TrialSubject":
-        session = replace(self.session, arguments={**self.session.arguments, "options": dict(options)})
-        return replace(self, session=session, subject=subject_from_artifact(self.artifact, options))
-
-
-def prepare_subject(
-    artifact: StoredArtifact,
-    plan: BenchPlan,
-    store: Store,
-    pool: WorkerPool,
-    scratch: Path,
-    directory: Path,
-    length: int | None = None,
-) -> TrialSubject:
-    """The artifact with the plan's options and its inputs in `scratch`; measurements go to `directory`."""
-    session, context = prepare_session(artifact, plan, store, scratch, directory, length)
-    options = artifact.resolve_effective_options(plan.options)
-    subject = subject_from_artifact(artifact, options)
-    return TrialSubject(artifact, session, pool, context, subject).with_options(options)
+    return TrialSubject(artifact, session, pool, blank, directory)
 
 
 @contextmanager
@@ -378,7 +359,7 @@ def warn_about_threads(
         )
 
 
-def subject_from_artifact(artifact: StoredArtifact, options: Options) -> Subject:
+def _describe(artifact: StoredArtifact, options: Options) -> Subject:
     info = artifact.entry.info
     return Subject(
         artifact=artifact.entry.id,

@@ -1,7 +1,6 @@
 """Embeddings of texts: cosine similarity of pairs, and Spearman's correlation with human ratings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,14 +20,6 @@ ROUNDING = 1e-6
 """Cosines of FP32 embeddings within this distance are equal: it is about eight units of rounding."""
 ALONE = [-1.0, 0.0]
 """The truth of a text without a pair."""
-
-
-@dataclass(frozen=True, eq=False)
-class Similarities:
-    """The cosine of each pair's embeddings and the rating in the set, (pairs,) each."""
-
-    cosine: "NDArray[np.float64]"
-    stated: "NDArray[np.float64]"
 
 
 class Embedding(TaskContract):
@@ -99,17 +90,17 @@ class Embedding(TaskContract):
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
         return truths is None or self.count_units(truths) >= FEWEST_PAIRS
 
-    def gather(self, truths: Values, predictions: Values) -> Similarities:
-        """Cosines of all pairs; those within ROUNDING of each other become their least."""
+    def gather(self, truths: Values, predictions: Values) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+        """Cosines and ratings of all pairs, (pairs,) each; cosines within ROUNDING of each other become their least."""
         numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
         order = np.argsort(numbers, kind="stable")
         order = order[numbers[order] >= 0]
         stated = np.array([truths[place][1] for place in order[::2]], np.float64)
-        return Similarities(_join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated)
+        return _join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
         """Spearman's correlation with weights and mean ranks for ties; 0 if all cosines, or all ratings, are equal."""
-        one, other = (_rank(values, weights) for values in (gathered.cosine, gathered.stated))
+        one, other = (_rank(values, weights) for values in gathered)
         total = weights.sum(axis=1, keepdims=True)
         one, other = (each - (weights * each).sum(1, keepdims=True) / total for each in (one, other))
         both, first, second = ((weights * product).sum(1) for product in (one * other, one**2, other**2))

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_CLASSES = 255
-
-
-@dataclass(frozen=True, eq=False)
-class PixelCounts:
-    """Pixels of each image and class, (images, classes) each, without ignored ones."""
-
-    both: "NDArray[np.float64]"
-    predicted: "NDArray[np.float64]"
-    true: "NDArray[np.float64]"
 
 
 class Segmentation(TaskContract):
@@ -73,7 +63,8 @@ class Segmentation(TaskContract):
             found.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
         return found
 
-    def gather(self, truths: Values, predictions: Values) -> PixelCounts:
+    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+        """Correct, predicted, and true pixels, (3, images, classes), without ignored ones."""
         tables = []
         for pair in zip(truths, predictions, strict=True):
             truth, mask = map(_decode_mask, pair)
@@ -81,16 +72,16 @@ class Segmentation(TaskContract):
             truth, mask = truth[judged], mask[judged]
             counted = (truth[truth == mask], mask, truth)
             tables.append(np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in counted]))
-        return PixelCounts(*np.stack(tables, axis=1).astype(np.float64))
+        return np.stack(tables, axis=1).astype(np.float64)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        both, predicted, true = (weights @ each for each in (gathered.both, gathered.predicted, gathered.true))
+        both, predicted, true = (weights @ each for each in gathered)
         with np.errstate(invalid="ignore"):
             accuracy = both.sum(1) / true.sum(1)
         return np.stack([np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1)
 
     def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
-        both, predicted, true = (each.sum(0) for each in (gathered.both, gathered.predicted, gathered.true))
+        both, predicted, true = gathered.sum(axis=1)
         last = max(np.flatnonzero(predicted + true), default=-1)
         return _divide(both, predicted + true - both)[: last + 1]
 

@@ -1,1 +1,1 @@
-"""Values in, text out: terminal, Markdown, HTML, JUnit."""
+"""Values in, text out: terminal, Markdown, HTML."""

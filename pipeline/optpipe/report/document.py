@@ -154,11 +154,7 @@ class Section:
 
 
 Part = Sentence | Table | Figure | Section
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    parts: tuple[Part, ...]
+Document = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +195,7 @@ Row = Sequence[Cell | str | None]
 
 
 def make_document(parts: Iterable[Part | None]) -> Document:
-    return Document(tuple(part for part in parts if part is not None))
+    return tuple(part for part in parts if part is not None)
 
 
 def make_table(

@@ -16,7 +16,7 @@ def render_page(page: Page) -> str:
 
 
 def render_document(title: str, document: Document) -> str:
-    return "\n".join([f"# {_escape(title)}", "", *_render_parts(document.parts)])
+    return "\n".join([f"# {_escape(title)}", "", *_render_parts(document)])
 
 
 def _render_parts(parts: Iterable[Part]) -> Iterator[str]:

@@ -36,7 +36,7 @@ NARROW, WORD = 12, 24
 
 def print_document(document: Document, console: Console) -> None:
     blank = True
-    for line in _render_parts(document.parts, console, console.width):
+    for line in _render_parts(document, console, console.width):
         if line.plain or not blank:
             console.print(line)
         blank = not line.plain

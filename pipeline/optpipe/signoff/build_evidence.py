@@ -67,15 +67,6 @@ def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) ->
     return list(newest.values())
 
 
-def filter_by_options(
-    options: Mapping[str, str], measured: Iterable[RecordedMeasurement]
-) -> Iterator[RecordedMeasurement]:
-    """The measurements with at least `options`."""
-    for one in measured:
-        if options.items() <= one.measurement.subject.settings.items():
-            yield one
-
-
 def is_of_other_file(run: Run, build: JudgedBuild) -> bool:
     """True for a run of another file under the build's id. Raises BadInputError if its record cannot be read."""
     asked = {"bench": has_measured_other_file, "evaluate": has_evaluated_other_file, "profile": has_profiled_other_file}
@@ -97,7 +88,7 @@ def evidence_from_runs(
     confidence = compute_look_confidence(policy.confidence, look)
     return BuildEvidence(
         build,
-        measured=tuple(filter_by_options(policy.options, every)),
+        measured=tuple(one for one in every if policy.options.items() <= one.measurement.subject.settings.items()),
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build, confidence),
         tensor_core_share=observe_tensor_cores(runs, build, confidence),

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree as Xml
 
 from optpipe import __version__
 from optpipe.core.comparison import Comparison
@@ -27,6 +28,7 @@ from optpipe.report.document import (
     Sentence,
     Table,
     Tone,
+    clean_text,
     format_observed,
     make_document,
     make_table,
@@ -267,3 +269,34 @@ def _list_facts(environment: Environment) -> Iterator[tuple[str, str]]:
     yield "CPU", f"{environment.cpu}, {environment.cpu_count} cores"
     yield "Python", environment.python
     yield from environment.packages.items()
+
+
+def render_junit(record: VerdictRecord) -> str:
+    """JUnit XML for CI: FAIL is a failure, INCONCLUSIVE an error, and a waived criterion is skipped with its reason."""
+    counted = record.counted
+    suite = Xml.Element(
+        "testsuite",
+        name=f"optpipe signoff {record.model}",
+        tests=str(len(record.criteria)),
+        failures=str(sum(one.verdict is Verdict.FAIL for one in counted)),
+        errors=str(sum(one.verdict is Verdict.INCONCLUSIVE for one in counted)),
+        skipped=str(len(record.waived)),
+        timestamp=record.created_utc,
+        time="0",
+    )
+    build = f"{record.model}.{record.artifact.backend}.{record.artifact.precision}"
+    for one in record.criteria:
+        case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
+        text = f"observed {format_observed(one)}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
+        if one.waived:
+            Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
+        elif one.verdict is not Verdict.PASS:
+            kind = "failure" if one.verdict is Verdict.FAIL else "error"
+            Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text
+    if not counted:
+        case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
+        Xml.SubElement(case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE")
+    root = Xml.Element("testsuites")
+    root.append(suite)
+    Xml.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + clean_text(Xml.tostring(root, encoding="unicode")) + "\n"

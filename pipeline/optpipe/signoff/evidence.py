@@ -411,8 +411,3 @@ JUDGED_RUNS = tuple(name for name in KINDS if name != "build")
 
 def find_kind(section: str) -> str:
     return next(name for name, kind in KINDS.items() if section in kind.observers)
-
-
-def recompute_run(run: Run) -> Iterator[Recomputed]:
-    for recompute in KINDS[run.kind].recompute if run.kind in KINDS else ():
-        yield from recompute(run)

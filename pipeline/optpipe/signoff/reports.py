@@ -22,7 +22,7 @@ from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.report.charts import Bar
 from optpipe.report.document import Figure, Page, RawFile
-from optpipe.signoff.document import page_from_comparison, page_from_verdict
+from optpipe.signoff.document import page_from_comparison, page_from_verdict, render_junit
 from optpipe.signoff.dossier import Dossier
 from optpipe.trace.document import draw_profile
 from optpipe.trace.records import TraceProfile
@@ -72,7 +72,6 @@ def write_reports(texts: Mapping[str, str], folder: Path) -> list[Path]:
 
 def _render_reports(page: Page, comparison: Comparison, verdict: VerdictRecord | None) -> dict[str, str]:
     from optpipe.report.html import render_html
-    from optpipe.report.junit import render_junit
     from optpipe.report.markdown import render_page
 
     texts = {HTML: render_html(page), MARKDOWN: render_page(page)}

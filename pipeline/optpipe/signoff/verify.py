@@ -34,7 +34,7 @@ from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.engine import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
-from optpipe.signoff.evidence import JUDGED_RUNS, KINDS, recompute_run
+from optpipe.signoff.evidence import JUDGED_RUNS, KINDS
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
 from optpipe.stats.percentiles import CONFIDENCE
@@ -140,7 +140,8 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
         )
         problems += [*serious, *find_contradictions(dossier)]
         for run in (*dossier.baseline_runs, *dossier.every_run):
-            problems += compare_recomputed(recompute_run(run))
+            for recompute in KINDS[run.kind].recompute if run.kind in KINDS else ():
+                problems += compare_recomputed(recompute(run))
         unbacked = () if problems else tuple(list_unbacked(dossier, verdict))
     except list_read_errors() as error:
         return replace(found, problems=(*problems, f"cannot be recomputed: {first_line(error)}"))

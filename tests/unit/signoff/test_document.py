@@ -20,13 +20,13 @@ from optpipe.core.verdict import (
     VerificationRecord,
 )
 from optpipe.report.html import render_html
-from optpipe.report.junit import render_junit
 from optpipe.report.markdown import render_page
 from optpipe.signoff.document import (
     document_from_pipeline_run,
     document_from_verdict,
     document_from_verification,
     page_from_verdict,
+    render_junit,
 )
 
 DOSSIER = Path("optpipe-out/dossiers/digits-onnxruntime-int8-20261122T104716")

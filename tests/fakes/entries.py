@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from optpipe.core.entries import ArtifactInfo, LintFinding, WeightsRecord
+from optpipe.core.entries import ArtifactInfo, LintFinding, ReferenceInfo, VerificationInfo, WeightsRecord
+from optpipe.core.events import SilentListener
 from optpipe.core.precision import (
     Budget,
     KeptLayer,
@@ -55,6 +56,28 @@ def artifact_info(**changes: Any) -> ArtifactInfo:
         "precision_proof": proof(precision),
     }
     return ArtifactInfo(**{**known, **changes})
+
+
+def put(store, info, recipe, parents=(), files=None):
+    """A stored entry made of other entries, with the content of its files by name."""
+
+    def make(folder):
+        for name, content in (files or {}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+        return info
+
+    ids = tuple(each.id for each in parents)
+    return store.produce(type(info), recipe, make, parents=ids, listener=SilentListener())[0]
+
+
+def put_verified(store, model, artifact, samples, files=None):
+    """The reference of so many samples and the verification of the artifact against it."""
+    info = ReferenceInfo("images", samples, "0" * 64, "source model", ())
+    reference = put(store, info, {"of": model.id, "samples": samples}, (model,), files)
+    checked = VerificationInfo("source model", samples, 0.1, 61.2, None, None, None, (), 80, True)
+    recipe = {"artifact": artifact.id, "reference": reference.id}
+    return reference, put(store, checked, recipe, (artifact, reference))
 
 
 def thing_of(kind: str) -> type[Thing]:

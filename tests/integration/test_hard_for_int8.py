@@ -106,7 +106,7 @@ def accuracy(graph, card, data):
     scores = np.concatenate(
         [session.run(None, {"image": rows})[0] for rows in preprocess_batches(data.paths, card.transform, 200)]
     )
-    return float(np.mean(scores.argmax(1) == find_label_indices(data, card, 10)))
+    return float(np.mean(scores.argmax(1) == find_label_indices(data, card, scores.shape[1])))
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,24 @@ def test_every_method_keeps_digits_within_half_a_point(digits, validation, tmp_p
     }
     assert before - max(after.values()) <= 0.005
     assert min(after.values()) > 0.97
+
+
+def test_max_loses_points_on_pairs_and_percentile_does_not(tmp_path) -> None:
+    """`pairs` ships: a trained network whose accuracy tells the methods apart."""
+    model, store, plan = named_model("pairs"), Store(tmp_path), CalibrationPlan(None, None, 0, METHODS[:3])
+    entry, _ = export_model(model, store, SilentListener())
+    card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
+    data, _ = image_set_from_path(find_shipped_folder("calibration") / "pairs" / "validation.json")
+    tables = run_calibration(model, plan, store, SilentListener()).tables
+    before = accuracy(graph, card, data)
+    after = {
+        each.method: accuracy(quantize_graph(graph, read_table(Path(each.path)), "tensorrt")[0], card, data)
+        for each in tables
+    }
+    assert before > 0.8
+    assert before - after["max"] > 0.008
+    assert abs(before - after["percentile"]) < 0.006
+    assert before - after["entropy"] < 0.04
 
 
 def test_max_fails_on_outliers_and_the_others_recover(hard, digits, validation) -> None:

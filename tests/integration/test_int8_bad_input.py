@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 from PIL import Image
 
 from optpipe.core.errors import ExitStatus
 from optpipe.workspace.places import find_shipped_folder
+from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]
@@ -104,28 +103,21 @@ def test_tables_that_do_not_fit(run: Run, folder: Path, tmp_path: Path) -> None:
 def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
     """`log` of a channel that is zero somewhere: -inf on real pictures."""
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((10, 16, 3, 3)).astype(np.float32)
-    first = rng.standard_normal((16, 3, 3, 3)).astype(np.float32)
+    sizes = {"w0": (16, 3, 3, 3), "w1": (10, 16, 3, 3)}
+    weights = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
     nodes = [
-        helper.make_node("Conv", ["image", "w0"], ["c0"], name="first", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c0"], ["r0"], name="relu"),
-        helper.make_node("Log", ["r0"], ["log"], name="log"),
-        helper.make_node("Conv", ["log", "w1"], ["c1"], name="second"),
-        helper.make_node("GlobalAveragePool", ["c1"], ["p"], name="pool"),
-        helper.make_node("Flatten", ["p"], ["logits"], name="flat"),
+        ("Conv", "image w0", "c0", {"pads": [1, 1, 1, 1]}),
+        ("Relu", "c0", "r0"),
+        ("Log", "r0", "log"),
+        ("Conv", "log w1", "c1"),
+        ("GlobalAveragePool", "c1", "p"),
+        ("Flatten", "p", "logits"),
     ]
-    value = helper.make_tensor_value_info
     card = (find_shipped_folder("models") / "digits.toml").read_text()
     lines = [line for line in card.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
     body = "\n".join(lines).replace("../calibration", str(find_shipped_folder("calibration").resolve()))
-    shape = ["n", 3, 32, 32] if "32" in card else ["n", 3, 28, 28]
-    graph = helper.make_graph(
-        nodes, "g", [value("image", 1, shape)], [value("logits", 1, ["n", 10])],
-        [numpy_helper.from_array(first, "w0"), numpy_helper.from_array(weight, "w1")],
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "log.onnx"
-    )
+    shapes = {"image": ["n", 3, 32, 32]}, {"logits": ["n", 10]}
+    onnx_model(nodes, *shapes, path=tmp_path / "log.onnx", **weights)
     (tmp_path / "log.toml").write_text('name = "log"\nsource = "log.onnx"\n' + body)
     ran = optpipe("calibrate", "log.toml", "--json", cwd=tmp_path)
     refused(ran, "tensor 'log' contains NaN or Inf on the calibration data", status=ExitStatus.STAGE_FAILED)

@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 import polars as pl
 import pytest
-from tests.fakes.entries import artifact_info, proof
+from tests.fakes.entries import artifact_info, proof, put
 from tests.fakes.preprocess import preprocess_record
 from tests.golden import phenomena
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
-from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo, WeightsRecord
+from optpipe.core.entries import ModelInfo, VerificationInfo, WeightsRecord
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
@@ -90,10 +90,6 @@ class Workspace:
             precision_proof=proof(precision, macs, proven=proven, reason="as asked" if proven else "3 layers are fp32"),
         )
 
-        def make(folder):
-            (folder / "model.onnx").write_bytes(f"{backend} {precision} {trained}".encode() * 100)
-            return info
-
         card = str(self.path.parent / "digits.toml")
         exported = ModelInfo("digits", "card:digits", info.weights, simplified=True, own_precision=None, card=card)
         asked = {"model": {"weights": {"file": "0" * 64} if trained else {"random": 0}, "width": width}}
@@ -105,15 +101,10 @@ class Workspace:
 
         model, _ = self.store.produce(ModelInfo, asked, export, listener=SilentListener())
         recipe = {"test": [precision, backend, trained, proven, macs], "model": model.id, "precision": precision}
-        entry, _ = self.store.produce(ArtifactInfo, recipe, make, parents=(model.id,), listener=SilentListener())
+        content = f"{backend} {precision} {trained}".encode() * 100
+        entry = put(self.store, info, recipe, (model,), {"model.onnx": content})
         checked = VerificationInfo("images", 8, 0.1, 61.2, None, None, None, (), 80, passed)
-        self.store.produce(
-            VerificationInfo,
-            {"artifact": {"id": entry.id, "sha256": entry.sha256("model.onnx")}},
-            lambda _: checked,
-            parents=(entry.id,),
-            listener=SilentListener(),
-        )
+        put(self.store, checked, {"artifact": {"id": entry.id, "sha256": entry.sha256("model.onnx")}}, (entry,))
         return entry
 
     def bench(

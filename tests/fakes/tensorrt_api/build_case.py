@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.registry import BACKENDS
@@ -24,23 +23,17 @@ SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16)
 def save_graph(folder, *, sparse=True):
     """x (batch, 3, 16, 16) through two convolutions; the weights of the second have the 2:4 pattern if `sparse`."""
     generator = np.random.default_rng(0)
-    weights = {name: generator.normal(size=size) for name, size in {"w": (16, 3, 3, 3), "v": (10, 16, 1, 1)}.items()}
+    sizes = {"w": (16, 3, 3, 3), "v": (10, 16, 1, 1)}
+    weights = {name: generator.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     if sparse:
         weights["v"][:, ::2] = 0
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], name="first", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], name="relu"),
-        helper.make_node("Conv", ["b", "v"], ["y"], name="second"),
+        ("Conv", "x w", "a", {"name": "first", "pads": [1, 1, 1, 1]}),
+        ("Relu", "a", "b", {"name": "relu"}),
+        ("Conv", "b v", "y", {"name": "second"}),
     ]
-    graph = helper.make_graph(
-        nodes, "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10, 16, 16])],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "model.onnx"
-    )
+    shapes = {"x": ["batch", 3, 16, 16]}, {"y": ["batch", 10, 16, 16]}
+    onnx_model(nodes, *shapes, path=folder / "model.onnx", **weights)
 
 
 def build(backend, folder, name, options):

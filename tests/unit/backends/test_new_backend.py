@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tests.fakes.graphs import onnx_model
 
 import optpipe
 from optpipe.backends.base import Backend, BuildResult, Capability, LayerTimes, Option
@@ -120,10 +120,11 @@ def toy(monkeypatch):
 
 
 def build(folder, backend, **options):
-    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), "w")
-    values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4])] for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", *values, [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), folder / "net.onnx")
+    weight, shapes = (
+        np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
+        ({"x": ["n", 4]}, {"y": ["n", 4]}),
+    )
+    onnx_model([("MatMul", "x w", "y", {"name": "m"})], *shapes, path=folder / "net.onnx", w=weight)
     store, model = Store(folder / "work"), Model(OnnxFileSource(folder / "net.onnx"), WeightsRequest())
     plan = BuildPlan((Precision.FP32,), (backend,), named=True, options={"toy": options})
     return build_model(model, plan, store, SilentListener()), store

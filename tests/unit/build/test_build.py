@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
@@ -66,21 +67,12 @@ NEEDED = {"segmentation": "(n, classes, height, width)", "detection": "logits", 
 
 @pytest.mark.parametrize(("task", "needed"), NEEDED.items())
 def test_outputs_that_do_not_fit_the_task_are_refused_with_the_task_that_fits(tmp_path, task, needed):
-    import onnx
-    from onnx import TensorProto, helper
-
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, 4, 4])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 48])
-    graph = helper.make_graph([helper.make_node("Flatten", ["image"], ["logits"])], "flat", [image], [logits])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "flat.onnx"
-    )
+    shapes: Any = {"image": ["n", 3, 4, 4]}, {"logits": ["n", 48]}
+    onnx_model([("Flatten", "image", "logits")], *shapes, path=tmp_path / "flat.onnx")
     (tmp_path / "flat.toml").write_text(CARD.format(task=task))
     model = Model(source_from_text(str(tmp_path / "flat.toml"), {}), weights_from_text("default", 0))
-    plan, store = (
-        BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu"),
-        Store(tmp_path / "workspace"),
-    )
+    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu")
+    store = Store(tmp_path / "workspace")
     with pytest.raises(BadInputError) as refused:
         build_model(model, plan, store, SilentListener())
     assert needed in str(refused.value)

@@ -11,13 +11,12 @@ from typing import Any
 
 import jsonschema
 import numpy as np
-import onnx
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from tests.fakes.entries import artifact_info
+from tests.fakes.graphs import onnx_model
 from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS
@@ -166,19 +165,11 @@ def test_a_uri_that_kserve_refuses_is_refused(uri):
 
 def load_predictor(folder, inputs):
     """`predict.py` of a folder with a graph that adds its two inputs, imported as a service does."""
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("a", "b", "y")]
-    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "g", value[:2], value[2:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, folder / "model.onnx")
+    shape = ["n", 4]
+    onnx_model([("Add", "a b", "y")], {"a": shape, "b": shape}, {"y": shape}, path=folder / "model.onnx")
     runtime = {"provider": "CPUExecutionProvider", "provider_options": {}, "threads": 1, "session_config": {}}
-    settings = {
-        "engine": "model.onnx",
-        "inputs": inputs,
-        "labels": [],
-        "runtime": runtime,
-        "classifies": False,
-        "pipeline": None,
-    }
+    settings = {"engine": "model.onnx", "inputs": inputs, "labels": [], "runtime": runtime}
+    settings |= {"classifies": False, "pipeline": None}
     write_json(folder / "loader.json", settings | {"sha256": {"model.onnx": hash_file(folder / "model.onnx")}})
     loader = BACKENDS["onnxruntime"].serving(artifact_info(), {}, "").loader
     shutil.copy(loader, folder / "predict.py")

@@ -11,13 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.fakes.entries import artifact_info
+from tests.fakes.entries import artifact_info, put, put_verified
 from tests.fakes.preprocess import preprocess_record
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.entries import Environment, Gpu, ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
+from optpipe.core.entries import Environment, Gpu, ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, GateError
-from optpipe.core.events import SilentListener
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.attest import FILE, find_attestation_problems, make_statement, sign_statement
@@ -41,31 +40,16 @@ def store(tmp_path):
     return Store(tmp_path / "workspace")
 
 
-def produced(store, info, recipe, parents=()):
-    def make(folder):
-        (folder / REFERENCE).write_bytes(b"outputs")
-        return info
-
-    return store.produce(type(info), recipe, make, parents=parents, listener=SilentListener())[0]
-
-
-def reference(store, model, samples):
-    info = ReferenceInfo("images", samples, "0" * 64, "source model", ())
-    return produced(store, info, {"samples": samples}, (model.id,))
-
-
 @pytest.fixture
 def model(store):
     weights = WeightsRecord("file", "0" * 64)
-    return produced(store, ModelInfo("m", "m", weights, simplified=False, own_precision=None), {})
+    return put(store, ModelInfo("m", "m", weights, simplified=False, own_precision=None), {})
 
 
 def test_the_samples_are_those_of_the_dossiers_verification(store, model):
-    signed = reference(store, model, 800)
-    artifact = produced(store, artifact_info(), {}, (model.id,))
-    info = VerificationInfo("source model", 800, 0.1, 61.2, None, None, None, (), 80, True)
-    checked = produced(store, info, {"reference": signed.id}, (artifact.id, signed.id))
-    later = reference(store, model, 8)
+    artifact = put(store, artifact_info(), {}, (model,))
+    signed, checked = put_verified(store, model, artifact, 800, {REFERENCE: b"outputs"})
+    later, _ = put_verified(store, model, artifact, 8, {REFERENCE: b"outputs"})
     assert _find_samples(None, store, model) == later  # a dossier may have none
     assert _find_samples(checked, store, model) == signed
     shutil.rmtree(signed.path)
@@ -75,13 +59,8 @@ def test_the_samples_are_those_of_the_dossiers_verification(store, model):
 
 def pipeline_of(store):
     """A stored pipeline, and its record in a run."""
-
-    def make(folder):
-        (folder / "1").mkdir()
-        (folder / PIPELINE).write_bytes(b"dali")
-        return PreprocessingInfo("digits", PROVEN.hash, DaliPlan(), PIPELINE)
-
-    entry, _ = store.produce(PreprocessingInfo, {"transform": PROVEN.hash}, make, listener=SilentListener())
+    info = PreprocessingInfo("digits", PROVEN.hash, DaliPlan(), PIPELINE)
+    entry = put(store, info, {"transform": PROVEN.hash}, files={PIPELINE: b"dali"})
     steps = tuple(PROVEN.to_dict()["steps"])
     return entry, replace(preprocess_record().pipeline, id=entry.id, sha256=entry.sha256(PIPELINE), steps=steps)
 
@@ -191,19 +170,12 @@ def test_the_same_machine_has_no_differences_and_other_packages_do_not_matter():
 
 def test_each_difference_is_one_line():
     a100 = replace(H200, name="NVIDIA A100", compute_capability="8.0", driver="570.2")
-    found = list(find_differences(evidence(), replace(PLACE, gpus=(a100,), packages={})))
-    assert found == [
-        "gpu: the evidence is from NVIDIA H200; here: NVIDIA A100",
-        "driver: the evidence is from 580.1; here: 570.2",
-        "onnxruntime-gpu: the evidence is from 1.31.1; here: none",
-    ]
-    assert list(find_differences(evidence(), replace(PLACE, gpus=()))) == [
-        "gpu: the evidence is from NVIDIA H200; here: none",
-        "driver: the evidence is from 580.1; here: none",
-    ]
-    assert list(find_differences(evidence(gpus=(), cpu="another CPU"), PLACE)) == [
-        "cpu: the evidence is from another CPU; here: a CPU"
-    ]
+    for here, named, known in (
+        (replace(PLACE, gpus=(a100,), packages={}), ["gpu", "driver", "onnxruntime-gpu"], evidence()),
+        (replace(PLACE, gpus=()), ["gpu", "driver"], evidence()),
+        (PLACE, ["cpu"], evidence(gpus=(), cpu="another CPU")),
+    ):
+        assert [each.partition(":")[0] for each in find_differences(known, here)] == named
 
 
 pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")

@@ -81,12 +81,6 @@ def test_without_suppression_there_are_doubles() -> None:
     assert (found.scores > 0.5).sum() == 6
 
 
-def test_a_card_says_its_head() -> None:
-    card = make_card(("o", (1, 7, 6), "float32"), head={"layout": "yolov8", "nms_iou": 0.5})
-    assert find_head(card).nms_iou == 0.5
-    assert "NMS outside the engine per class (IoU 0.5)" in find_head(card).description
-
-
 @pytest.mark.parametrize(
     ("outputs", "head", "message"),
     [

@@ -38,7 +38,3 @@ def test_the_newest_evaluation_on_the_validation_set_counts_whatever_gave_it(jud
 
 def test_without_it_the_newest_counts_and_is_named(judge) -> None:
     assert judge({**VALIDATION, "validation": False}, TRAINING) == (1, "1000 images of digits/train (bbbbbbbbbbbb)")
-
-
-def test_records_of_older_versions_are_described_as_before(judge) -> None:
-    assert judge(VALIDATION, VALIDATION) == (1, "1000 images")

@@ -124,14 +124,6 @@ def test_a_missing_mask_is_named(tmp_path) -> None:
         TASK.read_truths(samples, make_card(), 3)
 
 
-def test_no_masks_means_no_truths(tmp_path) -> None:
-    samples = write_set(tmp_path, make_masks(2, 0))
-    for path in (tmp_path / "masks").iterdir():
-        path.unlink()
-    (tmp_path / "masks").rmdir()
-    assert TASK.read_truths(samples, make_card(), 3) is None
-
-
 def test_outputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadInputError, match=r'logits has shape 1×3; task = "classification" would fit'):
         TASK.require_model(make_card(outputs=(1, 3)))

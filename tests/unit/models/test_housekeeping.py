@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 from tests.fakes.console import text_of
-from tests.fakes.entries import Thing, thing_of
+from tests.fakes.entries import put, thing_of
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.events import SilentListener
 from optpipe.models.artifacts.engine import hash_engine, measure_engine
 from optpipe.models.artifacts.housekeeping import (
     StoreListing,
@@ -27,12 +26,7 @@ from optpipe.workspace.store import Store
 @pytest.fixture
 def store(tmp_path):
     found = Store(tmp_path)
-    found.produce(
-        thing_of("artifact"),
-        {"a": 1},
-        lambda folder: Thing((folder / "file").write_text("x")),
-        listener=SilentListener(),
-    )
+    put(found, thing_of("artifact")(), {"a": 1}, files={"file": b"x"})
     return found
 
 
@@ -45,7 +39,7 @@ def run_in(store, *, whole=True):
 
 
 def test_runs_and_what_is_damaged_are_listed(store):
-    damaged, _ = store.produce(thing_of("graph"), {"b": 1}, lambda _: Thing(), listener=SilentListener())
+    damaged = put(store, thing_of("graph")(), {"b": 1})
     (damaged.path / MANIFEST).write_text("{")
     whole, unfinished, broken = run_in(store), run_in(store, whole=False), run_in(store)
     (broken / MANIFEST).write_text("[]")
@@ -89,19 +83,14 @@ def test_a_damaged_entry_is_removed_by_name_id_or_gc(store):
         lambda entry: remove_stored(store, entry.id, with_dependents=False),
         lambda _: collect_garbage(store, dry_run=False),
     ):
-        entry, _ = store.produce(thing_of("graph"), {"b": 1}, lambda _: Thing(), listener=SilentListener())
+        entry = put(store, thing_of("graph")(), {"b": 1})
         (entry.path / MANIFEST).unlink()
         assert remove(entry).removed == (entry.path.name,)
         assert len(store.list_entries()) == 1
 
 
 def test_what_gc_would_free_is_what_it_frees(store):
-    unneeded, _ = store.produce(
-        thing_of("graph"), {"b": 1}, lambda folder: Thing((folder / "x").write_text("y")), listener=SilentListener()
-    )
-    damaged, _ = store.produce(
-        thing_of("graph"), {"c": 1}, lambda folder: Thing((folder / "x").write_text("y")), listener=SilentListener()
-    )
+    unneeded, damaged = (put(store, thing_of("graph")(), {each: 1}, files={"x": b"y"}) for each in "bc")
     (damaged.path / MANIFEST).write_text("{")
     would = collect_garbage(store, dry_run=True)
     assert unneeded.path.exists()
@@ -110,25 +99,19 @@ def test_what_gc_would_free_is_what_it_frees(store):
 
 
 def test_gc_keeps_what_commands_were_asked_for_and_what_that_is_compared_with(tmp_path):
-    store, quiet = Store(tmp_path), SilentListener()
+    store = Store(tmp_path)
 
-    def make(kind, *parents):
-        return store.produce(
-            thing_of(kind), {"of": kind, "parents": parents}, lambda _: Thing(), parents=parents, listener=quiet
-        )[0].id
+    def make(kind, *parents, name=""):
+        return put(store, thing_of(kind)(), {"of": kind, "name": name}, parents)
 
-    model = make("exported")
-    reference = make("reference", model)
-    artifact = make("artifact", model)
-    verification = make("verification", artifact, reference)
-    table = make("calibration", make("exported", "calibrated"))
-    pipeline = make("preprocessing", model)
-    other = make("exported", "gone")
-    unneeded = make("reference", other)
-    removed = set(collect_garbage(store, dry_run=False).removed)
-    assert removed == {f"exported-{other}", f"reference-{unneeded}"}
-    kept = {each.id for each in store.list_entries()}
-    assert kept == {model, make("exported", "calibrated"), reference, artifact, verification, table, pipeline}
+    model, calibrated = make("exported"), make("exported", name="calibrated")
+    reference, artifact = make("reference", model), make("artifact", model)
+    needed = [model, calibrated, reference, artifact, make("verification", artifact, reference)]
+    needed += [make("calibration", calibrated), make("preprocessing", model)]
+    other = make("exported", name="gone")
+    unneeded = make("reference", other, name="gone")
+    assert set(collect_garbage(store, dry_run=False).removed) == {other.path.name, unneeded.path.name}
+    assert {each.id for each in store.list_entries()} == {each.id for each in needed}
 
 
 FILES = {"model.pt2": ("aa", 5), "batch-8.pt2": ("bb", 7), "build.log": ("cc", 100)}

@@ -1,7 +1,6 @@
 """A user's file is run as Python would run it, and what it reads decides the model."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,8 @@ make = lambda: torch.nn.Flatten()
 """
 
 
-def card(folder, step):
-    (folder / "net.py").write_text(FILE.replace("STEP", step))
-    return PythonFileSource(folder / "net.py", "make").load(weights_from_text("default", 0)).card
-
-
 def test_its_compose_is_the_preprocessing(tmp_path):
-    transform = require_image_transform(card(tmp_path, "v2.CenterCrop(16)"))
+    transform = require_image_transform(load(tmp_path, FILE.replace("STEP", "v2.CenterCrop(16)")).card)
     assert transform.geometry == (Resize((20,)), CenterCrop(16, 16))
 
 
@@ -37,7 +31,7 @@ def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
     with pytest.raises(
         BadInputError, match=r"produces float32 of shape 3×12×12 .CHW., but input x expects float32, 1x3x16x16"
     ):
-        require_image_transform(card(tmp_path, "v2.CenterCrop(12)"))
+        require_image_transform(load(tmp_path, FILE.replace("STEP", "v2.CenterCrop(12)")).card)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +52,8 @@ def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
 )
 def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
     imports = "import torch\nfrom torch import nn\n"
-    (tmp_path / "net.py").write_text(f"{imports}INPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n{factory}")
     with pytest.raises(BadInputError, match=said):
-        PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))
+        load(tmp_path, f"{imports}INPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n{factory}")
 
 
 @pytest.mark.parametrize(
@@ -76,9 +69,8 @@ def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
     ],
 )
 def test_inputs_that_are_none_are_one_line(tmp_path, inputs, said):
-    (tmp_path / "net.py").write_text(f"import torch\nmake = torch.nn.ReLU\nINPUTS = {inputs}\n")
     with pytest.raises(BadInputError, match=said):
-        PythonFileSource(tmp_path / "net.py", "make").load(weights_from_text("default", 0))
+        load(tmp_path, f"import torch\nmake = torch.nn.ReLU\nINPUTS = {inputs}\n")
 
 
 def test_defaults_that_the_file_sets_hold_for_its_own_code_only(tmp_path):
@@ -216,23 +208,14 @@ def test_what_lies_beside_the_file_is_found_and_the_path_is_left_as_it_was(folde
     assert set(loaded.code_identity["files"]) == files
 
 
-def retrain(folder: Path) -> None:
-    trained(folder, 2.0)
-
-
-def edit_module(folder: Path) -> None:
-    (folder / "helper_beside.py").write_text("import torch\nactivation = torch.nn.GELU\n")
-
-
-def edit_late_module(folder: Path) -> None:
-    (folder / "late_beside" / "inner.py").write_text("import torch\nlast = torch.nn.Softplus\n")
-
-
-@pytest.mark.parametrize("change", [retrain, edit_module, edit_late_module])
-def test_what_the_model_is_made_of_decides_its_key(folder: Path, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("name", ["ckpt.pt", "helper_beside.py", "late_beside/inner.py"])
+def test_what_the_model_is_made_of_decides_its_key(folder: Path, name: str) -> None:
     before = made(folder).recipe()
     assert made(folder).recipe() == before
-    change(folder)
+    if name == "ckpt.pt":
+        trained(folder, 2.0)
+    else:
+        (folder / name).write_text((folder / name).read_text() + "\n")
     after = made(folder).recipe()
     assert after["source"] | {"made": None} == before["source"] | {"made": None}
     assert after != before

@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 from PIL import Image
+from tests.fakes.graphs import onnx_model
 from tests.fakes.mutations import mutate_bytes
 
 from optpipe.core.card import InputSpec, ModelCard, Task
@@ -65,17 +64,8 @@ def test_where_the_labels_come_from(tmp_path, listed, labels, warned):
 
 
 def test_boxes_of_one_image_at_a_time_get_as_many_rows(tmp_path):
-    nodes = [
-        helper.make_node("Flatten", ["x"], ["values"]),
-        helper.make_node("NonZero", ["values"], ["places"]),
-        helper.make_node("Transpose", ["places"], ["boxes"]),
-    ]
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])
-    made = helper.make_tensor_value_info("boxes", TensorProto.INT64, ["k", 2])
-    graph = helper.make_graph(nodes, "g", [given], [made])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "net.onnx"
-    )
+    nodes = [("Flatten", "x", "values"), ("NonZero", "values", "places"), ("Transpose", "places", "boxes")]
+    onnx_model(nodes, {"x": [1, 3, 2, 2]}, {"boxes": ("INT64", ["k", 2])}, path=tmp_path / "net.onnx")
     card = ModelCard("m", "s", Task.DETECTION, (InputSpec("x", "float32", *((1, 3, 2, 2),) * 3),))
     images = np.zeros((3, 3, 2, 2), np.float32)
     images[0, 0], images[2, 0, 0] = 1, 1

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+from tests.fakes.entries import put
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import ModelInfo, SampleSetSummary, WeightsRecord
@@ -36,14 +37,9 @@ def export(residual_model, tmp_path):
             transform=transform,
         )
 
-        def make(folder):
-            onnx.save(residual_model, folder / ONNX)
-            (folder / CARD).write_text(json.dumps(card.to_dict()))
-            return ModelInfo(
-                "net", "net.onnx", WeightsRecord("embedded", "0" * 64), simplified=True, own_precision=None
-            )
-
-        return store.produce(ModelInfo, {"model": card.to_dict()}, make, listener=SilentListener())[0]
+        info = ModelInfo("net", "net.onnx", WeightsRecord("embedded", "0" * 64), simplified=True, own_precision=None)
+        files = {ONNX: residual_model.SerializeToString(), CARD: json.dumps(card.to_dict()).encode()}
+        return put(store, info, {"model": card.to_dict()}, files=files)
 
     store = Store(tmp_path / "workspace")
     return stored, store

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.fakes.entries import put
 from tests.fakes.preprocess import preprocess_record
 
 from optpipe.build.build import BuildPlan
@@ -300,12 +301,8 @@ def test_notes_are_those_of_data_with_the_same_content(tmp_path):
     policy = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
     store, data = Store(tmp_path / "work"), tmp_path / "data.jsonl"
     info = ModelInfo("reader", "reader.onnx", WeightsRecord("embedded", ""), simplified=True, own_precision=None)
-
-    def make(directory):
-        (directory / CARD).write_text(json.dumps(ModelCard("reader", "reader.onnx", Task.OTHER, ()).to_dict()))
-        return info
-
-    model, _ = store.produce(ModelInfo, {}, make, listener=SilentListener())
+    card = json.dumps(ModelCard("reader", "reader.onnx", Task.OTHER, ()).to_dict()).encode()
+    model = put(store, info, {}, files={CARD: card})
     build = BuildPlan((), (), named=True)
     plan = PipelinePlan(SignoffRequest("reader", policy), build, data=data)
     paths = []

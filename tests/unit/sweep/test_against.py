@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.entries import artifact_info
+from tests.fakes.entries import artifact_info, put
 from tests.fakes.sweeps import make_cell, make_recipe, make_record, make_slot, other_environment
 
-from optpipe.core.entries import ArtifactInfo
-from optpipe.core.events import SilentListener
 from optpipe.sweep.job import JobState
 from optpipe.sweep.local import find_built, note_built
 from optpipe.sweep.plan import LEVEL, fill_rows, judge_against, plan_sweep
@@ -95,17 +93,9 @@ def test_false_alarms_are_rare_over_all_cells_together():
     assert alarms <= sweeps * LEVEL + 4 * (sweeps * LEVEL * (1 - LEVEL)) ** 0.5
 
 
-def make_artifact(workspace):
-    def fill(folder):
-        (folder / "model.onnx").write_bytes(b"engine")
-        return artifact_info()
-
-    entry, _ = Store(workspace).produce(ArtifactInfo, {"test": 1}, fill, listener=SilentListener())
-    return entry
-
-
 def test_a_build_is_known_again_by_its_content_in_its_environment(tmp_path):
-    entry, recipe = make_artifact(tmp_path), make_recipe(files={"model": "1"})
+    entry = put(Store(tmp_path), artifact_info(), {"test": 1}, files={"model.onnx": b"engine"})
+    recipe = make_recipe(files={"model": "1"})
     note_built(tmp_path, recipe, "f", entry.id)
     assert find_built(tmp_path, recipe, "f") == entry.id
     assert find_built(tmp_path, recipe, "other") is None

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.entries import put
 from tests.fakes.graphs import onnx_model
 
 from optpipe.core.entries import ModelInfo, WeightsRecord
@@ -92,7 +93,7 @@ def test_a_stored_model_is_swept_by_its_file(tmp_path, monkeypatch):
     path = tmp_path / "light_one.onnx"
     path.touch()
     info = ModelInfo("light_one", str(path), WeightsRecord("embedded", ""), simplified=True, own_precision=None)
-    store.produce(ModelInfo, {}, lambda _: info, listener=SilentListener())
+    put(store, info, {})
     monkeypatch.chdir(store.workspace)
     assert resolve_models(Matrix(models=("light_one", "digits")), store, local=True).models == (str(path), "digits")
     assert resolve_models(Matrix(models=("theirs.onnx",)), store, local=False).models == ("theirs.onnx",)

@@ -13,10 +13,11 @@ import pytest
 from fsspec.registry import _registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.entries import artifact_info
+from tests.fakes.entries import artifact_info, put_verified
+from tests.fakes.entries import put as put_entry
 from tests.fakes.sweeps import make_cell, make_record
 
-from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
+from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
@@ -144,21 +145,10 @@ def test_a_folder_that_is_no_workspace_is_refused_before_anything_is_copied(tmp_
 @pytest.fixture
 def built(tmp_path):
     """A store with a model and an artifact of it."""
-    store = Store(tmp_path / "here")
-
-    def fill(info):
-        def make(folder):
-            (folder / "model.onnx").write_bytes(b"engine" * 1000)
-            return info
-
-        return make
-
+    store, files = Store(tmp_path / "here"), {"model.onnx": b"engine" * 1000}
     info = ModelInfo("m", "m", WeightsRecord("random", "0" * 64), simplified=False, own_precision=None)
-    model, _ = store.produce(ModelInfo, {"m": 1}, fill(info), listener=SilentListener())
-    artifact, _ = store.produce(
-        ArtifactInfo, {"a": 1}, fill(artifact_info()), parents=(model.id,), listener=SilentListener()
-    )
-    return store, artifact
+    model = put_entry(store, info, {"m": 1}, files=files)
+    return store, put_entry(store, artifact_info(), {"a": 1}, (model,), files)
 
 
 def test_what_a_bench_needs_arrives_as_it_was(built, tmp_path):
@@ -175,17 +165,8 @@ def test_what_a_bench_needs_arrives_as_it_was(built, tmp_path):
 def test_only_the_reference_that_the_artifact_was_verified_on_is_sent(built, tmp_path):
     store, artifact = built
     model = store.find(artifact.manifest.parents[0])
-
-    def reference(samples):
-        info = ReferenceInfo("images", samples, "0" * 64, "source model", ())
-        recipe = {"samples": samples}
-        return store.produce(ReferenceInfo, recipe, lambda _: info, parents=(model.id,), listener=SilentListener())[0]
-
-    own = reference(800)
-    info = VerificationInfo("source model", 800, 0.1, 61.2, None, None, None, (), 80, True)
-    parents = (artifact.id, own.id)
-    checked, _ = store.produce(VerificationInfo, {}, lambda _: info, parents=parents, listener=SilentListener())
-    reference(8)
+    own, checked = put_verified(store, model, artifact, 800)
+    put_entry(store, replace(own.info, samples=8), {"samples": 8}, (model,))
     sent = [f"store/{each.path.name}" for each in (artifact, model, own, checked)]
     assert sorted(list_needed(store, artifact.id)) == sorted(sent)
 
@@ -247,15 +228,10 @@ def test_a_bucket_is_tried_before_anything_runs(tmp_path, monkeypatch):
 
 def test_an_artifact_whose_loading_runs_code_is_foreign_until_approved(tmp_path):
     theirs, mine = Store(tmp_path / "theirs"), Store(tmp_path / "mine")
-
-    def build(file):
-        def make(folder):
-            (folder / file).write_bytes(b"engine")
-            return replace(artifact_info(), file=file)
-
-        return theirs.produce(ArtifactInfo, {"file": file}, make, listener=SilentListener())[0].id
-
-    package, graph = build("model.pt2"), build("model.onnx")
+    package, graph = (
+        put_entry(theirs, artifact_info(file=file), {"file": file}, files={file: b"engine"}).id
+        for file in ("model.pt2", "model.onnx")
+    )
     merge(mine.workspace, theirs.workspace)
     mine.verify_entry(mine.find(graph, ArtifactInfo))
     foreign = mine.find(package, ArtifactInfo)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto
+from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.core.card import InputSpec
@@ -22,23 +23,14 @@ SIZE = 4 * 2 * 8 * 4 * 4
 WEIGHT = 4 * 8 * 8
 
 
-def _graph(
-    nodes: Sequence[Any], *constants: Any, results: Sequence[str] = ("y",), shape: tuple[int, ...] = (8, 4, 4)
-) -> GraphCosts:
+def _graph(nodes: Sequence[Any], results: Sequence[str] = ("y",), **constants: Any) -> GraphCosts:
     """The costs of `nodes` between the input x and `results`, all of one shape, at batch 2."""
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [8, 8, 1, 1], [0.0] * 64)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *shape]) for name in ("x", *results)]
-    model = helper.make_model(helper.make_graph(list(nodes), "g", values[:1], values[1:], [weight, *constants]))
+    shape, weights = ["n", 8, 4, 4], {"w": np.zeros((8, 8, 1, 1), np.float32), **constants}
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
-        onnx.save(model, path)
-        return graph_costs_from_onnx(
-            path, [InputSpec("x", "float32", *((size, *shape) for size in (1, 1, 8)))], 2, PEAKS
-        )
-
-
-def _node(op: str, inputs: str, output: str, **attributes: Any) -> Any:
-    return helper.make_node(op, inputs.split(), [output], name=output, **attributes)
+        onnx_model(nodes, {"x": shape}, dict.fromkeys(results, shape), path=path, **weights)
+        spec = InputSpec("x", "float32", *((size, 8, 4, 4) for size in (1, 1, 8)))
+        return graph_costs_from_onnx(path, [spec], 2, PEAKS)
 
 
 def _fused(graph: GraphCosts) -> dict[str, int | None]:
@@ -47,11 +39,11 @@ def _fused(graph: GraphCosts) -> dict[str, int | None]:
 
 def test_a_skip_connection_is_read_by_the_convolution_that_adds_it() -> None:
     block = [
-        _node("Conv", "x w", "first"),
-        _node("Relu", "first", "skip"),
-        _node("Conv", "skip w", "second"),
-        _node("Add", "second skip", "sum"),
-        _node("Relu", "sum", "y"),
+        ("Conv", "x w", "first"),
+        ("Relu", "first", "skip"),
+        ("Conv", "skip w", "second"),
+        ("Add", "second skip", "sum"),
+        ("Relu", "sum", "y"),
     ]
     graph = _graph(block)
     assert _fused(graph) == {
@@ -103,22 +95,18 @@ def test_a_skip_connection_is_read_by_the_convolution_that_adds_it() -> None:
     ],
 )
 def test_what_each_group_moves(nodes: list[tuple[str, str, str]], fused: dict[str, int]) -> None:
-    assert _fused(_graph([_node(*each) for each in nodes])) == fused
+    assert _fused(_graph(nodes)) == fused
 
 
 def test_weights_are_read_as_they_are_kept() -> None:
     """One byte each where they are quantized, though the graph has them as fp32 too."""
-    constants = [
-        helper.make_tensor("q", TensorProto.INT8, [8, 8, 1, 1], [0] * 64),
-        helper.make_tensor("scale", TensorProto.FLOAT, [], [1.0]),
-    ]
     nodes = [
-        _node("QuantizeLinear", "x scale", "xq"),
-        _node("DequantizeLinear", "xq scale", "xd"),
-        _node("DequantizeLinear", "q scale", "wd"),
-        _node("Conv", "xd wd", "y"),
+        ("QuantizeLinear", "x scale", "xq"),
+        ("DequantizeLinear", "xq scale", "xd"),
+        ("DequantizeLinear", "q scale", "wd"),
+        ("Conv", "xd wd", "y"),
     ]
-    graph = _graph(nodes, *constants)
+    graph = _graph(nodes, q=np.zeros((8, 8, 1, 1), np.int8), scale=np.float32(1))
     costs = {each.name: each for each in graph.costs}
     assert costs["y"].type == "int8"
     assert {name: each.fused_bytes for name, each in costs.items()} == {
@@ -131,14 +119,12 @@ def test_weights_are_read_as_they_are_kept() -> None:
 
 
 def test_rows_picked_from_a_table_are_all_that_is_read() -> None:
-    table = helper.make_tensor("table", TensorProto.FLOAT, [1000, 2], [0.0] * 2000)
     nodes = [
-        _node("Cast", "x", "index", to=TensorProto.INT64),
-        _node("Gather", "table index", "rows"),
-        _node("ReduceSum", "rows axis", "y", keepdims=0),
+        ("Cast", "x", "index", {"to": TensorProto.INT64}),
+        ("Gather", "table index", "rows"),
+        ("ReduceSum", "rows axis", "y", {"keepdims": 0}),
     ]
-    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [-1])
-    graph = _graph(nodes, table, axis)
+    graph = _graph(nodes, table=np.zeros((1000, 2), np.float32), axis=[-1])
     rows, index = 2 * SIZE, 2 * SIZE
     assert _fused(graph) == {"index": SIZE + index, "rows": rows + index + rows, "y": rows + 8 + SIZE}
     assert graph.edge_bytes == SIZE + rows + 8 + SIZE  # of the table's 8000 bytes, the rows
@@ -151,7 +137,7 @@ def _any_graph(draw: st.DrawFn) -> GraphCosts:
         op = draw(st.sampled_from(["Conv", "Relu", "Add", "Identity", "Softmax", "MatMul", "MaxPool"]))
         given = [draw(st.sampled_from(tensors)) for _ in range(2 if op in ("Add", "MatMul") else 1)]
         attributes = {"kernel_shape": [1, 1]} if op == "MaxPool" else {}
-        nodes.append(_node(op, " ".join([*given, *(["w"] if op == "Conv" else [])]), f"t{number}", **attributes))
+        nodes.append((op, " ".join([*given, *(["w"] if op == "Conv" else [])]), f"t{number}", attributes))
         tensors.append(f"t{number}")
     results = draw(st.lists(st.sampled_from(tensors[1:]), min_size=1, max_size=3, unique=True))
     return _graph(nodes, results=results)

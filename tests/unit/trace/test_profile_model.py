@@ -1,15 +1,14 @@
 """What the jobs of a profile share."""
 
 import json
-from functools import partial
+from io import BytesIO
 
 import numpy as np
 import pytest
+from tests.fakes.entries import put_verified
 
 from optpipe.core.card import InputSpec, ModelCard, Task
-from optpipe.core.entries import ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.events import SilentListener
 from optpipe.trace.record import InferenceJob, ProfileJob, ProfilePlan, make_worker_job, read_profiled_rows
 from optpipe.workspace.file_names import CARD, REFERENCE
 
@@ -19,23 +18,9 @@ def test_an_artifact_is_profiled_on_what_it_was_verified_on(workspace):
     store = workspace.store
     model = store.find(own.manifest.parents[0])
     model.file(CARD).write_text(json.dumps(ModelCard("digits", "d", Task.OTHER, ()).to_dict()))
-
-    def write_reference(samples, folder):
-        np.savez(folder / REFERENCE, allow_pickle=False, **{"input:x": np.zeros((samples, 2))})
-        return ReferenceInfo("images", samples, "0" * 64, "source model", ())
-
     for artifact, samples in ((own, 5), (other, 3)):
-        write = partial(write_reference, samples)
-        reference, _ = store.produce(
-            ReferenceInfo, {"samples": samples}, write, parents=(model.id,), listener=SilentListener()
-        )
-        store.produce(
-            VerificationInfo,
-            {"of": artifact.id, "reference": reference.id},
-            lambda _: VerificationInfo("source model", 8, 0.1, 61.2, None, None, None, (), 80, True),
-            parents=(artifact.id, reference.id),
-            listener=SilentListener(),
-        )
+        np.savez(file := BytesIO(), allow_pickle=False, **{"input:x": np.zeros((samples, 2))})
+        put_verified(store, model, artifact, samples, {REFERENCE: file.getvalue()})
     assert [len(read_profiled_rows(each, store)[1]["x"]) for each in (own, other)] == [5, 3]
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
+import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from tests.fakes.graphs import onnx_model
 
 from optpipe.core.card import InputSpec
 from optpipe.trace.graph import graph_costs_from_onnx, sum_layer_times
@@ -65,16 +65,12 @@ def test_known_devices() -> None:
 
 
 def _graph(directory: Path) -> Path:
-    weight = helper.make_tensor("weight", TensorProto.FLOAT, [8, 3, 3, 3], [0.0] * 216)
     nodes = [
-        helper.make_node("Conv", ["x", "weight"], ["conv_out"], name="node_conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["conv_out"], ["relu"], name="node_relu"),
+        ("Conv", "x weight", "conv_out", {"name": "node_conv", "pads": [1, 1, 1, 1]}),
+        ("Relu", "conv_out", "relu", {"name": "node_relu"}),
     ]
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", c, 4, 4]) for name, c in (("x", 3), ("relu", 8))
-    )
-    path = directory / "model.onnx"
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])), path)
+    path, weight = directory / "model.onnx", np.zeros((8, 3, 3, 3), np.float32)
+    onnx_model(nodes, {"x": ["n", 3, 4, 4]}, {"relu": ["n", 8, 4, 4]}, path=path, weight=weight)
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.entries import Thing, artifact_info
+from tests.fakes.entries import Thing, artifact_info, put
 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError
@@ -47,18 +47,16 @@ def test_a_second_request_is_answered_from_the_store(tmp_path: Path) -> None:
 
 def test_what_a_build_found_last_is_the_newest(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first, second = (store.produce(Thing, {"a": each}, write_payload, listener=SilentListener())[0] for each in (1, 2))
+    first, second = (put(store, Thing(), {"a": each}) for each in (1, 2))
     for each in (first, second, first):
-        store.produce(Thing, each.manifest.recipe, write_payload, listener=SilentListener())
+        put(store, Thing(), each.manifest.recipe)
         assert store.list_entries()[-1].id == each.id
     assert first.find_problems() == [], "the note of its last use is no damage"
 
 
 def test_entries_are_listed_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    made = [
-        store.produce(Thing, {"a": each}, lambda _: Thing(1), listener=SilentListener())[0].id for each in range(30)
-    ]
+    made = [put(store, Thing(), {"a": each}).id for each in range(30)]
     assert [each.id for each in store.list_entries()] == made
 
 
@@ -167,7 +165,7 @@ def test_two_builds_of_the_same_thing_take_turns(tmp_path: Path) -> None:
 def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path: Path, text: str | None) -> None:
     store = Store(tmp_path)
     entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
-    other, _ = store.produce(Thing, {"a": 2}, write_payload, listener=SilentListener())
+    other = put(store, Thing(), {"a": 2})
     if text is None:
         (entry.path / MANIFEST).unlink()
     else:
@@ -233,7 +231,7 @@ def test_a_scratch_folder_belongs_to_its_process_until_it_ends(tmp_path: Path) -
 def test_find_needs_one_entry(tmp_path: Path) -> None:
     store = Store(tmp_path)
     entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
-    store.produce(Thing, {"a": 2}, write_payload, listener=SilentListener())
+    put(store, Thing(), {"a": 2})
     assert store.find(entry.id[:8]).id == entry.id
     with pytest.raises(BadInputError, match="optpipe store ls"):
         store.find("zzz")
@@ -243,7 +241,7 @@ def test_find_needs_one_entry(tmp_path: Path) -> None:
 
 def test_a_model_name_leads_to_its_entries(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    entry, _ = store.produce(ArtifactInfo, {}, lambda _: artifact_info(model="net"), listener=SilentListener())
+    entry = put(store, artifact_info(model="net"), {})
     with pytest.raises(
         BadInputError,
         match=f"^'net' is a model, not an ID; specify one of its entries: artifact-{entry.id}; `optpipe store ls`",

@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.fakes.entries import artifact_info
+from tests.fakes.entries import artifact_info, put, put_verified
 from tests.fakes.graphs import onnx_model
 
 from optpipe.cli.bench import find_pair
 from optpipe.cli.options import TargetOptions
 from optpipe.core.card import InputSpec, ModelCard, Task
-from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo, WeightsRecord
+from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.models.artifacts.lookup import (
@@ -35,30 +36,17 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 
 
 def built(store, name, source, weights="a", precision="fp32", path=None, kind="file"):
-    card, record = ModelCard(name, source, Task.OTHER, INPUTS), WeightsRecord(kind, weights)
-
-    def exported(folder: Path) -> ModelInfo:
-        (folder / CARD).write_text(json.dumps(card.to_dict()))
-        return ModelInfo(name, source, record, simplified=True, own_precision=None, card=path)
-
+    record = WeightsRecord(kind, weights)
+    card = json.dumps(ModelCard(name, source, Task.OTHER, INPUTS).to_dict()).encode()
     model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
-    entry, _ = store.produce(ModelInfo, {"model": model}, exported, listener=SilentListener())
-    info = artifact_info(model=name, source=source, precision=precision, weights=record)
-    recipe = {"of": entry.id, "precision": precision}
-    return store.produce(ArtifactInfo, recipe, lambda _: info, parents=(entry.id,), listener=SilentListener())[0]
+    info = ModelInfo(name, source, record, simplified=True, own_precision=None, card=path)
+    entry = put(store, info, {"model": model}, files={CARD: card})
+    built = artifact_info(model=name, source=source, precision=precision, weights=record)
+    return put(store, built, {"of": entry.id, "precision": precision}, (entry,))
 
 
-def verified(store: Store, artifact: Entry, samples: int) -> Entry[ReferenceInfo]:
-    """The reference of that many samples, after the artifact was compared with it."""
-    model = artifact.manifest.parents[0]
-    made = ReferenceInfo("images", samples, "0" * 64, "source model", ())
-    reference, _ = store.produce(
-        ReferenceInfo, {"of": model, "samples": samples}, lambda _: made, parents=(model,), listener=SilentListener()
-    )
-    found = VerificationInfo("source model", samples, 0.1, 61.2, None, None, None, (), 80, True)
-    recipe, parents = {"artifact": artifact.id, "reference": reference.id}, (artifact.id, reference.id)
-    store.produce(VerificationInfo, recipe, lambda _: found, parents=parents, listener=SilentListener())
-    return reference
+def verified(store: Store, artifact: Entry, samples: int) -> Any:
+    return put_verified(store, store.find(artifact.manifest.parents[0]), artifact, samples)[0]
 
 
 @pytest.mark.parametrize(

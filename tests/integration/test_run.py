@@ -84,6 +84,6 @@ def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, inside
     written = inside("signoff", "--init", "--json", cwd=tmp_path)
     assert (written.status, written.document) == (
         0,
-        {"schema_version": 3, "policy": "policy.toml", "schema": "policy.schema.json"},
+        {"schema_version": 4, "policy": "policy.toml", "schema": "policy.schema.json"},
     )
     assert inside("signoff", "--init", "--json", cwd=tmp_path).status == 2

@@ -115,6 +115,18 @@ def find_quantized_operators(model: Any) -> list[str]:
     return sorted({node.op_type for node in iterate_nodes(model.graph)} & QUANTIZED)
 
 
+def find_selected_outputs(path: Path) -> frozenset[str]:
+    """The outputs of a graph whose rows NonMaxSuppression or TopK selects, and anything computed from those."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    selected: set[str] = set()
+    for node in graph.node:
+        if node.op_type in ("NonMaxSuppression", "TopK") or selected & list_read_names(node):
+            selected.update(node.output)
+    return frozenset(each.name for each in graph.output if each.name in selected)
+
+
 def is_quantized_dynamically(path: Path) -> bool:
     """Whether a graph computes scales from the data of each batch."""
     import onnx

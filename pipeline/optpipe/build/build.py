@@ -420,7 +420,7 @@ def _lint_graph(graph: Entry[ModelInfo] | Entry[GraphInfo], device: Device, prec
     return LintSummary(dict(counts.most_common()), findings[:LISTED_FINDINGS])
 
 
-VERIFICATION_REVISION = 2
+VERIFICATION_REVISION = 3
 
 
 def verify_artifact(
@@ -457,9 +457,10 @@ def verify_artifact(
             tolerated = 10 ** (-minimum_snr_db / 20)
         with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
-            info, rows = verify_session(session, card, tolerated, tensors, reference.info, sizes)
+            info, rows = verify_session(session, card, tolerated, tensors, reference.info, sizes, model.file(ONNX))
         frames = [pl.DataFrame({"output": [name] * len(each["values"]), **each}) for name, each in rows.items()]
-        write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))
+        if frames:
+            write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))
         return info
 
     return store.produce(VerificationInfo, recipe, make, parents=(artifact.id, reference.id), listener=listener)

@@ -49,7 +49,9 @@ def find_flaw(built: BuiltArtifact) -> str | None:
     if not proof.proven:
         return proof.reason
     if verified is not None and verified.info.passed is False:
-        return f"outputs differ from the source model's: SNR {format_snr(verified.info.snr_db or 0)}"
+        boxes = verified.info.box_agreement
+        found = f"SNR {format_snr(verified.info.snr_db or 0)}" if boxes is None else f"{boxes:.1%} of the boxes agree"
+        return f"outputs differ from the source model's: {found}"
     return None
 
 
@@ -114,6 +116,8 @@ def _is_slower(ratio: Ratio | None) -> bool:
 
 
 def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
+    if budget.unit == "dB" and accuracy.keeps is None:
+        return "its outputs are compared as boxes, which have no SNR: judge it on annotated images (--data)"
     if budget.unit == "dB":
         return f"SNR {accuracy.snr_db or 0:.1f} dB is below {budget}"
     if accuracy.drop_ci is None:
@@ -233,9 +237,12 @@ def judge_accuracy(
     """The accuracy of each artifact by id, and a description of the data."""
     if judge.data is None:
         samples = next((each.verification.info.samples for each in built if each.verification), 0)
-        found_db = {each.entry.id: each.verification.info.snr_db if each.verification else -inf for each in built}
-        floor = judge.budget.limit
-        rows = {id: CandidateAccuracy(keeps=snr is None or snr >= floor, snr_db=snr) for id, snr in found_db.items()}
+        rows = {}
+        for each in built:
+            known = each.verification.info if each.verification else None
+            snr = known.snr_db if known else -inf
+            keeps = None if known and known.box_agreement is not None else snr is None or snr >= judge.budget.limit
+            rows[each.entry.id] = CandidateAccuracy(keeps=keeps, snr_db=-inf if keeps is None else snr)
         return rows, f"{samples} samples"
     entries = [each.entry for each in built]
     found = run_evaluation(

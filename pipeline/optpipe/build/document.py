@@ -9,6 +9,7 @@ from optpipe.build.records import ArtifactResult, BuildResult
 from optpipe.core.entries import VerificationInfo
 from optpipe.core.precision import CALIBRATED
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
+from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
 from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Standing
 from optpipe.report.document import (
     Cell,
@@ -93,6 +94,9 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
     if parity.passed is None:
         return Cell("nothing to compare", Tone.DOUBTFUL)
     text = "exact" if parity.snr_db is None else f"SNR {format_snr(parity.snr_db)}"
+    if parity.box_agreement is not None:
+        others = f", other outputs {text}" if parity.outputs else ""
+        text = f"{parity.box_agreement:.1%} of the boxes agree{others}"
     if parity.top1_accuracy is not None:
         source = f"source {parity.source_top1_accuracy:.2%}, {parity.samples} images"
         text += f", top-1 {parity.top1_accuracy:.2%} ({source})"
@@ -101,15 +105,26 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
     if not parity.passed:
         return Cell(f"FAIL: {text}", Tone.BAD)
     low = parity.snr_db is not None and parity.snr_db < LOW_SNR_DB
+    low |= parity.box_agreement is not None and parity.box_agreement < 1 - 10 ** (-LOW_SNR_DB / 20)
     return Cell(f"{text}, low", Tone.DOUBTFUL) if low else Cell(text, Tone.GOOD)
 
 
 def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
     """The details that the table has no column for, grouped by kind."""
+    verified = [each.parity for each in artifacts if each.parity]
     for text in sorted({f"{each.backend}: {each.why_not}" for each in artifacts if each.why_not}):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
-    for data, samples in dict.fromkeys((each.parity.data, each.parity.samples) for each in artifacts if each.parity):
+    for data, samples in dict.fromkeys((each.data, each.samples) for each in verified):
         yield Sentence(f"{samples} samples of {data}" if data else f"{samples} samples", Tone.PLAIN, "verified on")
+    for selected in dict.fromkeys(each.selected for each in verified if each.selected):
+        shown = [each for each in verified if each.selected == selected]
+        why = f"NonMaxSuppression or TopK selects the rows of {', '.join(selected)}, so their order may differ"
+        if any(each.box_agreement is not None for each in shown):
+            text = f"{why}: boxes are compared (score {PARITY_SCORE:g}, IoU {PARITY_IOU:g}), and no SNR is given"
+            yield Sentence(text, Tone.PLAIN, "verified by boxes")
+        elif any(each.passed is False for each in shown):
+            way_out = 'a model card with task = "detection" and data with objects compare boxes instead'
+            yield Sentence(why, Tone.DOUBTFUL, "compared row by row", (way_out,))
     for each in artifacts:
         parity = each.parity
         if parity is not None and parity.passed is False and (low := [one for one in parity.outputs if one.finite]):
@@ -203,6 +218,8 @@ def _format_accuracy(accuracy: CandidateAccuracy | None) -> str:
         return ""
     if accuracy.drop is not None and accuracy.drop_ci is not None:
         return format_drop(accuracy.drop, accuracy.drop_ci)
+    if accuracy.keeps is None:
+        return "not known"
     return "equal" if accuracy.snr_db is None else format_snr(accuracy.snr_db)
 
 

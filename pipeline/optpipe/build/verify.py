@@ -4,14 +4,18 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd, inf, nan
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optpipe.backends.base import Session
+from optpipe.backends.onnx_graph import find_selected_outputs
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import read_as_user_file
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.verdict import Blocker, Observation
+from optpipe.evaluate.tasks.detection import Detection
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.export.exported import Reference
 from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
@@ -34,6 +38,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+TOLERATED_BOXES = 0.05
+"""The share of boxes that may differ at any precision: a score near the limit may fall on either side of it."""
+
+
 def verify_session(
     session: Session,
     card: ModelCard,
@@ -41,11 +49,23 @@ def verify_session(
     reference: Reference,
     about: ReferenceInfo,
     sizes: Sequence[int] = (),
+    graph: Path | None = None,
 ) -> tuple[VerificationInfo, dict[str, RowErrors]]:
-    """The worst result of all samples in the largest batches of the profile and in batches of each of `sizes`."""
+    """The worst result of all samples in the largest batches of the profile and in batches of each of `sizes`.
+
+    Outputs that NMS or TopK inside a detector's source `graph` selects are compared with the graph's as boxes.
+    """
+    selected = (find_selected_outputs(graph) if graph else frozenset()) & set(reference.outputs)
+    compared, boxes = reference, None
+    if graph and selected and card.task is Task.DETECTION:
+        with OnnxRuntimeSession(graph, "cpu", {}) as source:
+            boxes = Detection().compare_runs(card, reference.inputs, source.run, session.run)
+        if boxes is not None:
+            others = {name: value for name, value in reference.outputs.items() if name not in selected}
+            compared = replace(reference, outputs=others)
     found = []
     for size in (None, *sizes):
-        tensors = reference if size is None else fill_batches(reference, size)
+        tensors = compared if size is None else fill_batches(compared, size)
         outputs = run_rows(card, tensors.inputs, session.run, size)
         found.append(compare_to_reference(card, tolerated, tensors, outputs, about, size))
     info, rows = min(
@@ -55,8 +75,12 @@ def verify_session(
     kept: dict[str, RowErrors] = {
         name: {key: value[:count] for key, value in each.items()} for name, each in rows.items()
     }
-    pooled = tuple(pool_errors(name, each) for name, each in kept.items())
-    return replace(info, samples=count, values=found[0][0].values, outputs=pooled), kept
+    info = replace(info, samples=count, outputs=tuple(pool_errors(name, each) for name, each in kept.items()))
+    if boxes is not None:
+        agree = info.passed is not False and boxes >= 1 - max(tolerated, TOLERATED_BOXES)
+        info = replace(info, passed=agree, box_agreement=boxes)
+    values = sum(each.size for each in reference.outputs.values())
+    return replace(info, values=values, selected=tuple(sorted(selected))), kept
 
 
 def fill_batches(reference: Reference, size: int) -> Reference:

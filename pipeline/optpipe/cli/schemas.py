@@ -11,7 +11,7 @@ from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord, Verdict
 
 Json = dict[str, Any]
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of all documents together; it rises when the shape of one changes."""
 SCHEMA_FILE = Path(__file__).with_name("documents.schema.json")
 

@@ -154,6 +154,10 @@ class VerificationInfo:
     passed: bool | None
     """None if the source model's outputs are empty, so that nothing was compared."""
     data: str = ""
+    selected: tuple[str, ...] = ()
+    """Outputs whose rows NonMaxSuppression or TopK selects: their order and number may differ where the boxes are the same."""
+    box_agreement: float | None = None
+    """Of a detector's `selected` outputs, instead of errors: the mean F1 of the boxes of the samples in which either model finds any."""
 
 
 @dataclass(frozen=True, slots=True)

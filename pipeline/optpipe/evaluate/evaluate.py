@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import BadInputError, StageError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
@@ -178,13 +179,14 @@ def score_artifacts(
     budget: float | None,
     *,
     trained: bool,
+    selected: bool = False,
 ) -> Iterator[EvaluatedModel]:
     """Scores every row; `labels` name the classes. Random weights have no accuracy."""
     source = rows[0].predictions
     assert source is not None
     for row in rows:
         info, found = row.entry.info if row.entry else None, row.predictions
-        same_sizes = found is None or found.outputs.shape == source.outputs.shape
+        same_sizes = found is None or (found.outputs.shape == source.outputs.shape and not selected)
         scored = EvaluatedModel(
             backend=info.backend if info else "source",
             precision=info.precision if info else "source",
@@ -284,6 +286,7 @@ def run_evaluation(
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
+    selected = card.task is Task.DETECTION and card.outputs[0].name in find_selected_outputs(exported.file(ONNX))
     _warn_about_few(task, truths, rows[0].predictions.values, samples, listener)
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
@@ -305,7 +308,9 @@ def run_evaluation(
                 validation=validates,
             ),
             accuracy_budget=budget,
-            results=tuple(score_artifacts(rows, truths, task, labels, classes, budget, trained=trained)),
+            results=tuple(
+                score_artifacts(rows, truths, task, labels, classes, budget, trained=trained, selected=selected)
+            ),
             run_dir=str(run.path),
             task=user_task.name if user_task else card.task,
             scoring=task.describe_scoring(card),

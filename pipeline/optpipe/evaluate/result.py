@@ -94,7 +94,7 @@ class EvaluatedModel:
     snr_db: float | None = None
     """SNR of the first output against the source model's; None if they are equal or cannot be compared."""
     same_sizes: bool = True
-    """False if the first output differs in size from the source model's, as a list of detected boxes may."""
+    """False if the first output differs in size or order of rows from the source model's, as a list of boxes may."""
     agreement: Agreement | None = None
     """None if the source model predicts one class for all samples."""
     accuracy: Accuracy | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import (
@@ -332,13 +332,22 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
 
 
 def _known_inputs(artifact: StoredArtifact, store: Store) -> "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]":
-    """The inputs of the build's verification with the source model's answers; at most POOL_LIMIT of them."""
+    """The inputs of the build's verification with the source model's answers; at most POOL_LIMIT of them.
+
+    Answers that were verified by boxes are left out: their rows may differ in order.
+    """
     if artifact.reference is None:
         raise BadInputError(
             f"{artifact.label} has no reference in the store; create it with `{for_workspace(artifact.model.manifest.command)}`"
         )
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
-    return tuple({name: array[:POOL_LIMIT] for name, array in each.items()} for each in (known.inputs, known.outputs))  # type: ignore[return-value]
+    verified = [one.info for one in store.list_entries(VerificationInfo) if artifact.entry.id in one.manifest.parents]
+    by_boxes = {name for one in verified if one.box_agreement is not None for name in one.selected}
+    inputs, outputs = (
+        {name: array[:POOL_LIMIT] for name, array in each.items() if name not in by_boxes}
+        for each in (known.inputs, known.outputs)
+    )
+    return inputs, outputs
 
 
 def warn_about_threads(

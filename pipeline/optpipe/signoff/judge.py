@@ -381,6 +381,12 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
     snr, whose = checked.info.snr_db, f" of {checked.info.data}" if checked.info.data else ""
     seen = f"on {checked.info.samples} samples{whose} (reference: {checked.info.reference})"
     seen += f", SNR {format_snr(snr)}" if snr else ""
+    if checked.info.box_agreement is not None:
+        seen += f", {checked.info.box_agreement:.1%} of the boxes agree"
+    if checked.info.passed is None:
+        return _doubt_trust(
+            name, f"there was nothing to compare {seen}", "build on samples in which the model finds something"
+        )
     if not checked.info.passed:
         asked, reason = checked.recipe.get("minimum_snr_db"), f"outputs exceed the {info.precision} tolerance {seen}"
         if asked is not None:

@@ -182,7 +182,7 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
         # versions before a field existed did not write it; removing an empty value is not a forgery
         plain = plain_from_record(entry.info)
-        info = {key: value for key, value in plain.items() if key in entry.manifest.info or value not in ("", [])}
+        info = {key: value for key, value in plain.items() if key in entry.manifest.info or value not in ("", [], None)}
         documents.append((entry.files, MANIFEST, replace(entry.manifest, info=info)))
         kinds = KINDS[entry.kind].documents if entry.kind in JUDGED_RUNS else {}
         documents += [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.inductor_packages import parse_static_batches
 from optpipe.build.verify import fill_batches, verify_session
@@ -51,6 +52,32 @@ def test_a_wrong_row_at_one_batch_size_fails_the_whole_artifact(samples, sizes):
     assert right.samples == samples
     for size in sizes:
         assert verify({size}).passed is False
+
+
+@pytest.mark.parametrize(("change", "agreement"), [("order", 1.0), ("one of four boxes", 0.75), ("every box", 0.0)])
+def test_rows_that_the_graph_selects_are_compared_as_boxes(tmp_path, change, agreement):
+    onnx_model([("TopK", "x k", "found places", {"axis": 1})], {"x": ["batch", 4, 6]}, {"found": ["batch", 4, 6]},
+               k=np.array([4]), path=tmp_path / "graph.onnx")  # fmt: skip
+    place = {"name": "x", "dtype": "float32", "min": [1, 4, 6], "opt": [4, 4, 6], "max": [16, 4, 6]}
+    output = {"name": "found", "dtype": "float32", "shape": ["batch", 4, 6]}
+    card = card_from_dict({"name": "d", "source": "d", "task": "detection", "inputs": [place], "outputs": [output]})
+    best = np.arange(4, 0, -1)[:, None]
+    boxes = np.concatenate([best * 20, best * 20, best * 20 + 9, best * 20 + 9, best / 5 + 0.1, best], 1).astype(
+        np.float32
+    )
+    moved = {"order": 0, "one of four boxes": 1, "every box": 4}[change]
+
+    def answer_in_another_order(inputs):
+        found = inputs["x"].copy()
+        found[:, :moved, :4] += 200
+        return {"found": found[:, ::-1]}
+
+    reference = Reference({"x": np.stack([boxes] * 5)}, {"found": np.stack([boxes] * 5)})
+    session = SimpleNamespace(run=answer_in_another_order)
+    info, rows = verify_session(session, card, 0.3, reference, ABOUT, graph=tmp_path / "graph.onnx")
+    assert info.box_agreement == pytest.approx(agreement)
+    assert (info.passed, info.snr_db) == (agreement > 0.7, None)
+    assert (info.selected, info.outputs, rows) == (("found",), (), {})
 
 
 @given(st.integers(1, 9), st.integers(1, 16))

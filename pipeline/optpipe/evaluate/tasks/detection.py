@@ -6,19 +6,20 @@ pycocotools and faster-coco-eval.
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.transform import compute_geometry
 from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels
 from optpipe.evaluate.tasks.heads import Found, count_head_classes, decode_outputs, find_head
 from optpipe.models.inputs.annotations import read_boxes, read_image_size
 from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.rows import Arrays, rows_from_outputs, split_batches
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 
 if TYPE_CHECKING:
@@ -159,9 +160,7 @@ class Detection(TaskContract):
         return [[[*one.box, float(one.label), one.area, float(one.crowd)] for one in boxes] for boxes in found]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        head, transform, image = find_head(card), card.transform, card.inputs[0]
-        sides = (transform.size if transform else None) or (int(image.opt[-2]), int(image.opt[-1]))
-        found = decode_outputs(outputs, card, head, sides)
+        transform, found = card.transform, _decode_boxes(outputs, card)
         if not isinstance(samples, ImageSet) or transform is None:  # tensors have no other geometry
             return [_list_boxes(each, each.boxes) for each in found]
         rows = []
@@ -173,6 +172,28 @@ class Detection(TaskContract):
                 boxes[:, places] = ((boxes[:, places] - axis.offset) / axis.scale).clip(0, side)
             rows.append(_list_boxes(each, boxes))
         return rows
+
+    def compare_runs(self, card: ModelCard, inputs: Arrays, *runs: Callable[[Arrays], Arrays]) -> float | None:
+        """The mean of `compute_sample_parity` of two `runs` over `inputs`, (samples, ...) each, where either finds boxes.
+
+        None where no head fits the card, or the first run finds none.
+        """
+        try:
+            find_head(card)
+        except BadInputError:
+            return None
+        one, two = (
+            [
+                _list_boxes(each, each.boxes)
+                for batch, count in split_batches(card, inputs)
+                for each in _decode_boxes(rows_from_outputs(card.outputs, run(batch), count), card)
+            ]
+            for run in runs
+        )
+        if not any(self.take_as_truths(one)):
+            return None
+        shown = [any(pair) for pair in zip(self.take_as_truths(one), self.take_as_truths(two), strict=True)]
+        return float(self.compute_sample_parity(one, two)[shown].mean())
 
     def take_as_truths(self, predictions: Values) -> Values:
         """Boxes with scores that a user would show."""
@@ -199,6 +220,12 @@ class Detection(TaskContract):
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""
         return np.array([_compute_overlap(one, other) for one, other in zip(source, found, strict=True)])
+
+
+def _decode_boxes(outputs: Arrays, card: ModelCard) -> list[Found]:
+    transform, image = card.transform, card.inputs[0]
+    sides = (transform.size if transform else None) or (int(image.opt[-2]), int(image.opt[-1]))
+    return decode_outputs(outputs, card, find_head(card), sides)
 
 
 def _list_boxes(found: Found, boxes: "NDArray[np.float64]") -> list[list[float]]:

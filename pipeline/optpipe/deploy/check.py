@@ -8,7 +8,7 @@ from typing import Any
 
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard, TensorSpec, card_from_file
 from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
@@ -20,7 +20,6 @@ from optpipe.deploy.triton_config import (
     CONFIG,
     LABELS,
     WARM_UP,
-    Served,
     describe_tensors,
     find_tensor_differences,
     read_config,
@@ -101,9 +100,9 @@ def find_configuration_problems(
     batched = engine.max_batch_size > 0
     served = {record.engine: describe_tensors(card, batched=batched, by_position=serving.by_position)}
     if record.preprocessing is not None and record.ensemble is not None and card.transform is not None:
-        made = Served(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
-        served[record.preprocessing] = [Served(DALI_INPUT, "uint8", (-1,))], [made]
-        served[record.ensemble] = [Served(ENCODED, "uint8", (-1,))], describe_tensors(card, batched=batched)[1]
+        made = TensorSpec(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
+        served[record.preprocessing] = [TensorSpec(DALI_INPUT, "uint8", (-1,))], [made]
+        served[record.ensemble] = [TensorSpec(ENCODED, "uint8", (-1,))], describe_tensors(card, batched=batched)[1]
         stored = models / record.preprocessing / "1" / "transform.json"
         with read_as_user_file(stored, "the steps of a preprocessing"):
             proven = Transform.from_dict(json.loads(stored.read_bytes()))

@@ -152,13 +152,19 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
 
 def _list_expected(checked: CheckedDeployment, engine: Answer) -> Iterator[Expected]:
     """Requests of the engine, then of the ensemble, with the in-process outputs of the same files and options."""
+    import numpy as np
+
     record, models = checked.record, checked.folder / MODELS
     with read_as_user_file(checked.folder / REQUESTS / TENSORS, "the requests of a proof"):
         known = reference_from_file(checked.folder / REQUESTS / TENSORS)
     yield from _expect_rows(record.engine, engine, known, checked)
     if record.ensemble is not None and record.preprocessing is not None and record.images:
-        preprocess = open_preprocessing(models / record.preprocessing / "1")
-        yield from _expect_images(record.ensemble, preprocess, engine, checked)
+        preprocess, files = open_preprocessing(models / record.preprocessing / "1"), checked.files.below(REQUESTS)
+        for image in record.images:
+            content = np.frombuffer(files.read(image.file), np.uint8)[np.newaxis]
+            tensor = preprocess([{DALI_INPUT: content}])[0][DALI_OUTPUT]
+            outputs = engine([{checked.card.inputs[0].name: tensor}])[0]
+            yield Expected(record.ensemble, {ENCODED: content}, outputs, {}, image.prediction)
 
 
 def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedDeployment) -> Iterator[Expected]:
@@ -176,17 +182,6 @@ def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedD
         inputs = fill_sequences(checked.card, known.inputs, length, step)
         inputs = {name: array[:step] for name, array in inputs.items()}
         yield Expected(model, inputs, engine([inputs])[0], {})
-
-
-def _expect_images(model: str, preprocess: Answer, engine: Answer, checked: CheckedDeployment) -> Iterator[Expected]:
-    import numpy as np
-
-    files = checked.files.below(REQUESTS)
-    for image in checked.record.images:
-        content = np.frombuffer(files.read(image.file), np.uint8)[np.newaxis]
-        tensor = preprocess([{DALI_INPUT: content}])[0][DALI_OUTPUT]
-        outputs = engine([{checked.card.inputs[0].name: tensor}])[0]
-        yield Expected(model, {ENCODED: content}, outputs, {}, image.prediction)
 
 
 def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0) -> Any:

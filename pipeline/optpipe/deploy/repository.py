@@ -15,7 +15,7 @@ from typing import Any, Literal
 from optpipe import __version__
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.card import Task
+from optpipe.core.card import Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
@@ -34,7 +34,6 @@ from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
 from optpipe.deploy.triton_config import (
     LABELS,
-    Served,
     add_warm_up,
     describe_tensors,
     fill_tensors,
@@ -229,7 +228,7 @@ def _write_engine(
         for spec, each in zip(build.card.inputs, inputs, strict=True):
             # Triton repeats a file of one sample for the whole batch, so one row serves every size
             row = known.inputs[spec.name][:1] if size else known.inputs[spec.name]
-            given.append((replace(each, dims=row.shape[1:] if size else row.shape), row.tobytes()))
+            given.append((replace(each, shape=row.shape[1:] if size else row.shape), row.tobytes()))
         add_warm_up(config, folder, f"batch {size}" if size else "one request", size, given)
     write_config(config, folder)
     return Choice(f"{folder.name} warm-up", ", ".join(map(str, sizes)), f"rows of the reference inputs ({REFERENCE})")
@@ -265,7 +264,7 @@ def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequenc
     size = min(plan.batch_size, settings.max_batch_size or plan.batch_size)
     config = pb.ModelConfig(name=folder.name, backend="dali", max_batch_size=size)
     config.input.add(name=DALI_INPUT, data_type=pb.TYPE_UINT8, dims=[-1], allow_ragged_batch=True)
-    fill_tensors(config, (), (Served(DALI_OUTPUT, transform.pack.dtype, tuple(transform.shape)),))
+    fill_tensors(config, (), (TensorSpec(DALI_OUTPUT, transform.pack.dtype, tuple(transform.shape)),))
     kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.Kind.Value(kind))
     _set_batching(config, settings)
@@ -276,7 +275,7 @@ def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequenc
     ]
     if images:
         content = images[0].read_bytes()
-        add_warm_up(config, folder, "one image", 1, [(Served(DALI_INPUT, "uint8", (len(content),)), content)])
+        add_warm_up(config, folder, "one image", 1, [(TensorSpec(DALI_INPUT, "uint8", (len(content),)), content)])
         choices.append(Choice(f"{folder.name} warm-up", "1", f"the image {images[0].name} of the evaluation"))
     write_config(config, folder)
     return choices
@@ -297,7 +296,7 @@ def _write_ensemble(
     assert build.preprocessing is not None
     size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # at most that of each step
     config = pb.ModelConfig(name=folder.name, platform="ensemble", max_batch_size=size)
-    fill_tensors(config, (Served(ENCODED, "uint8", (-1,)),), outputs)
+    fill_tensors(config, (TensorSpec(ENCODED, "uint8", (-1,)),), outputs)
     (folder / "1").mkdir(parents=True)
     write_card(build, folder / "1" / CARD)  # Triton needs a version folder, and an empty one cannot be sealed
     _write_labels(record, config, folder)

@@ -13,7 +13,6 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
-from optpipe.core.verdict import VerdictRecord
 from optpipe.deploy.records import DossierReference, RequestImage
 from optpipe.evaluate.tasks.registry import find_task
 from optpipe.measure.groups import RecordedMeasurement
@@ -42,7 +41,6 @@ class SignedBuild:
     """A verified dossier and the stored files that it signs off."""
 
     folder: Path
-    verdict: VerdictRecord
     reference: DossierReference
     policy: Policy
     artifact: Entry[ArtifactInfo]
@@ -78,7 +76,6 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     )
     return SignedBuild(
         folder=folder,
-        verdict=verdict,
         reference=reference,
         policy=dossier.policy,
         artifact=artifact,

@@ -4,7 +4,7 @@ Source: model_config.proto of triton-inference-server/common, and docs/user_guid
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +19,6 @@ TYPES = {
     "float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "int64": "TYPE_INT64",
     "int32": "TYPE_INT32", "int8": "TYPE_INT8", "uint8": "TYPE_UINT8", "bool": "TYPE_BOOL",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A tensor as clients see it: without the batch axis if Triton batches; -1 for a variable size."""
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
 
 
 def list_positions(side: Literal["INPUT", "OUTPUT"], count: int) -> list[str]:
@@ -46,14 +37,16 @@ def require_tritonclient() -> Any:
     return model_config_pb2
 
 
-def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> Served:
-    """`batched` leaves out the first axis."""
+def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> TensorSpec:
+    """A tensor as clients see it: without the first axis if `batched`; -1 for a variable size."""
     shape = spec.tensor.shape if isinstance(spec, InputSpec) else spec.shape
-    dims = tuple(size if isinstance(size, int) else -1 for size in shape)
-    return Served(spec.name, spec.dtype, dims[1:] if batched else dims)
+    sizes = tuple(size if isinstance(size, int) else -1 for size in shape)
+    return TensorSpec(spec.name, spec.dtype, sizes[1:] if batched else sizes)
 
 
-def describe_tensors(card: ModelCard, *, batched: bool, by_position: bool = False) -> tuple[list[Served], list[Served]]:
+def describe_tensors(
+    card: ModelCard, *, batched: bool, by_position: bool = False
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """A model's inputs and outputs; `by_position` uses the names of `list_positions`."""
     inputs = [describe_served(each, batched=batched) for each in card.inputs]
     outputs = [describe_served(each, batched=batched) for each in card.outputs]
@@ -65,14 +58,14 @@ def describe_tensors(card: ModelCard, *, batched: bool, by_position: bool = Fals
     )
 
 
-def fill_tensors(config: Any, inputs: Sequence[Served], outputs: Sequence[Served]) -> None:
+def fill_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
     pb = require_tritonclient()
     for target, tensors in ((config.input, inputs), (config.output, outputs)):
         for each in tensors:
-            target.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.dims)
+            target.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.shape)
 
 
-def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[Served, bytes]]) -> None:
+def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[TensorSpec, bytes]]) -> None:
     """Adds a warm-up request of `rows` samples and writes its inputs to `warmup/` in the model's `folder`."""
     pb = require_tritonclient()
     (folder / WARM_UP).mkdir(exist_ok=True)
@@ -80,7 +73,7 @@ def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterabl
     for each, content in inputs:
         target = warm_up.inputs[each.name]
         target.data_type = pb.DataType.Value(TYPES[each.dtype])
-        target.dims.extend(each.dims)
+        target.dims.extend(each.shape)
         target.input_data_file = f"{each.name}.{rows}.bin"
         (folder / WARM_UP / target.input_data_file).write_bytes(content)
 
@@ -105,12 +98,14 @@ def read_config(path: Path) -> Any:
         return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
 
 
-def find_tensor_differences(config: Any, name: str, inputs: Sequence[Served], outputs: Sequence[Served]) -> list[str]:
+def find_tensor_differences(
+    config: Any, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> list[str]:
     """Tensors of a configuration with another name, data type, or shape than the model's; one line each."""
     pb, found = require_tritonclient(), []
     for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
         known = {each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have}
-        signed = {each.name: f"{TYPES[each.dtype]} {list(each.dims)}" for each in want}
+        signed = {each.name: f"{TYPES[each.dtype]} {list(each.shape)}" for each in want}
         for each in dict.fromkeys((*signed, *known)):
             stated, right = known.get(each, "missing"), signed.get(each, "unknown")
             if stated != right:

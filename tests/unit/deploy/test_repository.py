@@ -29,7 +29,6 @@ from optpipe.deploy.choices import Settings
 from optpipe.deploy.kserve import MANIFEST, require_service, write_service
 from optpipe.deploy.triton_config import (
     TYPES,
-    Served,
     describe_served,
     fill_tensors,
     find_tensor_differences,
@@ -45,7 +44,10 @@ pb = pytest.importorskip(
 
 names = st.text(st.characters(categories=["L", "N"], include_characters="_:/ \"'\n"), min_size=1, max_size=8)
 served = st.builds(
-    Served, names, st.sampled_from(sorted(TYPES)), st.lists(st.integers(-1, 512).filter(bool), max_size=4).map(tuple)
+    TensorSpec,
+    names,
+    st.sampled_from(sorted(TYPES)),
+    st.lists(st.integers(-1, 512).filter(bool), max_size=4).map(tuple),
 )
 tensors = st.lists(served, min_size=1, max_size=3, unique_by=lambda each: each.name)
 
@@ -68,20 +70,20 @@ def test_what_is_written_is_read_back(tmp_path_factory, inputs, outputs):
 @given(tensors, tensors, st.data())
 def test_one_other_dtype_or_shape_is_one_line(inputs, outputs, data):
     at = data.draw(st.integers(0, len(inputs) - 1))
-    other = data.draw(st.sampled_from(["dtype", "dims"]))
+    other = data.draw(st.sampled_from(["dtype", "shape"]))
     changed = list(inputs)
     if other == "dtype":
         changed[at] = replace(inputs[at], dtype=data.draw(st.sampled_from(sorted(set(TYPES) - {inputs[at].dtype}))))
     else:
-        changed[at] = replace(inputs[at], dims=(*inputs[at].dims, 3))
+        changed[at] = replace(inputs[at], shape=(*inputs[at].shape, 3))
     found = find_tensor_differences(config_of(changed, outputs), "net", inputs, outputs)
     assert len(found) == 1
     assert re.search(r"is TYPE_\w+ \[.*\] in config.pbtxt, TYPE_\w+ \[.*\] in the signed-off model", found[0])
 
 
 def test_a_missing_and_a_foreign_tensor_are_named():
-    config = config_of([Served("other", "float32", (3,))], [])
-    assert find_tensor_differences(config, "net", [Served("image", "float32", (3,))], []) == [
+    config = config_of([TensorSpec("other", "float32", (3,))], [])
+    assert find_tensor_differences(config, "net", [TensorSpec("image", "float32", (3,))], []) == [
         "net: input 'image' is missing in config.pbtxt, TYPE_FP32 [3] in the signed-off model",
         "net: input 'other' is TYPE_FP32 [3] in config.pbtxt, unknown in the signed-off model",
     ]
@@ -96,8 +98,8 @@ def test_a_file_that_is_no_configuration_is_bad_input(tmp_path, text):
 
 def test_sizes_that_may_change_are_minus_one():
     spec = InputSpec("tokens", "int64", (1, 8), (4, 16), (16, 32))
-    assert describe_served(spec, batched=True) == Served("tokens", "int64", (-1,))
-    assert describe_served(TensorSpec("logits", "float32", ("batch", 10)), batched=False) == Served(
+    assert describe_served(spec, batched=True) == TensorSpec("tokens", "int64", (-1,))
+    assert describe_served(TensorSpec("logits", "float32", ("batch", 10)), batched=False) == TensorSpec(
         "logits", "float32", (-1, 10)
     )
 

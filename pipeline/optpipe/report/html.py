@@ -43,7 +43,7 @@ def _make_environment() -> "Environment":
     made.filters |= {"code": _mark_code, "kind": lambda part: type(part).__name__.lower(), "runs": _group_parts}
     made.globals |= {
         "cell_html": _render_cells,
-        "sort_key": _choose_sort_key,
+        "sort_key": lambda cell: f"{cell.value:.9g}" if cell.value is not None else cell.text or cell.note,
         "group": _find_group,
         "shown": _choose_columns,
     }
@@ -86,10 +86,6 @@ def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
     """The row's state, by which the filter buttons choose it."""
     states = (cell.text for cell, column in zip(row, table.columns, strict=True) if column.kind is ColumnKind.STATE)
     return next(states, "")
-
-
-def _choose_sort_key(cell: Cell) -> str:
-    return f"{cell.value:.9g}" if cell.value is not None else cell.text or cell.note
 
 
 def _render_cells(cells: tuple[Cell, ...], columns: tuple[Column, ...], shown: list[int]) -> "Markup":

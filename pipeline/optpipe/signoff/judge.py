@@ -410,15 +410,10 @@ def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
     if build.backend in BACKENDS:
         package = BACKENDS[build.backend].package
         yield f"{package} is no longer {place.get_fact(f'packages.{package}')}"
-    yield from _list_changed_options(evidence)
-    yield "the machine's clock or power settings change"
-    yield "the preprocessing, input shapes or weights change"
-
-
-def _list_changed_options(evidence: BuildEvidence) -> Iterator[str]:
-    """Options that were set or tuned after the build: a deployment must set them too."""
     for one in (group.newest for group in select_groups(LoadFilter(), evidence.measured)):
-        built = replace(one.measurement.subject, options=evidence.build.options).settings
+        built = replace(one.measurement.subject, options=build.options).settings
         used = one.measurement.subject.settings
         if names := [name for name in find_differing_settings((built, used)) if name in built and name in used]:
             yield f"it is deployed with options other than {format_settings(used, names)} ({one.measurement.load})"
+    yield "the machine's clock or power settings change"
+    yield "the preprocessing, input shapes or weights change"

@@ -122,7 +122,7 @@ def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
 
 
 def _policy_from_document(document: PolicyDocument, source: bytes) -> Policy:
-    criteria = (*_list_environment(document.environment), *_list_criteria(document))
+    criteria = tuple(_list_criteria(document))
     if not criteria:
         raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")
     confidence = 0.95 if document.confidence is None else float(document.confidence)
@@ -141,14 +141,12 @@ def _policy_from_document(document: PolicyDocument, source: bytes) -> Policy:
     )
 
 
-def _list_environment(wanted: EnvironmentFilter) -> Iterator[Criterion]:
+def _list_criteria(document: PolicyDocument) -> Iterator[Criterion]:
+    wanted = document.environment
     names = {key: getattr(wanted, key) for key in list_keys(EnvironmentFilter) if key != "packages"}
     for key, value in (*names.items(), *((f"packages.{key}", value) for key, value in wanted.packages.items())):
         if value is not None:
             yield Criterion("environment", key, Sense.EQUALS, str(value))
-
-
-def _list_criteria(document: PolicyDocument) -> Iterator[Criterion]:
     for name in SECTIONS:
         tables = getattr(document, name)
         for table in tables if isinstance(tables, tuple) else (tables,):

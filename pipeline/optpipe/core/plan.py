@@ -112,15 +112,11 @@ def list_fields(kind: type) -> tuple[Field, ...]:
             missing = each.default in (MISSING, msgspec.NODEFAULT)
             default = each.default_factory() if missing and callable(each.default_factory) else each.default
             default = MISSING if default is msgspec.NODEFAULT else default
-            found.append(Field(each.name, _leave_out_none(get_args(hint)[0]), params[0], default))
+            given = get_args(hint)[0]
+            parts = get_args(given) if get_origin(given) in (Union, UnionType) else ()
+            rest = [part for part in parts if part is not type(None)]
+            found.append(Field(each.name, rest[0] if len(rest) == 1 else given, params[0], default))
     return tuple(found)
-
-
-def _leave_out_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, UnionType):
-        rest = [each for each in get_args(hint) if each is not type(None)]
-        return rest[0] if len(rest) == 1 else hint
-    return hint
 
 
 def list_words(record: object, *left_out: str) -> Iterator[str]:

@@ -5,9 +5,10 @@ A quantity is a float in the base unit of its dimension; other units exist only 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from optpipe.core.errors import BadInputError
 
@@ -55,73 +56,43 @@ def _round_to_significant(value: float) -> float:
     return float(f"{value:.3g}")
 
 
+SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM")
+"""Scores of tasks as units: `"0.5 AP"` is half a point out of 100."""
+_SIZES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+_RATES = {"images/s": 1.0, "samples/s": 1.0}
+_ENERGIES = {"J/image": 1.0, "mJ/image": 1e-3, "J/sample": 1.0, "mJ/sample": 1e-3}
+_POINTS = {"points": 1.0, "point": 1.0, "pt": 1.0, **dict.fromkeys(SCORES, 1.0)}
+
+
 class Dimension(StrEnum):
     """Kind of a quantity; the value is its base unit."""
 
-    TIME = "ns"
-    RATE = "images/s"
-    SAMPLE_RATE = "samples/s"
-    QUERIES = "queries/s"
-    SHARE = "fraction"
-    POINTS = "points"
-    SIZE = "bytes"
-    ENERGY = "J/image"
-    SAMPLE_ENERGY = "J/sample"
-    DECIBEL = "dB"
-    NUMBER = "1"
+    noun: str
+    example: str
+    units: Mapping[str, float]
+    """Factors to the base unit."""
+
+    def __new__(cls, unit: str, noun: str, example: str, units: Mapping[str, float]) -> Self:
+        self = str.__new__(cls, unit)
+        self._value_, self.noun, self.example, self.units = unit, noun, example, units
+        return self
+
+    TIME = "ns", "a time", "15 ms", {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
+    RATE = "images/s", "a rate", "2000 images/s", _RATES
+    SAMPLE_RATE = "samples/s", "a rate", "2000 samples/s", _RATES
+    QUERIES = "queries/s", "a query rate", "500 queries/s", {"queries/s": 1.0}
+    SHARE = "fraction", "a share", "99.5 %", {"%": 0.01}
+    POINTS = "points", "a number of percentage points", "1.0 points", _POINTS
+    SIZE = "bytes", "a size", "512 MiB", _SIZES
+    ENERGY = "J/image", "an energy per image", "50 mJ/image", _ENERGIES
+    SAMPLE_ENERGY = "J/sample", "an energy per sample", "50 mJ/sample", _ENERGIES
+    DECIBEL = "dB", "a ratio in decibels", "40 dB", {"dB": 1.0}
+    NUMBER = "1", "a number", "0.999", {"": 1.0}
     """No unit, as for values of an output and a cosine."""
 
 
 _OF_SAMPLES = {Dimension.RATE: Dimension.SAMPLE_RATE, Dimension.ENERGY: Dimension.SAMPLE_ENERGY}
 """Dimensions for models whose inputs are not images."""
-
-_NOUNS = {
-    Dimension.TIME: "a time",
-    Dimension.RATE: "a rate",
-    Dimension.SAMPLE_RATE: "a rate",
-    Dimension.QUERIES: "a query rate",
-    Dimension.SHARE: "a share",
-    Dimension.POINTS: "a number of percentage points",
-    Dimension.SIZE: "a size",
-    Dimension.ENERGY: "an energy per image",
-    Dimension.SAMPLE_ENERGY: "an energy per sample",
-    Dimension.DECIBEL: "a ratio in decibels",
-    Dimension.NUMBER: "a number",
-}
-
-SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM")
-"""Scores of tasks as units: `"0.5 AP"` is half a point out of 100."""
-
-_RATES = {"images/s": 1.0, "samples/s": 1.0}
-_ENERGIES = {"J/image": 1.0, "mJ/image": 1e-3, "J/sample": 1.0, "mJ/sample": 1e-3}
-UNITS: dict[Dimension, dict[str, float]] = {
-    Dimension.TIME: {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
-    Dimension.RATE: _RATES,
-    Dimension.SAMPLE_RATE: _RATES,
-    Dimension.QUERIES: {"queries/s": 1.0},
-    Dimension.SHARE: {"%": 0.01},
-    Dimension.POINTS: {"points": 1.0, "point": 1.0, "pt": 1.0, **dict.fromkeys(SCORES, 1.0)},
-    Dimension.SIZE: {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9},
-    Dimension.ENERGY: _ENERGIES,
-    Dimension.SAMPLE_ENERGY: _ENERGIES,
-    Dimension.DECIBEL: {"dB": 1.0},
-    Dimension.NUMBER: {"": 1.0},
-}
-"""Factors to the base unit of each dimension."""
-
-EXAMPLES = {
-    Dimension.TIME: "15 ms",
-    Dimension.RATE: "2000 images/s",
-    Dimension.SAMPLE_RATE: "2000 samples/s",
-    Dimension.QUERIES: "500 queries/s",
-    Dimension.SHARE: "99.5 %",
-    Dimension.POINTS: "1.0 points",
-    Dimension.SIZE: "512 MiB",
-    Dimension.ENERGY: "50 mJ/image",
-    Dimension.SAMPLE_ENERGY: "50 mJ/sample",
-    Dimension.DECIBEL: "40 dB",
-    Dimension.NUMBER: "0.999",
-}
 
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would match digits of every script
 _QUANTITY = re.compile(rf"^\s*({_NUMBER})\s*(\S*)\s*$")
@@ -129,29 +100,29 @@ _QUANTITY = re.compile(rf"^\s*({_NUMBER})\s*(\S*)\s*$")
 
 def make_quantity_pattern(dimension: Dimension) -> str:
     """Regular expression (ECMA dialect, for a JSON Schema) of quantities of `dimension`."""
-    units = "|".join(re.escape(unit) for unit in UNITS[dimension])
+    units = "|".join(re.escape(unit) for unit in dimension.units)
     return rf"^\s*\+?{_NUMBER.removeprefix('[+-]?')}\s*(?:{units})\s*$"
 
 
 def quantity_from_text(text: object, dimension: Dimension) -> float:
     """Value of `text` in the base unit of `dimension`. Raises ValueError that shows the form."""
-    example = f'for example "{EXAMPLES[dimension]}"'
+    example = f'for example "{dimension.example}"'
     if isinstance(text, int | float) and not isinstance(text, bool):
         if dimension is Dimension.NUMBER and 0 <= text < math.inf:
             return float(text)
         raise ValueError(f"{text} has no unit; {example}")
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"{text!r} is not {_NOUNS[dimension]}; {example}")
+        raise ValueError(f"{text!r} is not {dimension.noun}; {example}")
     number, unit = float(match[1]), match[2]
     if not unit and dimension is not Dimension.NUMBER:
         raise ValueError(f'"{text}" has no unit; {example}')
-    if unit not in UNITS[dimension]:
-        known = ", ".join(UNITS[dimension])
-        raise ValueError(f'"{text}": {unit} is not a unit of {_NOUNS[dimension]} (known: {known}); {example}')
-    if number < 0 or number * UNITS[dimension][unit] == float("inf"):
+    if unit not in dimension.units:
+        known = ", ".join(dimension.units)
+        raise ValueError(f'"{text}": {unit} is not a unit of {dimension.noun} (known: {known}); {example}')
+    if number < 0 or number * dimension.units[unit] == float("inf"):
         raise ValueError(f'"{text}" is not a valid limit: it must be finite and non-negative')
-    return number * UNITS[dimension][unit]
+    return number * dimension.units[unit]
 
 
 _SHORT = {Dimension.SHARE: "%", Dimension.POINTS: "pt"}
@@ -165,13 +136,13 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
     """
     match = _QUANTITY.match(text)
     if match is not None and not match[2]:
-        number, units = float(match[1]), [_SHORT.get(each) or next(iter(UNITS[each])) for each in dimensions]
+        number, units = float(match[1]), [_SHORT.get(each) or next(iter(each.units)) for each in dimensions]
         if "pt" in units and "%" in units:  # the percent of a score is its point
             units.remove("%")
         readings = [f"{number:g}{unit}" for unit in units]
         readings += [f"{100 * number:g}{units[0]}"] if len(units) == 1 and units[0] in _SHORT.values() else []
         raise BadInputError(f"{flag} {text}: the number has no unit; write {' or '.join(readings)}")
-    found = next((each for each in dimensions if match is not None and match[2] in UNITS[each]), dimensions[0])
+    found = next((each for each in dimensions if match is not None and match[2] in each.units), dimensions[0])
     try:
         return quantity_from_text(text, found), found
     except ValueError as error:
@@ -204,11 +175,6 @@ def score_from_text(text: object) -> str | None:
     """`AP` for `"0.5 AP"`; None for `"0.5 points"`."""
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     return match[2] if match is not None and match[2] in SCORES else None
-
-
-def dimension_from_text(text: object, dimension: Dimension) -> Dimension:
-    """`dimension` in the unit of `text`: SAMPLE_RATE for `"2000 samples/s"`."""
-    return choose_dimension(dimension, "sample" if isinstance(text, str) and "sample" in text else "image")
 
 
 def choose_dimension(dimension: Dimension, sample: str) -> Dimension:

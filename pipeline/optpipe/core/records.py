@@ -6,7 +6,7 @@ msgspec checks every field's type while it decodes, and names the place of an er
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Never, TypeVar
 
@@ -49,16 +49,11 @@ def record_from_files(files: Files, name: str, kind: type[T]) -> T:
 def read_versioned(files: Files, name: str, kind: type[T]) -> T:
     """Reads a record with a `schema_version`. Raises BadInputError for another version."""
     expected = next(each.default for each in fields(kind) if each.name == "schema_version")  # type: ignore[arg-type]
-    found = record_from_files(files, name, _Version).schema_version
+    found = record_from_files(files, name, dict).get("schema_version", 0)
     if found != expected:
         where = files.folder / name
         raise BadInputError(f"{where} has schema version {found}; this version of optpipe reads version {expected}")
     return record_from_files(files, name, kind)
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    schema_version: int = 0
 
 
 def json_from_record(record: object) -> bytes:

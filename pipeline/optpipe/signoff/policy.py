@@ -18,7 +18,7 @@ import msgspec
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Mode, Scenario
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import EXAMPLES, Dimension, format_quantity, make_quantity_pattern
+from optpipe.core.quantity import Dimension, format_quantity, make_quantity_pattern
 from optpipe.signoff.policy_format import (
     SECTIONS,
     BuildFilter,
@@ -282,7 +282,7 @@ def make_policy_schema() -> JsonSchema:
 
 def _describe_type(kind: type) -> JsonSchema:
     if issubclass(kind, Limit):
-        pattern, example = make_quantity_pattern(kind.dimension), EXAMPLES[kind.dimension]
+        pattern, example = make_quantity_pattern(kind.dimension), kind.dimension.example
         if kind.dimension is Dimension.NUMBER:
             return {"type": "number", "minimum": 0, "description": kind.__doc__, "examples": [float(example)]}
         return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}

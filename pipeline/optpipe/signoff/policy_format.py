@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from optpipe.core.measurement import Mode, Scenario, format_option
 from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import Dimension, dimension_from_text, quantity_from_text, score_from_text
+from optpipe.core.quantity import Dimension, choose_dimension, quantity_from_text, score_from_text
 
 MAX_COUNT = 1_000_000
 
@@ -52,7 +52,8 @@ class Limit(float):
         if least and cls.dimension is Dimension.POINTS and found > 100:
             raise ValueError(f'"{value}" can never be met: the maximum is 100 points')
         limit = cls(found)
-        limit.score, limit.dimension = score_from_text(value), dimension_from_text(value, cls.dimension)
+        counted = "sample" if isinstance(value, str) and "sample" in value else "image"
+        limit.score, limit.dimension = score_from_text(value), choose_dimension(cls.dimension, counted)
         return limit
 
 

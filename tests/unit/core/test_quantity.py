@@ -5,8 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core.quantity import (
-    EXAMPLES,
-    UNITS,
     Dimension,
     format_bytes,
     format_count,
@@ -39,7 +37,7 @@ def test_what_is_no_time_is_refused_with_an_example(text):
 
 @given(st.sampled_from([Dimension.TIME, Dimension.SIZE, Dimension.SHARE]), st.floats(1e-3, 1e6))
 def test_text_and_value_round_trip_to_three_digits(dimension, number):
-    unit = next(iter(UNITS[dimension]))
+    unit = next(iter(dimension.units))
     value = quantity_from_text(f"{number} {unit}", dimension)
     assert quantity_from_text(format_quantity(value, dimension).replace(",", ""), dimension) == pytest.approx(
         value, rel=0.06, abs=1
@@ -48,7 +46,7 @@ def test_text_and_value_round_trip_to_three_digits(dimension, number):
 
 @pytest.mark.parametrize("dimension", list(Dimension))
 def test_the_examples_in_messages_are_right(dimension):
-    assert quantity_from_text(EXAMPLES[dimension], dimension) > 0
+    assert quantity_from_text(dimension.example, dimension) > 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import hash_file
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
-from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.export.exported import (
     compute_reference,
     export_model,

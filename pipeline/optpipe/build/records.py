@@ -14,7 +14,7 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import MixedPrecision, Precision, PrecisionProof
-from optpipe.models.artifacts.engine import hash_engine, measure_engine
+from optpipe.models.artifacts.facts import hash_engine, measure_engine
 from optpipe.workspace.entry import Entry
 
 

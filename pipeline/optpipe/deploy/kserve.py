@@ -14,7 +14,7 @@ from optpipe.core.quantity import format_bytes
 from optpipe.deploy.choices import Settings
 from optpipe.deploy.records import MODELS, Choice
 from optpipe.deploy.signed_build import SignedBuild
-from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import hash_engine
 
 MANIFEST = "inference-service.yaml"
 SERVER_BYTES = 2 << 30

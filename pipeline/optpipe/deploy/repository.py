@@ -40,7 +40,7 @@ from optpipe.deploy.triton_config import (
     require_tritonclient,
     write_config,
 )
-from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.artifact import PIPELINE
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT

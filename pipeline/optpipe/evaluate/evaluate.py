@@ -25,7 +25,7 @@ from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import find_task, require_fitting_task
 from optpipe.evaluate.tasks.user_file import UserTask
-from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.export.exported import compute_model_id, export_model, prepare_model, read_card, run_torch_model
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.rows import rows_from_outputs

@@ -41,7 +41,7 @@ from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan
 from optpipe.measure.worker.spool import frame_from_spool
-from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
 from optpipe.models.inputs.rows import fill_sequences, list_runs, read_length

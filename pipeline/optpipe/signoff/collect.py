@@ -21,8 +21,7 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_versioned, record_from_files
 from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
-from optpipe.models.artifacts.engine import hash_engine
-from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.facts import hash_engine, judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.preprocess.proof import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord

@@ -34,7 +34,7 @@ from optpipe.measure.groups import (
 from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
 from optpipe.measure.recompute import list_artifact_measurements
-from optpipe.models.artifacts.engine import hash_engine
+from optpipe.models.artifacts.facts import hash_engine
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
 from optpipe.signoff.dossier import Dossier, DossierRequest

@@ -7,8 +7,6 @@ from typing import Any
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.files import Files, hash_value
-from optpipe.models.artifacts.engine import hash_engine, measure_engine
-from optpipe.models.artifacts.lookup import format_model_argument
 from optpipe.workspace.entry import Entry, Manifest, UnreadableManifestError, read_manifest
 
 
@@ -33,6 +31,8 @@ class JudgedBuild:
     @property
     def argument(self) -> str:
         """The MODEL of a command that names its model."""
+        from optpipe.models.artifacts.lookup import format_model_argument  # imports every backend and source
+
         return format_model_argument(self.model, self.source)
 
     def has_other_file(self, artifact: str | None, sha256: str | None) -> bool:
@@ -67,3 +67,17 @@ def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, M
 def hash_model(manifest: Manifest) -> str:
     """Hash of everything that determines an exported model except batch sizes, shapes, and versions of tools."""
     return hash_value({**(manifest.recipe or {}).get("model", {}), "batch": None, "shapes": None})
+
+
+def hash_engine(entry: Entry[ArtifactInfo]) -> str:
+    """SHA-256 of the main file; with more files, a hash over all names and hashes."""
+    names = _list_files(entry)
+    return entry.sha256(names[0]) if len(names) == 1 else hash_value({name: entry.sha256(name) for name in names})
+
+
+def measure_engine(entry: Entry[ArtifactInfo]) -> int:
+    return sum(entry.manifest.files[name].size_bytes for name in _list_files(entry))
+
+
+def _list_files(entry: Entry[ArtifactInfo]) -> tuple[str, ...]:
+    return (entry.info.file, *entry.info.more_files)

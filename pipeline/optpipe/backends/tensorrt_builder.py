@@ -15,7 +15,7 @@ from optpipe.core.files import hash_file
 from optpipe.core.precision import Precision
 from optpipe.core.records import record_from_plain
 from optpipe.workspace.environment import list_gpus
-from optpipe.workspace.locks import hold_lock
+from optpipe.workspace.files import hold_lock
 
 # The builder options of TensorRT and TensorRT-RTX, checked before anything runs.
 #

@@ -13,8 +13,7 @@ from optpipe.core.files import Files, hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.workspace.entry import FOREIGN, MANIFEST, NOT_LISTED, Entry, entry_from_folder, get_utc_time, read_manifest
-from optpipe.workspace.files import find_problems
-from optpipe.workspace.locks import hold_lock, open_lock, try_lock
+from optpipe.workspace.files import find_problems, hold_lock, open_lock, try_lock
 from optpipe.workspace.runs import REMOVED, RUNS, list_records, write_record
 from optpipe.workspace.store import LOCKS, Store
 

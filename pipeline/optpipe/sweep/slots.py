@@ -18,7 +18,7 @@ from optpipe.core.errors import StageError
 from optpipe.core.files import hash_text
 from optpipe.sweep.job import CPU, compute_fingerprint
 from optpipe.workspace.environment import describe_environment, select_visible_gpus
-from optpipe.workspace.locks import try_lock
+from optpipe.workspace.files import try_lock
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, overload
+from typing import Any, ClassVar, Generic, Literal, Protocol
 
 from typing_extensions import TypeVar
 
@@ -167,15 +167,12 @@ def read_manifest(files: Files) -> Manifest:
         raise UnreadableManifestError(str(error)) from error
 
 
-@overload
-def entry_from_files(files: Files, kind: type[Info]) -> Entry[Info]: ...
-@overload
-def entry_from_files(files: Files, kind: None = None) -> Entry[Any]: ...
-def entry_from_files(files: Files, kind: type[Any] | None = None) -> Entry[Any]:
+def entry_from_files(files: Files, kind: type[Info] | None = None) -> Entry[Info]:
     """Raises UnreadableManifestError if the manifest is damaged or of another kind."""
     manifest = read_manifest(files)
     if kind is None:
-        return Entry(files, manifest, manifest.info)
+        plain: Any = manifest.info
+        return Entry(files, manifest, plain)
     is_run = kind is RunInfo and manifest.recipe is None
     if not is_run and manifest.kind != kind.KIND:
         raise UnreadableManifestError(f"{files.folder} has a manifest of kind {manifest.kind}, expected {kind.KIND}")
@@ -185,11 +182,7 @@ def entry_from_files(files: Files, kind: type[Any] | None = None) -> Entry[Any]:
         raise UnreadableManifestError(str(error)) from error
 
 
-@overload
-def entry_from_folder(folder: Path, kind: type[Info]) -> Entry[Info]: ...
-@overload
-def entry_from_folder(folder: Path, kind: None = None) -> Entry[Any]: ...
-def entry_from_folder(folder: Path, kind: type[Any] | None = None) -> Entry[Any]:
+def entry_from_folder(folder: Path, kind: type[Info] | None = None) -> Entry[Info]:
     return entry_from_files(Files(folder), kind)
 
 

@@ -1,14 +1,19 @@
-"""Files of the workspace: written atomically, read with clear errors, and compared by hash."""
+"""Files of the workspace: written atomically, read with clear errors, compared by hash, and locked.
+
+A lock is `flock` on a file, which the kernel releases however its holder ends.
+"""
 
 import errno
+import fcntl
 import io
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import Files, hash_file
@@ -87,3 +92,34 @@ def find_problems(files: Files, hashes: Mapping[str, str], list_name: str, leave
 
 def measure_folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Creates and locks the file `path` while the block runs; waits for another holder."""
+    with open_lock(path) as file:
+        lock(file)
+        yield
+
+
+def open_lock(path: Path) -> IO[str]:
+    """The lock file, not yet locked; closing it unlocks it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("w")
+
+
+def lock(file: IO[str], *, shared: bool = False) -> None:
+    fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def try_lock(file: IO[str] | int, *, shared: bool = False) -> bool:
+    """Locks `file`, a file or descriptor, unless another process holds it; returns whether it did."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(file: IO[str]) -> None:
+    fcntl.flock(file, fcntl.LOCK_UN)

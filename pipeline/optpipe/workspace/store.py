@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Any, overload
+from typing import IO, Any
 
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
@@ -32,8 +32,7 @@ from optpipe.workspace.entry import (
     finish_entry,
     get_utc_time,
 )
-from optpipe.workspace.files import measure_folder_bytes
-from optpipe.workspace.locks import hold_lock, lock, open_lock, try_lock, unlock
+from optpipe.workspace.files import hold_lock, lock, measure_folder_bytes, open_lock, try_lock, unlock
 from optpipe.workspace.places import explain_os_errors
 
 LOCKS = "locks"
@@ -153,11 +152,7 @@ class Store:
             return max(entry.manifest.finished_utc, entry.file(USED).read_text(encoding="utf-8"))
         return entry.manifest.finished_utc
 
-    @overload
-    def list_entries(self, kind: type[Info]) -> list[Entry[Info]]: ...
-    @overload
-    def list_entries(self, kind: None = None) -> list[Entry[Any]]: ...
-    def list_entries(self, kind: type[Any] | None = None) -> list[Entry[Any]]:
+    def list_entries(self, kind: type[Info] | None = None) -> list[Entry[Info]]:
         """Entries of `kind`, or all, with the last used at the end. Their files are not hashed.
 
         Raises BadInputError if a manifest is damaged.
@@ -171,10 +166,9 @@ class Store:
             )
         return found
 
-    def scan_entries(self, kind: type[Any] | None = None) -> tuple[list[Entry[Any]], list[Path]]:
+    def scan_entries(self, kind: type[Info] | None = None) -> tuple[list[Entry[Info]], list[Path]]:
         """Entries with a readable manifest, ordered as by `list_entries`, and the folders without one."""
-        found: list[Entry[Any]] = []
-        damaged = []
+        found, damaged = [], []
         for path in sorted(self.root.glob("*/" if kind is None else f"{kind.KIND}-*/")):
             try:
                 found.append(entry_from_folder(path, kind))
@@ -183,13 +177,9 @@ class Store:
                     damaged.append(path)
         return sorted(found, key=lambda entry: (self._last_use(entry), entry.path.name)), damaged
 
-    @overload
-    def find(self, prefix: str, kind: type[Info]) -> Entry[Info]: ...
-    @overload
-    def find(self, prefix: str, kind: None = None) -> Entry[Any]: ...
-    def find(self, prefix: str, kind: type[Any] | None = None) -> Entry[Any]:
+    def find(self, prefix: str, kind: type[Info] | None = None) -> Entry[Info]:
         """The only entry whose id or `kind-id` starts with `prefix`. Raises BadInputError if there is none or several."""
-        entries: list[Entry[Any]] = self.list_entries(kind)
+        entries = self.list_entries(kind)
         found = [entry for entry in entries if entry.matches_id(prefix)]
         if not found:
             of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]

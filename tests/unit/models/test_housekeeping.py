@@ -8,7 +8,7 @@ from tests.fakes.console import text_of
 from tests.fakes.entries import put, thing_of
 
 from optpipe.core.errors import BadInputError
-from optpipe.models.artifacts.engine import hash_engine, measure_engine
+from optpipe.models.artifacts.facts import hash_engine, measure_engine
 from optpipe.models.artifacts.housekeeping import (
     StoreListing,
     collect_garbage,

@@ -12,8 +12,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.records import read_record
 from optpipe.models.artifacts.decisions import find_decision, read_decision
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, load_run, require_unchanged
-from optpipe.workspace.files import measure_folder_bytes
-from optpipe.workspace.locks import open_lock, try_lock
+from optpipe.workspace.files import measure_folder_bytes, open_lock, try_lock
 from optpipe.workspace.runs import list_run_folders, note_removal
 from optpipe.workspace.store import Store
 

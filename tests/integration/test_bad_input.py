@@ -66,6 +66,7 @@ run digits --policy none.toml | cannot read policy
 build digits --precision auto --budget 5 | the number has no unit; write 5pt or 5dB
 build digits --precision auto --compare-at 999 | outside the profile
 build digits --precision auto,fp32 | give it alone
+build digits --backend inductor --precision fp32 --option inductor.static_batches=2,9999 | 9999 is outside the profile
 build digits --precision auto --backend tensorrt | cannot be a candidate on this machine
 build digits --precision fp32 --budget 0.5points | --budget applies to fp16, int8, fp8; add one
 """  # fmt: skip

@@ -36,14 +36,3 @@ def test_the_predictions_of_the_timed_run_are_the_references(workspace):
     stored = read_record(run.path / "end-to-end.json", EndToEndRecord)
     assert replace(record, warnings=()) == stored
     assert (run.path / f"{result.artifact}.parquet").is_file()
-
-
-def test_options_that_the_user_gives_are_kept(workspace):
-    given = ("--option", "onnxruntime.threads=1", "--option", "onnxruntime.spinning=true", "--batch", "16")
-    done = optpipe(
-        "bench", "digits", "--from-images", FILES, "--min-time", "0.2", *given, "--json", workspace=workspace
-    )
-    assert done.status == 0, done.stderr
-    (result,) = record_from_json(done.stdout, EndToEndRecord, "stdout").results
-    assert result.options == {"threads": 1, "spinning": True}
-    assert result.plan.batch_size == 16

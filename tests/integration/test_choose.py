@@ -54,14 +54,6 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
     assert "--precision auto chose" in refused.stderr
 
 
-def test_a_size_outside_of_the_profile_is_refused_before_the_export(tmp_path: Path, inside: Callable[..., Ran]) -> None:
-    for options, wider in (((), "--batch 1:16:999"), (("--batch", "4:8:16"), "--batch 4:8:999")):
-        refused = inside(*AUTO, *options, "--compare-at", "8,999", cwd=tmp_path)
-        assert refused.status == 2
-        assert wider in refused.stderr
-    assert not list(tmp_path.glob(".optpipe/store/*"))
-
-
 def test_a_budget_that_nothing_keeps_fails_with_the_nearest(chosen: tuple[Path, Ran]) -> None:
     folder, _ = chosen
     failed = optpipe(*AUTO, "--backend", "onnxruntime", "--device", "cpu", "--budget", "190dB", cwd=folder)

@@ -113,15 +113,6 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
     assert cost.drop > 0.1
 
 
-def test_int8_within_a_budget_is_one_command(planted) -> None:
-    folder, _ = planted
-    ran = build(folder, "--precision", "int8", "--budget", "0.5points")
-    assert ran.status in (0, 1), ran.stderr
-    mixed = ran.document["artifacts"][0]["mixed"]
-    assert mixed["budget"] == {"limit": 0.5, "unit": "points"}
-    assert mixed["cost"]["drop"] is None or mixed["cost"]["drop"] <= 0.005
-
-
 def test_a_budget_that_leaves_no_layer_in_int8_says_which_one_does(exported, tmp_path) -> None:
     command = ("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--device", "cpu", "--json")
     exported(tmp_path / ".optpipe")

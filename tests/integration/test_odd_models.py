@@ -82,16 +82,6 @@ def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, c
     assert "Warning" not in ran.stderr
 
 
-def test_a_batch_that_the_file_itself_does_not_take_is_no_question_of_building(tmp_path):
-    path = saved(tmp_path / "net.onnx", [("MatMul", "x w", "y")], {"x": [4, 8]}, {"y": [4, 4]}, w=weights())
-    assert built(path, tmp_path / "work").status == 0
-    ran = optpipe("bench", path, "--batch", "2", *QUICK, workspace=tmp_path / "work")
-    assert ran.status == 2
-    assert "the ONNX file has a fixed batch size of 4; give --batch 4" in ran.stderr
-    measured = optpipe("bench", path, "--batch", "4", *QUICK, workspace=tmp_path / "work").document["measurements"]
-    assert [each["load"]["batch_size"] for each in measured] == [4]
-
-
 MEASURED: dict[str, Any] = {
     "several inputs": ([("Add", "x b", "s"), ("MatMul", "s w", "y")], {**X, "b": ["N", 8]}, Y),
     "bytes in": ([("Cast", "x", "f", {"to": 1}), ("MatMul", "f w", "y")], {"x": ("UINT8", ["N", 8])}, Y),

@@ -192,17 +192,6 @@ def test_filter_choose_and_sort(page):
         assert column == sorted(column, reverse=direction == "descending")
 
 
-def test_tooltips_come_from_the_marks_labels(page):
-    mark = page.locator("figure svg path[role='graphics-symbol'][aria-label*='batch size']").first
-    mark.scroll_into_view_if_needed()
-    mark.hover(force=True)
-    tip = page.locator("#tip")
-    assert tip.is_visible()
-    assert "batch size" in tip.inner_text()
-    page.keyboard.press("Escape")
-    assert not tip.is_visible()
-
-
 def test_it_is_readable_by_keyboard_and_screen_reader(page):
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"

@@ -6,7 +6,6 @@ What is real of it and what is not: tests/fakes/tensorrt_api/README.md.
 import fcntl
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -233,11 +232,3 @@ except StageError as error:
     assert "[TRT]" not in ran.stdout + ran.stderr, (
         "what the library says is told in the error, not printed beside --json"
     )
-
-
-def test_show_tells_the_layers(environment, built) -> None:
-    folder, document = built
-    artifact = document["artifacts"][-1]
-    shown = run_python(environment, "-m", "optpipe", "store", "show", artifact["id"], cwd=folder)
-    assert "from the parsed network" in shown.stdout, shown.stderr
-    assert re.search(r"CONVOLUTION +int8, int8 +fp16", shown.stdout), "the last one is INT8"

@@ -114,21 +114,6 @@ def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Ru
     require_three_verdicts(inside, model, folder, found)
 
 
-def test_auto_judges_texts_by_their_labels_and_a_build_is_verified_on_them(run: Run, inside: Run, folder: Path) -> None:
-    model, validation = f"hf:{folder / 'reviews'}", ("--data", str(folder / "validation.jsonl"))
-    named = ("--backend", "onnxruntime", "--device", "cpu", "--calibration", str(folder / "train.jsonl"))
-    judged = run("build", model, "--precision", "auto", *named, *validation, "--budget", "0points", "--json")
-    assert judged.status == ExitStatus.INCONCLUSIVE, judged.stderr  # 400 texts cannot show that nothing is lost
-    decision = judged.document["decision"]
-    assert (decision["budget"], decision["score"]) == ("0 points", "top1")
-    assert decision["judged_on"] == "400 texts of validation.jsonl"
-    assert {each["precision"]: each["standing"] for each in decision["candidates"]} == dict.fromkeys(
-        ("fp32", "int8"), "not shown to keep the budget"
-    )
-    verified = inside("build", model, "--precision", "fp32", *validation, cwd=folder)
-    assert verified.status == 0, verified.stderr
-
-
 def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(run, inside, folder, tmp_path):
     model, data = f"hf:{folder / 'reviews'}", tmp_path / "long.jsonl"
     assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0

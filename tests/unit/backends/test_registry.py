@@ -7,7 +7,7 @@ from tests.fakes.entries import artifact_info
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.backends.tensorrt_builder import BuilderOptions
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError
 from optpipe.core.records import plain_from_record
 
 INFO = artifact_info(device="cuda", options={"nhwc": False})
@@ -36,18 +36,6 @@ def test_what_only_a_build_takes_is_not_in_force_at_run_time(name):
     given = next(key for key in built.options if key != "cuda_graph")
     with pytest.raises(BadInputError, match=rf"is a build option of {name}: optpipe build --option {name}\.{given}=7"):
         resolve_effective_options(built, {given: "7"})
-
-
-def test_an_engine_takes_the_options_that_are_in_force(tmp_path):
-    """Without a GPU an engine is refused, but after its options were read."""
-    pytest.importorskip("tensorrt_rtx", reason="needs the wheel tensorrt-rtx-cu13")
-    (tmp_path / "model.engine").write_bytes(b"no engine")
-    info = artifact_info(backend="tensorrt-rtx", device="cuda")
-    given = {"cuda_graph": "false", "runtime_cache": str(tmp_path / "kernels")}
-    with pytest.raises(StageError, match=r"cannot load model\.engine: .*bufferSize"):
-        BACKENDS["tensorrt-rtx"].load(tmp_path, info, resolve_effective_options(info, given))
-    with pytest.raises(BadInputError, match=r"runtime_cache=.*its folder does not exist"):
-        BACKENDS["tensorrt-rtx"].load(tmp_path, info, {"runtime_cache": str(tmp_path / "no/such/kernels")})
 
 
 def serve(backend="tensorrt", options=(), version="1.31.1", **built_with):

@@ -15,7 +15,6 @@ import typer
 from optpipe.cli.app import app, print_outcome
 from optpipe.cli.groups import Outcome
 from optpipe.cli.schemas import read_schemas
-from optpipe.report.document import make_document, make_table
 
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
@@ -101,16 +100,6 @@ def test_an_unexpected_error_of_the_system_is_a_bug_and_shows_itself() -> None:
 
     with pytest.raises(BlockingIOError):
         print_outcome(fails)()
-
-
-def test_brackets_in_a_result_are_text(capsys: pytest.CaptureFixture[str]) -> None:
-    from optpipe.cli.app import _print_text
-
-    _print_text(make_document([make_table(["name"], [["run[hf] in [/data]"]])]))
-    _print_text("the baseline of optpipe[hf]")
-    said = capsys.readouterr().out
-    assert "run[hf] in [/data]" in said
-    assert "the baseline of optpipe[hf]" in said
 
 
 CLOSED = "standard output is closed"

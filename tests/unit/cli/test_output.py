@@ -49,26 +49,10 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(folder, command):
     assert [each.name for each in folder.iterdir()] == ["policy.toml"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [lambda: call(run, "digits", POLICY), lambda: call(signoff, model="digits", what=JUDGED)],
-    ids=["run", "signoff"],
-)
-def test_a_step_summary_that_cannot_be_written_is_refused_at_once(command, monkeypatch):
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/proc/x")
-    with pytest.raises(BadInputError, match="GITHUB_STEP_SUMMARY /proc/x: /proc is not writable"):
-        command()
-
-
 def test_junit_does_not_lie_in_the_dossier_whose_seal_it_would_break():
     how = DossierOptions(output=Path("out"), junit=Path("out/junit.xml"))
     with pytest.raises(BadInputError, match=r"--junit out/junit\.xml: out is sealed when it is written"):
         call(signoff, model="digits", what=JUDGED, how=how)
-
-
-def test_reports_of_a_fleet_are_not_silently_left_out():
-    with pytest.raises(BadInputError, match="--fleet writes no reports"):
-        call(compare, how=CompareOptions(fleet=True, output=Path("reports")))
 
 
 @pytest.mark.parametrize("said", ["uv pip install optpipe[hf]", "cannot read [/data/1.jpg]", "no [red] here"])

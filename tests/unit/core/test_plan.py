@@ -23,8 +23,6 @@ from optpipe.core.plan import (
     to_command,
 )
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity, share_from_text
-from optpipe.sweep.job import Matrix, command_from_cell
-from optpipe.sweep.matrix import cells_from_matrix
 
 
 @dataclass(frozen=True)
@@ -52,17 +50,6 @@ def test_a_load_is_the_words_that_bench_reads():
     assert (given["batch"], given["scenario"], given["rate_per_s"], given["min_seconds"]) == (
         "8", Scenario.SERVER, 1234567.5, 0.25
     )  # fmt: skip
-
-
-def test_the_command_of_a_cell_names_every_key_that_is_not_the_default():
-    matrix = Matrix(
-        models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu",), streams=2, max_cv=0.5,
-        scenarios=(Scenario.OFFLINE,), options=(("onnxruntime.threads=2",),), seed=3, weights="random",
-    )  # fmt: skip
-    (cell,) = cells_from_matrix(matrix, ())
-    _, given = parse_command(command_from_cell(cell))
-    assert set(given["set"]) == {"streams=2", "weights=random", "seed=3"}
-    assert (given["max_cv"], given["option"], given["gpus"]) == ("50%", ["onnxruntime.threads=2"], "cpu")
 
 
 SAYS = {"seed": "seed", "seed=x": "a whole number", "seed=-1": "at least 0", "fast=true": "seed", "deep=x": "true or"}

@@ -13,7 +13,6 @@ from optpipe.core.precision import (
     PrecisionCost,
     budget_from_text,
     make_cost_order,
-    precisions_from_text,
     prove_precision,
     summarize_precision,
 )
@@ -48,15 +47,6 @@ def test_one_more_layer_in_the_wanted_type_never_unproves(found: list[LayerType]
     )
 
 
-def test_an_fp32_engine_does_not_pass_for_fp16() -> None:
-    proof = prove_precision(
-        Precision.FP16, [LayerType("conv1", "Conv", "fp32", 70), LayerType("conv2", "Conv", "fp16", 30)]
-    )
-    assert not proof.proven
-    assert [each.name for each in proof.others] == ["conv1"]
-    assert proof.reason == "30.0% of MACs in fp16, 80% required"
-
-
 @pytest.mark.parametrize(
     ("wanted", "macs", "reason"),
     [
@@ -69,13 +59,6 @@ def test_an_fp32_engine_does_not_pass_for_fp16() -> None:
 def test_rounding_never_hides_why_a_precision_is_not_proven(wanted: Precision, macs: int, reason: str) -> None:
     other = LayerType("b", "Conv", "int8", 1_000_000 - macs)
     assert prove_precision(wanted, [LayerType("a", "Conv", str(wanted), macs), other]).reason == reason
-
-
-def test_reading_precisions() -> None:
-    assert precisions_from_text("fp16, FP32,fp16") == (Precision.FP16, Precision.FP32)
-    for text in ("", "fp17", "fp16;fp32"):
-        with pytest.raises(BadInputError, match="fp16"):
-            precisions_from_text(text)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ def card(low=1, high=64):
     return ModelCard("net", "net.onnx", Task.OTHER, (spec,), (TensorSpec("logits", "float32", ("batch", 10)),))
 
 
-def settings(latencies_ms, limit_ms=None, known=None, more=()):
-    limit = f'[[latency]]\np99 = "{limit_ms} ms"\n' if limit_ms else '[size]\nmaximum = "1 MiB"\n'
+def settings(latencies_ms, limit_ms=None, known=None, more=(), limits=""):
+    limit = limits or (f'[[latency]]\np99 = "{limit_ms} ms"\n' if limit_ms else '[size]\nmaximum = "1 MiB"\n')
     measured = [planted(SUBJECT, size, ms, low=1.0, high=1.0) for size, ms in latencies_ms.items()]
     recorded = tuple(RecordedMeasurement(one, f"bench-{at}") for at, one in enumerate((*measured, *more)))
     build: Any = SimpleNamespace(
@@ -127,13 +127,7 @@ def test_of_several_lengths_the_longest_decides_by_its_own_limit():
 
     measured = [*at(32, b1=0.5, b8=1.0), *at(512, b1=8.0, b8=30.0), *at(512, streams=2, b1=5.0)]
     limits = '[[latency]]\np99 = "2 ms"\nlength = 32\n[[latency]]\np99 = "40 ms"\nlength = 512\n'
-    build: Any = SimpleNamespace(
-        card=card(),
-        policy=policy_from_toml(f"schema = 1\n{limits}".encode()),
-        measured=tuple(RecordedMeasurement(one, f"bench-{place}") for place, one in enumerate(measured)),
-        artifact=SimpleNamespace(info=artifact_info()),
-    )
-    found = choose_settings(build)
+    found = settings({}, more=measured, limits=limits)
     assert found.max_batch_size == 8, "30 ms at 512 tokens keeps its 40 ms; the 2 ms are for 32"
     assert "length 512" in source(found, "max_batch_size")
     assert found.instances == 1 or "length 512" in source(found, "count")

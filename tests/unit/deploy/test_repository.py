@@ -20,7 +20,7 @@ from tests.fakes.graphs import onnx_model
 from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.card import InputSpec, TensorSpec
+from optpipe.core.card import TensorSpec
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
@@ -29,7 +29,6 @@ from optpipe.deploy.choices import Settings
 from optpipe.deploy.kserve import MANIFEST, require_service, write_service
 from optpipe.deploy.triton_config import (
     TYPES,
-    describe_served,
     fill_tensors,
     find_tensor_differences,
     read_config,
@@ -94,14 +93,6 @@ def test_a_file_that_is_no_configuration_is_bad_input(tmp_path, text):
     (tmp_path / "config.pbtxt").write_text(text)
     with pytest.raises(BadInputError, match="cannot be read as a Triton model configuration"):
         read_config(tmp_path / "config.pbtxt")
-
-
-def test_sizes_that_may_change_are_minus_one():
-    spec = InputSpec("tokens", "int64", (1, 8), (4, 16), (16, 32))
-    assert describe_served(spec, batched=True) == TensorSpec("tokens", "int64", (-1,))
-    assert describe_served(TensorSpec("logits", "float32", ("batch", 10)), batched=False) == TensorSpec(
-        "logits", "float32", (-1, 10)
-    )
 
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "fakes" / "kserve_v1beta1.schema.json").read_text())

@@ -3,7 +3,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from optpipe.evaluate.evaluate import (
     Predictions,
     predict_samples,
     score_artifacts,
-    write_predictions,
 )
 from optpipe.evaluate.tasks.classification import list_best_classes
 from optpipe.evaluate.tasks.embedding import Embedding
@@ -158,14 +156,6 @@ def test_labels_by_name_index_or_order() -> None:
     assert find_label_indices(named([None, "x"]), card(), 2) is None
     with pytest.raises(BadInputError, match="label 'bird' of s is not a class of m"):
         find_label_indices(named(["bird", "cat"]), card(["cat", "dog", "cow"]), 3)
-
-
-def test_predictions_are_kept_for_recomputation(tmp_path) -> None:
-    found = predictions_from_scores(scores(0.9)[:2])
-    write_predictions(tmp_path / "p.parquet", named(["3", "4"]), [3, 4], TASK, [EvaluatedArtifact(None, found)])
-    table = pl.read_parquet(tmp_path / "p.parquet")
-    assert table["class"].to_list() == [3, 4]
-    assert table["source:best"].list.first().to_list() == [best[0] for best in found.values]
 
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")

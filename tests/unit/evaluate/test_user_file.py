@@ -69,10 +69,3 @@ def test_what_is_wrong_in_the_file_is_one_line(tmp_path, change, message) -> Non
     assert change[0] in BRIGHTNESS
     with pytest.raises(BadInputError, match=message):
         decode(make_task(tmp_path, BRIGHTNESS.replace(*change)), 0.0)
-
-
-def test_a_missing_file_is_named(tmp_path) -> None:
-    with pytest.raises(BadInputError, match="no such file"):
-        UserTask(tmp_path / "none.py")
-    with pytest.raises(BadInputError, match="is not a Python file"):
-        UserTask(tmp_path)

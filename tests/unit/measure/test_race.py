@@ -198,12 +198,6 @@ def test_nothing_is_chosen_of_an_interrupted_tuning():
     assert tune_options(measured, TuningRecord("a", "a", 0), DEFAULTS, (1,), 4).chosen == {}
 
 
-def test_without_anything_to_try_the_defaults_are_used():
-    found = tuned(lambda _options, size: size, fixed=DEFAULTS)
-    assert found.chosen == {1: DEFAULTS, 64: DEFAULTS}
-    assert len(found.trials) == 1
-
-
 def tunable_options(name, device):
     """The options of a session but for files, which change where something lies and not how fast it runs."""
     return {option: value for option, value in BACKENDS[name].runtime_options(device).items() if value != ""}

@@ -154,13 +154,6 @@ def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch, without_edge_c
     assert record.largest_step == "center_crop"
 
 
-def test_accuracy_is_given_where_labels_are_known(paths, without_edge_cases):
-    proof = prove(paths, trained=True, labels=[0, 1, 2, 3, 4, 0]).record.proof
-    assert proof.accuracy is not None
-    assert proof.accuracy.reference == proof.accuracy.dali
-    assert proof.verdict is Verdict.INCONCLUSIVE
-
-
 def test_files_that_only_pillow_reads_are_named_and_fail(paths, tmp_path, without_edge_cases):
     Image.fromarray(make_synthetic_image(90, 90)).save(tmp_path / "gif in disguise.jpg", "GIF")
     proof = prove([*paths, tmp_path / "gif in disguise.jpg"])

@@ -25,7 +25,6 @@ from optpipe.quantize.ranges import (
     find_least_error,
     find_percentile,
     is_table,
-    methods_from_text,
     read_table,
     write_table,
 )
@@ -114,15 +113,6 @@ def test_entropy_is_not_decided_by_the_many_values_near_zero() -> None:
 def test_entropy_clips_a_rare_outlier_however_far_out(outlier) -> None:
     values = np.random.default_rng(7).standard_normal(500_000)
     assert 4 < find_least_divergence(seen(np.append(values, outlier))) < 6
-
-
-def test_names() -> None:
-    assert methods_from_text("all") == ("max", "percentile", "entropy", "mse")
-    assert methods_from_text(" MSE, max,mse") == ("mse", "max")
-    with pytest.raises(BadInputError, match="choose from max"):
-        methods_from_text("minmax")
-    with pytest.raises(BadInputError, match="is empty"):
-        methods_from_text(" , ")
 
 
 finite = hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(-1e6, 1e6, width=32))

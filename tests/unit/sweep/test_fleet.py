@@ -3,7 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
-from math import ceil, exp, factorial, floor, inf
+from math import exp, factorial, floor, inf
 
 import msgspec
 import numpy as np
@@ -107,23 +107,6 @@ def test_the_command_of_a_cell_gives_that_cell(capfd, cell, monkeypatch):
         app([*shlex.split(command_from_cell(cell))[1:], "--dry-run", "--json", "--workspace", "/tmp/optpipe-none"])
     (row,) = json.loads(capfd.readouterr().out)["rows"]
     assert msgspec.convert(row["cell"], Cell).key == cell.key
-
-
-def test_engines_under_other_loads_are_rows_of_their_own_and_streams_serve_side_by_side():
-    def under(**load):
-        record = measured(H200, 8, 4.0)
-        cell = replace(record.cell, load=replace(record.cell.load, **load))
-        return make_record(cell, slot=make_slot(fingerprint=record.fingerprint), p50_ms=(3.99, 4.0, 4.01))
-
-    streams = under(scenario=Scenario.MULTI_STREAM, streams=4)
-    jobs = jobs_of(under(), under(mode=Mode.END_TO_END), streams, measured(H200, 8, 4.0, options=("onnxruntime.a=1",)))
-    found = compare_fleet(jobs, slo=slo_from_text("p50=50ms"), load_per_s=16_000)
-    gpus = {row.build: row.gpus.value for row in found.rows}
-    assert gpus.keys() == {
-        "onnxruntime fp16", "onnxruntime fp16 end-to-end", "onnxruntime fp16 a=1", "onnxruntime fp16 multi-stream in 4 streams",
-    }  # fmt: skip
-    assert gpus["onnxruntime fp16"] >= 8  # 2,000 images/s each
-    assert gpus["onnxruntime fp16 multi-stream in 4 streams"] == ceil(gpus["onnxruntime fp16"] / 4)
 
 
 def test_an_impossible_cell_is_not_missing_and_a_failed_one_says_why():

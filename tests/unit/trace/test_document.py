@@ -83,12 +83,6 @@ def test_stages_of_one_model(read: Callable[[Recording], Trace]) -> None:
     assert f"{subject.name} in full" in text_of(document_from_stages(replace(record, main=subject.name)))
 
 
-def test_names_with_brackets_are_no_markup(read: Callable[[Recording], Trace]) -> None:
-    recording = Recording()
-    recording.range("[bold]layer[/bold]", 0, 10)
-    assert "[bold]layer[/bold]" in text_of(document_from_profile(profile_from_trace(read(recording))))
-
-
 def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(read: Callable[[Recording], Trace]) -> None:
     """12 kernels of 2 µs with ten blocks each, for a GPU of 132: of 290 µs recorded, or 150 µs as it really takes."""
     recording = phenomena.launch_bound()

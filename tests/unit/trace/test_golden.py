@@ -8,12 +8,10 @@ from tests.golden.nsys_export import THREAD, Recording
 from tests.unit.trace.conftest import Judged, judge
 
 from optpipe.core.verdict import Verdict
-from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.ranges import Stage
 from optpipe.trace.read import Trace
 from optpipe.trace.records import StageFacts
-from optpipe.trace.report import DiffSide, diff_profiles
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
 from optpipe.trace.timeline import IdleCause
 
@@ -223,15 +221,6 @@ def test_reading_files_is_io_bound_by_the_time_of_the_threads_that_read(judged: 
                 trace.os_call("read", 100 * iteration + 5, 100 * iteration + 85, thread=THREAD + thread)
 
 
-def test_calls_that_were_traced_and_did_not_happen_are_not_asked_for_again(judged: Judge) -> None:
-    trace = phenomena.without_gpu()
-    trace.os_call("OS runtime libraries profiling started", 0, 0)
-    profile = judged(trace)
-    assert profile.bottleneck.verdict is LimitingFactor.CPU
-    assert "os-calls" not in profile.bottleneck.why
-    assert profile.measured.os_runtime.is_empty()
-
-
 def test_capture_of_a_graph_is_no_lost_event(judged: Judge) -> None:
     recording = phenomena.gpu_bound()
     recording.call("cudaStreamBeginCapture_v10000", 400, 401)
@@ -239,19 +228,6 @@ def test_capture_of_a_graph_is_no_lost_event(judged: Judge) -> None:
         recording.call("cudaLaunchKernel_v7000", 402 + number, 403 + number)
     recording.call("cudaStreamEndCapture_v10000", 430, 431)
     assert judged(recording).trace_quality.verdict is Verdict.PASS
-
-
-def test_what_only_the_host_did_is_compared_by_range_and_by_the_times_of_its_layers(read):
-    measured = select_measured_part(analysis_from_trace(read(phenomena.without_gpu())))
-    before = DiffSide(measured, layer_ns={"conv": 30_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=90_000.0)
-    after = DiffSide(measured, layer_ns={"conv": 15_000.0, "fc": 8_000.0}, unprofiled_iteration_ns=60_000.0)
-    found = diff_profiles(before, after)
-    assert (found.host_ns, found.unprofiled) == ((90_000.0, 60_000.0), True)
-    assert [(row.name, row.change) for row in found.layers] == [("conv", "faster"), ("fc", "same")]
-    assert diff_profiles(DiffSide(measured), after).host_ns == (
-        100_000.0,
-        100_000.0,
-    )  # not both are known without the profiler
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import json
 import os
-import platform
 
 import polars as pl
 import pytest
@@ -48,14 +47,6 @@ def test_a_run_that_is_worth_nothing_in_part_leaves_nothing(tmp_path):
     with runs.open_run(tmp_path, "evaluate") as run:
         runs.finish_run(run, command="optpipe evaluate")
     assert [one.name for one in runs.list_runs(tmp_path)] == [run.name]
-
-
-def test_the_manifest_reproduces_and_names_its_parents(tmp_path):
-    manifest = load_run(finished(tmp_path).path).manifest
-    assert manifest.command == "optpipe bench 'a b'"
-    assert manifest.parents == ("onnxruntime-0123",)
-    assert list(manifest.files) == ["samples/m0.bin"]
-    assert manifest.environment.python == platform.python_version()
 
 
 def test_what_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch):

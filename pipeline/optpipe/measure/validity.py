@@ -1,10 +1,10 @@
 """Checks whether figures may be believed. Every reason has an observation and a remedy; nothing is ever trimmed.
 
-Invalidating reasons spoil the figures; the others are properties of the artifact that readers must know. Each check is
-a small function from `ValidityEvidence` to reasons, and all of them always run.
+Invalidating reasons spoil the figures; the others are properties of the artifact that readers must know. All
+checks always run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +65,20 @@ class ValidityEvidence:
 
 
 def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
-    found = [reason for check in CHECKS for reason in check(evidence)]
+    """All reasons, invalidating ones first; causes on the host come before their effects on latency."""
+    checks = (
+        _check_outputs, _check_completeness, _check_host, _check_gpu, _check_clocks, _check_latencies, _check_queue, _check_work,
+    )  # fmt: skip
+    found = [reason for check in checks for reason in check(evidence)]
     return tuple(sorted(found, key=lambda reason: not reason.invalidates))
 
 
-def _invalidate(code: str, message: str, remedy: str, **evidence: float | int | str) -> list[Reason]:
-    return [Reason(code, message, remedy, invalidates=True, evidence=evidence)]
+def _invalidate(code: str, message: str, remedy: str, **evidence: float | int | str) -> Reason:
+    return Reason(code, message, remedy, invalidates=True, evidence=evidence)
 
 
-def _note(code: str, message: str, remedy: str, **evidence: float | int | str) -> list[Reason]:
-    return [Reason(code, message, remedy, invalidates=False, evidence=evidence)]
+def _note(code: str, message: str, remedy: str, **evidence: float | int | str) -> Reason:
+    return Reason(code, message, remedy, invalidates=False, evidence=evidence)
 
 
 def compute_service_ns(samples: "pl.DataFrame") -> Any:
@@ -84,88 +88,52 @@ def compute_service_ns(samples: "pl.DataFrame") -> Any:
     return (samples["end_ns"] - samples["start_ns"]).to_numpy().astype(float)
 
 
-def _check_sample_count(evidence: ValidityEvidence) -> list[Reason]:
-    count = len(evidence.samples)
-    if count >= evidence.wanted_samples:
-        return []
-    return _invalidate(
-        "too-few-samples",
-        f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}",
-        "increase --max-time, or request a lower percentile (--percentile, --slo)",
-        samples=count,
-        needed=evidence.wanted_samples,
-    )
+def _quantile(values: Sequence[float], level: float) -> float:
+    import numpy as np
+
+    return float(np.quantile(values, level))
 
 
-def _check_interruption(evidence: ValidityEvidence) -> list[Reason]:
-    return (
-        _invalidate("interrupted", "interrupted before completion", "run it again")
-        if evidence.measurement.interrupted
-        else []
-    )
+def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
+    check, probe = evidence.measurement.output_check, evidence.cache_probe
+    if check is not None and not check.passed:
+        remedy = "do not use these results: check the parity reported by optpipe build, or disable runtime caches"
+        error = check.relative_error or 0.0
+        yield _invalidate("wrong-output", f"a timed output {check.why_not}", remedy, relative_error=error)
+    elif check is not None and check.tells_inputs_apart is False:
+        text = "different inputs produce identical outputs: a stale output could not be detected"
+        yield _note("inputs-alike", text, "use inputs that differ (--images)")
+    if probe.stale:
+        text = "the timed output for a new input differs from the runtime's own untimed output"
+        yield _invalidate("stale-answer", text, "the runtime returned a stale output for a new input: do not use it")
+    elif len(probe.known_ns) >= SMALLEST_ROUNDS:
+        ratio = ratio_from_rounds(probe.new_ns, probe.known_ns, PROBE_CONFIDENCE)
+        if ratio.ci[1] < evidence.limits["cached_answer"]:
+            yield _invalidate(
+                "cached-answer",
+                f"an input seen before is answered in {ratio.value:.0%} of the time of a new one",
+                "disable the runtime's output cache; the benchmark measures cache hits",
+                known_over_new=ratio.value,
+            )
 
 
-def _check_steadiness(evidence: ValidityEvidence) -> list[Reason]:
-    if evidence.steady:
-        return []
-    return _invalidate(
-        "not-steady",
-        "latency was not stable after warm-up",
-        "increase max-warm-up (--set), or stop other work on the machine",
-    )
+def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
+    if evidence.measurement.machine_file is None:
+        what = "nothing was recorded of the machine: other work or throttling cannot be excluded"
+        yield _invalidate("not-watched", what, "measure again, for longer (--min-time)")
+    if evidence.measurement.interrupted:
+        yield _invalidate("interrupted", "interrupted before completion", "run it again")
+    if (count := len(evidence.samples)) < evidence.wanted_samples:
+        yield _invalidate(
+            "too-few-samples",
+            f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}",
+            "increase --max-time, or request a lower percentile (--percentile, --slo)",
+            samples=count,
+            needed=evidence.wanted_samples,
+        )
 
 
-def _check_drift(evidence: ValidityEvidence) -> list[Reason]:
-    found = find_trend(compute_service_ns(evidence.samples))
-    if found is None or found.p_value > 0.01 or abs(found.change) <= evidence.limits["max_drift"]:
-        return []
-    way = "slower" if found.change > 0 else "faster"
-    return _invalidate(
-        "drift",
-        f"it became up to {abs(found.change):.1%} {way} while it was measured (p = {found.p_value:.1g})",
-        "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)",
-        change=found.change,
-        p_value=found.p_value,
-    )
-
-
-def _check_dispersion(evidence: ValidityEvidence) -> list[Reason]:
-    values = compute_service_ns(evidence.samples)
-    if len(values) < 2:
-        return []
-    cv, limit = float(values.std(ddof=1) / values.mean()), evidence.limits["max_cv"]
-    if cv <= limit:
-        return []
-    of = ""  # names the duration if it is not the latency of the table
-    if evidence.samples["compute_ns"].null_count() == 0:
-        of = " on the device"
-    elif evidence.measurement.load.scenario is Scenario.SERVER:
-        of = " of the service time"
-    return _invalidate(
-        "dispersion",
-        f"coefficient of variation {cv:.1%}{of} exceeds {limit:.1%}",
-        "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
-        "or raise --max-cv, which is recorded",
-        cv=cv,
-        limit=limit,
-    )
-
-
-def _check_modes(evidence: ValidityEvidence) -> list[Reason]:
-    modes = find_two_modes(compute_service_ns(evidence.samples))
-    if modes is None:
-        return []
-    return _invalidate(
-        "bimodal",
-        f"bimodal latency: {modes.fast / 1e6:.3g} ms and {modes.slow / 1e6:.3g} ms ({modes.slow_share:.0%} of the samples)",
-        "one number cannot describe it: check for two code paths, two clock levels, or thread migration (--affinity)",
-        fast_ms=modes.fast / 1e6,
-        slow_ms=modes.slow / 1e6,
-        slow_share=modes.slow_share,
-    )
-
-
-def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
+def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
     """Judges a CPU subject by other processes' use, and a GPU subject by the worker's waiting, since its host may be large."""
     other, waited = (
         sum(values) / max(len(values), 1)
@@ -173,57 +141,38 @@ def _check_host_load(evidence: ValidityEvidence) -> list[Reason]:
     )
     share, subject = evidence.limits["max_other_cpu_share"], evidence.measurement.subject
     cpus = len(subject.affinity or (0,))
-    loaded = other > share * cpus if subject.device == "cpu" else waited > share / 2
-    if not loaded:
-        return []
-    return _invalidate(
-        "loaded-host",
-        f"other processes used {other:.2f} of the worker's {cpus} cores (it waited for {waited:.2f})",
-        "stop them, or isolate the worker's cores (--affinity)",
-        other_cpu_cores=other,
-        worker_waited_cores=waited,
-    )
+    if other > share * cpus if subject.device == "cpu" else waited > share / 2:
+        yield _invalidate(
+            "loaded-host",
+            f"other processes used {other:.2f} of the worker's {cpus} cores (it waited for {waited:.2f})",
+            "stop them, or isolate the worker's cores (--affinity)",
+            other_cpu_cores=other,
+            worker_waited_cores=waited,
+        )
 
 
-def _check_watching(evidence: ValidityEvidence) -> list[Reason]:
-    if evidence.measurement.machine_file is not None:
-        return []
-    what = "nothing was recorded of the machine: other work or throttling cannot be excluded"
-    return _invalidate("not-watched", what, "measure again, for longer (--min-time)")
-
-
-def _check_gpu_processes(evidence: ValidityEvidence) -> list[Reason]:
-    others = max(evidence.list_readings("gpu_other_processes"), default=0.0)
-    if not others:
-        return []
-    return _invalidate(
-        "busy-gpu", f"{others:.0f} other process(es) on the GPU", "stop them (see nvidia-smi)", others=others
-    )
-
-
-def _check_throttling(evidence: ValidityEvidence) -> list[Reason]:
+def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
     """Heat and hardware protection invalidate. A power cap is a setting of the card: a note, unless it moves the clocks."""
+    if others := max(evidence.list_readings("gpu_other_processes"), default=0.0):
+        text = f"{others:.0f} other process(es) on the GPU"
+        yield _invalidate("busy-gpu", text, "stop them (see nvidia-smi)", others=others)
     masks = [int(mask) for mask in evidence.list_readings("gpu_throttle_reasons")]
     share = {
         name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in THROTTLE_REASONS.items() if masks
     }
     capped = share.pop(POWER_CAP, 0.0)
-    seen = {name: part for name, part in share.items() if part > 0}
-    found: list[Reason] = []
-    if seen:
+    if seen := {name: part for name, part in share.items() if part > 0}:
         text = ", ".join(f"{name} {part:.0%} of the time" for name, part in seen.items())
-        found += _invalidate(
-            "throttled", f"the GPU was throttled: {text}", "improve cooling, or lock its clocks", **seen
-        )
+        remedy = "improve cooling, or lock its clocks"
+        yield _invalidate("throttled", f"the GPU was throttled: {text}", remedy, **seen)
     if capped:
         clocks = evidence.list_readings("gpu_sm_mhz")
         at = f", with its clock at {_quantile(clocks, 0.5):.0f} MHz" if clocks else ""
         text = f"the GPU hit its power limit {capped:.0%} of the time{at}"
-        found += _note("power-capped", text, "results are valid only for this power limit and load", share=capped)
-    return found
+        yield _note("power-capped", text, "results are valid only for this power limit and load", share=capped)
 
 
-def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
+def _check_clocks(evidence: ValidityEvidence) -> Iterator[Reason]:
     for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz"):
         # clocks may idle at both ends of the measurement, but not in the middle, except for one reading in twenty: a range
         # grows with the number of readings
@@ -232,123 +181,88 @@ def _check_clocks(evidence: ValidityEvidence) -> list[Reason]:
             slow, fast = (_quantile(inner, level) for level in (0.05, 0.95))
             change = 1 - slow / fast
             if change > evidence.limits["max_clock_change"]:
-                return _invalidate(
-                    "clocks-moved",
-                    f"{name} moved between {slow:.0f} and {fast:.0f} MHz ({change:.0%})",
-                    "lock the clocks (nvidia-smi -lgc), or increase warm-up (--set)",
-                    change=change,
-                )
-    return []
+                text = f"{name} moved between {slow:.0f} and {fast:.0f} MHz ({change:.0%})"
+                remedy = "lock the clocks (nvidia-smi -lgc), or increase warm-up (--set)"
+                yield _invalidate("clocks-moved", text, remedy, change=change)
+                break
+    hottest = max(evidence.list_readings("gpu_temperature_c"), default=0.0)
+    if hottest > evidence.limits["max_gpu_temperature_c"]:
+        text = f"the GPU reached {hottest:.0f} °C"
+        yield _invalidate("hot", text, "let it cool down, or improve airflow", temperature_c=hottest)
 
 
-def _quantile(values: Sequence[float], level: float) -> float:
-    import numpy as np
-
-    return float(np.quantile(values, level))
-
-
-def _check_temperature(evidence: ValidityEvidence) -> list[Reason]:
-    readings, limit = evidence.list_readings("gpu_temperature_c"), evidence.limits["max_gpu_temperature_c"]
-    hottest = max(readings, default=limit)
-    if hottest <= limit:
-        return []
-    return _invalidate(
-        "hot", f"the GPU reached {hottest:.0f} °C", "let it cool down, or improve airflow", temperature_c=hottest
-    )
-
-
-def _check_outputs(evidence: ValidityEvidence) -> list[Reason]:
-    check = evidence.measurement.output_check
-    if check is None:
-        return []
-    if not check.passed:
-        remedy = "do not use these results: check the parity reported by optpipe build, or disable runtime caches"
-        return _invalidate(
-            "wrong-output", f"a timed output {check.why_not}", remedy, relative_error=check.relative_error or 0.0
+def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
+    if not evidence.steady:
+        remedy = "increase max-warm-up (--set), or stop other work on the machine"
+        yield _invalidate("not-steady", "latency was not stable after warm-up", remedy)
+    values = compute_service_ns(evidence.samples)
+    trend = find_trend(values)
+    if trend is not None and trend.p_value <= 0.01 and abs(trend.change) > evidence.limits["max_drift"]:
+        way = "slower" if trend.change > 0 else "faster"
+        yield _invalidate(
+            "drift",
+            f"it became up to {abs(trend.change):.1%} {way} while it was measured (p = {trend.p_value:.1g})",
+            "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)",
+            change=trend.change,
+            p_value=trend.p_value,
         )
-    if check.tells_inputs_apart is False:
-        remedy = "use inputs that differ (--images)"
-        return _note(
-            "inputs-alike", "different inputs produce identical outputs: a stale output could not be detected", remedy
+    if (modes := find_two_modes(values)) is not None:
+        fast, slow = modes.fast / 1e6, modes.slow / 1e6
+        yield _invalidate(
+            "bimodal",
+            f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({modes.slow_share:.0%} of the samples)",
+            "one number cannot describe it: check for two code paths, two clock levels, or thread migration (--affinity)",
+            fast_ms=fast,
+            slow_ms=slow,
+            slow_share=modes.slow_share,
         )
-    return []
-
-
-def _check_cache(evidence: ValidityEvidence) -> list[Reason]:
-    known, new = evidence.cache_probe.known_ns, evidence.cache_probe.new_ns
-    if evidence.cache_probe.stale:
-        remedy = "the runtime returned a stale output for a new input: do not use it"
-        return _invalidate(
-            "stale-answer", "the timed output for a new input differs from the runtime's own untimed output", remedy
+    limit = evidence.limits["max_cv"]
+    if len(values) > 1 and (cv := float(values.std(ddof=1) / values.mean())) > limit:
+        of = ""  # names the duration if it is not the latency of the table
+        if evidence.samples["compute_ns"].null_count() == 0:
+            of = " on the device"
+        elif evidence.measurement.load.scenario is Scenario.SERVER:
+            of = " of the service time"
+        yield _invalidate(
+            "dispersion",
+            f"coefficient of variation {cv:.1%}{of} exceeds {limit:.1%}",
+            "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
+            "or raise --max-cv, which is recorded",
+            cv=cv,
+            limit=limit,
         )
-    if len(known) < SMALLEST_ROUNDS:
-        return []
-    ratio = ratio_from_rounds(new, known, PROBE_CONFIDENCE)
-    if ratio.ci[1] >= evidence.limits["cached_answer"]:
-        return []
-    return _invalidate(
-        "cached-answer",
-        f"an input seen before is answered in {ratio.value:.0%} of the time of a new one",
-        "disable the runtime's output cache; the benchmark measures cache hits",
-        known_over_new=ratio.value,
-    )
 
 
-def _check_enqueue(evidence: ValidityEvidence) -> list[Reason]:
-    samples = evidence.samples
-    if samples["compute_ns"].null_count():
-        return []
-    enqueue, compute = float(samples["enqueue_ns"].median()), float(samples["compute_ns"].median())  # type: ignore[arg-type]
-    if enqueue <= evidence.limits["enqueue_bound"] * compute:
-        return []
-    return _note(
-        "enqueue-bound",
-        f"the host needs {enqueue / 1e6:.3g} ms to launch {compute / 1e6:.3g} ms of GPU work",
-        "use a CUDA graph (--option BACKEND.cuda_graph=true) or a larger batch",
-        enqueue_over_compute=enqueue / compute,
-    )
-
-
-def _check_transfers(evidence: ValidityEvidence) -> list[Reason]:
-    samples = evidence.samples
-    if evidence.measurement.load.mode is not Mode.END_TO_END or samples["h2d_ns"].null_count():
-        return []
-    copies = float((samples["h2d_ns"] + samples["d2h_ns"]).median())  # type: ignore[arg-type]
-    compute = float(samples["compute_ns"].median())  # type: ignore[arg-type]
-    if copies <= compute:
-        return []
-    return _note(
-        "transfer-bound",
-        f"copies take {copies / 1e6:.3g} ms, compute {compute / 1e6:.3g} ms",
-        "copy 8-bit pixels and normalize on the device, or decode on it (optpipe preprocess)",
-        copies_over_compute=copies / compute,
-    )
-
-
-def _check_queue(evidence: ValidityEvidence) -> list[Reason]:
+def _check_queue(evidence: ValidityEvidence) -> Iterator[Reason]:
     """Judged by the capacity while queries wait, not by the queue, whose noise is unbounded near saturation."""
-    samples, rate = evidence.samples, evidence.measurement.load.rate_per_s
-    if evidence.measurement.load.scenario is not Scenario.SERVER or rate is None or len(samples) < 40:
-        return []
+    samples, load = evidence.samples, evidence.measurement.load
+    if load.scenario is not Scenario.SERVER or load.rate_per_s is None or len(samples) < 40:
+        return
     due, start, end = (samples[f"{name}_ns"].to_numpy() for name in ("scheduled", "start", "end"))
     waited = due[1:] <= end[:-1]
     if waited.sum() < FEWEST_WAITED:
-        return []
+        return
     busy_ns = float((end[1:] - start[1:])[waited].mean()) + _quantile((start[1:] - end[:-1])[waited], 0.5)
     served = 1e9 / max(busy_ns, 1.0)
-    if served > rate:
-        return []
-    return _invalidate(
-        "falling-behind",
-        f"the queue only grows: {rate:.4g} queries/s are due, and it serves {served:.4g}",
-        "lower --rate, or use --slo to find the maximum rate",
-        served_per_s=served,
-    )
+    if served <= load.rate_per_s:
+        text = f"the queue only grows: {load.rate_per_s:.4g} queries/s are due, and it serves {served:.4g}"
+        remedy = "lower --rate, or use --slo to find the maximum rate"
+        yield _invalidate("falling-behind", text, remedy, served_per_s=served)
 
 
-CHECKS: tuple[Callable[[ValidityEvidence], list[Reason]], ...] = (
-    _check_outputs, _check_cache, _check_watching, _check_interruption, _check_sample_count, _check_host_load, _check_gpu_processes,
-    _check_throttling, _check_clocks, _check_temperature, _check_steadiness, _check_drift, _check_modes, _check_dispersion, _check_queue,
-    _check_enqueue, _check_transfers,
-)  # fmt: skip
-"""Causes on the host come before their effects on latency."""
+def _check_work(evidence: ValidityEvidence) -> Iterator[Reason]:
+    """Notes on a GPU subject that the host's launches or the copies limit."""
+    samples = evidence.samples
+    if samples["compute_ns"].null_count():
+        return
+    enqueue, compute = (float(samples[name].median()) for name in ("enqueue_ns", "compute_ns"))  # type: ignore[arg-type]
+    if enqueue > evidence.limits["enqueue_bound"] * compute:
+        text = f"the host needs {enqueue / 1e6:.3g} ms to launch {compute / 1e6:.3g} ms of GPU work"
+        remedy = "use a CUDA graph (--option BACKEND.cuda_graph=true) or a larger batch"
+        yield _note("enqueue-bound", text, remedy, enqueue_over_compute=enqueue / compute)
+    if evidence.measurement.load.mode is Mode.END_TO_END and not samples["h2d_ns"].null_count():
+        copies = float((samples["h2d_ns"] + samples["d2h_ns"]).median())  # type: ignore[arg-type]
+        if copies > compute:
+            text = f"copies take {copies / 1e6:.3g} ms, compute {compute / 1e6:.3g} ms"
+            remedy = "copy 8-bit pixels and normalize on the device, or decode on it (optpipe preprocess)"
+            yield _note("transfer-bound", text, remedy, copies_over_compute=copies / compute)

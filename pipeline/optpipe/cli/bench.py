@@ -261,7 +261,7 @@ def find_bench_targets(
         for label, why_not in reasons.items():
             listener.warn(f"not measured: {label}: {why_not}")
         if len(able) > 1 and (decided := find_decision(store.workspace, {each.entry.id for each in able})):
-            listener.inform(f"build --precision auto chose {decided.describe()}")
+            listener.inform(f"build --precision auto chose {decided[0].describe()}")
         if any(not each.entry.info.weights.trained for each in able):
             listener.warn(f"{model}: weights are random; speed is meaningful, accuracy is not")
         if (why := explain_different_weights(able)) is not None:
@@ -279,7 +279,7 @@ def _select_chosen(artifacts: "Sequence[StoredArtifact]", model: str, store: "St
         raise BadInputError(
             f"nothing is chosen for {model} yet; `{for_workspace(f'optpipe build {model} --precision auto')}` chooses"
         )
-    return tuple(each for each in artifacts if each.entry.id in decided.winners)
+    return tuple(each for each in artifacts if each.entry.id in decided[0].winners.values())
 
 
 def _warn_about_options(

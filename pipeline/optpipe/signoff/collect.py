@@ -162,7 +162,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
     if len(newest) > 1:
         have = ", ".join(f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values())
         decided = find_decision(store.workspace, {one.id for one in newest.values()})
-        chosen = f"; build --precision auto chose {decided.describe()}" if decided else ""
+        chosen = f"; build --precision auto chose {decided[0].describe()}" if decided else ""
         raise BadInputError(
             f"{len(newest)} builds of {wanted.model} match: {have}\nchoose one in the policy's [build] or with --artifact{chosen}"
         )

@@ -121,35 +121,27 @@ class Decision:
         judged = [each for each in self.candidates if each.accuracy is not None]
         return min(judged, key=lambda each: each.accuracy.cost if each.accuracy else inf, default=None)
 
-
-@dataclass(frozen=True, slots=True)
-class StoredDecision:
-    run_id: str
-    decision: Decision
-
-    @property
-    def winners(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.decision.winners.values()))
-
     def describe(self, only: str | None = None) -> str:
         """`onnxruntime fp32 (cpu) (1a2b3c4d5e6f) at batch 1, 8`, for each winner or `only` one."""
-        labels = {each.artifact: each.label for each in self.decision.candidates}
-        sizes = {
-            winner: ", ".join(str(size) for size, one in self.decision.winners.items() if one == winner)
-            for winner in self.winners
-            if only in (None, winner)
-        }
+        labels = {each.artifact: each.label for each in self.candidates}
+        sizes: dict[str, list[str]] = {}
+        for size, winner in self.winners.items():
+            if only in (None, winner):
+                sizes.setdefault(winner, []).append(str(size))
         if not sizes:
-            return f"no build keeps {self.decision.budget}"
-        said = "; ".join(f"{labels[winner]} ({winner}) at batch {at}" for winner, at in sizes.items())
-        return f"{said}, the fastest within {self.decision.budget}"
+            return f"no build keeps {self.budget}"
+        said = "; ".join(f"{labels[winner]} ({winner}) at batch {', '.join(at)}" for winner, at in sizes.items())
+        return f"{said}, the fastest within {self.budget}"
 
 
-def read_decision(run: Run) -> StoredDecision:
-    return StoredDecision(run.name, read_record(run.path / DECISION_FILE, Decision))
+def read_decision(run: Run) -> Decision:
+    return read_record(run.path / DECISION_FILE, Decision)
 
 
-def find_decision(workspace: Path, artifacts: Container[str]) -> StoredDecision | None:
-    """The newest decision with a winner among `artifacts`."""
-    found = map(read_decision, reversed(list_runs(workspace, "choose")))
-    return next((one for one in found if any(winner in artifacts for winner in one.winners)), None)
+def find_decision(workspace: Path, artifacts: Container[str]) -> tuple[Decision, str] | None:
+    """The newest decision with a winner among `artifacts`, and the name of its run."""
+    for run in reversed(list_runs(workspace, "choose")):
+        found = read_decision(run)
+        if any(winner in artifacts for winner in found.winners.values()):
+            return found, run.name
+    return None

@@ -101,7 +101,7 @@ def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
     file = entry.file(ENGINE_LAYERS)
     layers = read_record(file, EngineLayers) if file.is_file() else None
     decided = find_decision(store.workspace, {entry.id})
-    chosen = None if decided is None else f"{decided.describe(entry.id)} ({decided.run_id})"
+    chosen = None if decided is None else f"{decided[0].describe(entry.id)} ({decided[1]})"
     made_of = {entry.id, *entry.manifest.parents}
     graph = next((each for each in store.scan_entries(GraphInfo)[0] if each.id in made_of), None)
     return EntryDetails(summarize_entry(entry), entry.manifest, layers, chosen, graph.info.kept if graph else ())

@@ -1,6 +1,7 @@
 """Measures stored artifacts into one run folder, or finishes a run that was cut off."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import log2
@@ -49,7 +50,7 @@ from optpipe.measure.race import (
     tune_options,
 )
 from optpipe.measure.recompute import recorded_from_files
-from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningFile, TuningRecord
+from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningRecord
 from optpipe.measure.search import (
     Slo,
     combine_limits,
@@ -258,32 +259,21 @@ class BenchSubject:
         return found
 
 
-class _Workers:
+class _Workers(ExitStack):
     """At most one worker at a time; other options, another length or a dead worker start a fresh process."""
 
     def __init__(self, running: BenchState) -> None:
+        super().__init__()
         self._running = running
         self._worker: WorkerProcess | None = None
         self._loaded: TrialSubject | None = None
 
-    def __enter__(self) -> "_Workers":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
     def take(self, subject: TrialSubject) -> WorkerProcess:
         if self._worker is None or not self._worker.alive or subject != self._loaded:
-            self._close()
-            self._worker, self._loaded = subject.open(), subject
-            self._worker.__enter__()
+            self.close()
+            self._worker, self._loaded = self.enter_context(subject.open()), subject
             self._running.processes += 1
         return self._worker
-
-    def _close(self) -> None:
-        if self._worker is not None:
-            self._worker.__exit__(None, None, None)
-            self._worker = None
 
 
 TUNING_FILE = "tuning.json"
@@ -350,7 +340,7 @@ def _measure_and_finish(
         raise bench_run.refusals[0]
     write_measurements(run.path, found)
     if tunings:
-        write_bytes(run.path / TUNING_FILE, json_from_record(TuningFile(tuple(tunings))))
+        write_bytes(run.path / TUNING_FILE, json_from_record({"tuning": tunings, "schema_version": 1}))
     limit = None if plan.slo is None else combine_limits(plan.slo, limits)
     finished = finish_run(
         run,

@@ -119,23 +119,15 @@ def compute_figures(
     percents = tuple(sorted(set(wanted)))
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
     throughput = estimate_throughput(measured, blank.load.scenario, confidence)
+    tokens = (blank.load.length or 0) * (1 - (blank.inputs.padding if blank.inputs else 0.0))
     return {
         "latency_ns": summary_from_ns(latency, percents, confidence),
         "parts_ns": _summarize_parts(measured, percents, blank.load.scenario, confidence),
         "duration_s": _compute_seconds(measured),
         "throughput_images_per_s": throughput,
         "throughput_batches_per_s": throughput.value / blank.load.batch_size,
-        "throughput_tokens_per_s": compute_tokens_per_s(blank, throughput),
+        "throughput_tokens_per_s": replace(throughput.scale(tokens), note="tokens without padding") if tokens else None,
     }
-
-
-def compute_tokens_per_s(blank: Measurement, sequences_per_s: Estimate) -> Estimate | None:
-    """Without padding; None without sequences."""
-    if blank.load.length is None:
-        return None
-    tokens = blank.load.length * (1 - (blank.inputs.padding if blank.inputs else 0.0))
-    bounds = [None if each is None else tokens * each for each in (sequences_per_s.low, sequences_per_s.high)]
-    return Estimate(tokens * sequences_per_s.value, bounds[0], bounds[1], "tokens without padding")
 
 
 def _summarize_parts(

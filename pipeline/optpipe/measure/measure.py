@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
+from optpipe.core.files import hash_arrays
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     PROCESSES,
+    SAMPLE_COLUMNS,
+    InputPool,
     LoadSpec,
     Measurement,
     MeasurementsRecord,
@@ -44,8 +47,9 @@ from optpipe.measure.worker.spool import frame_from_spool
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
-from optpipe.models.inputs.rows import fill_sequences, list_runs, read_length
-from optpipe.models.inputs.samples import POOL_SIZE, describe_pool, load_image_pool, save_pool, vary_inputs
+from optpipe.models.inputs.rows import compute_padding, fill_sequences, list_runs, read_length
+from optpipe.models.inputs.sample_set import draw_subset
+from optpipe.models.inputs.samples import POOL_SIZE, choose_samples, load_sample_inputs, save_pool, vary_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors
 from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
@@ -120,8 +124,18 @@ def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess
 
 
 def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.DataFrame]":
-    """Stores the samples; returns `blank` with their count, and the measured ones in order of their end."""
-    samples = store_samples(spool)
+    """Stores the samples as Parquet; returns `blank` with their count, and the measured ones in order of their end."""
+    import polars as pl
+
+    stored = spool.with_suffix(".parquet")
+    if spool.exists():
+        samples = frame_from_spool(spool)
+        write_parquet(stored, samples)
+        spool.unlink()
+    elif stored.exists():
+        samples = pl.read_parquet(stored)
+    else:  # the worker never opened a spool
+        samples = pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
     measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
     counted = replace(
         blank,
@@ -130,22 +144,6 @@ def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.Data
         samples_file=f"samples/{blank.id}.parquet" if len(samples) else None,
     )
     return counted, measured
-
-
-def store_samples(spool: Path) -> "pl.DataFrame":
-    """Turns the spool into Parquet next to it, unless that is done; empty if the worker never opened one."""
-    import polars as pl
-
-    from optpipe.core.measurement import SAMPLE_COLUMNS
-
-    if not spool.exists():
-        if (done := spool.with_suffix(".parquet")).exists():
-            return pl.read_parquet(done)
-        return pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
-    frame = frame_from_spool(spool)
-    write_parquet(spool.with_suffix(".parquet"), frame)
-    spool.unlink()
-    return frame
 
 
 def frame_from_rows(rows: Sequence[MachineRow]) -> "pl.DataFrame":
@@ -161,25 +159,20 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> Non
 
 def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
     """Recovers measurements that began in the run folder `directory` and are not in `known` from their samples."""
+    reason = Reason(
+        "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
+    )
     found = []
     for path in sorted((directory / "samples").glob("*.json")):
         begun = read_record(path, Measurement)
         if all(each.id != begun.id for each in known):
-            found.append(recover_measurement(begun, path.with_suffix(".spool")))
+            blank = replace(begun, reasons=(reason,), interrupted=True)
+            one, measured = _add_samples(blank, path.with_suffix(".spool"))
+            if not measured.is_empty():
+                one = recompute_from_samples(one, measured, frame_from_rows(()), highest=begun.load.percentile)
+            found.append(one)
         path.unlink()
     return tuple(found)
-
-
-def recover_measurement(blank: Measurement, spool: Path) -> Measurement:
-    """Figures from the samples of a measurement whose parent was killed; INVALID because nobody watched its end."""
-    reason = Reason(
-        "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
-    )
-    found, measured = _add_samples(replace(blank, reasons=(reason,), interrupted=True), spool)
-    if measured.is_empty():
-        return found
-    machine = frame_from_rows(())
-    return recompute_from_samples(found, measured, machine, highest=blank.load.percentile)
 
 
 def _compute_device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: PointResult) -> int | None:
@@ -278,7 +271,10 @@ def prepare_subject(
     assert artifact.reference is not None
     kind = artifact.reference.info.samples_kind
     if plan.images is not None:
-        real, expected = load_image_pool(card, plan.images, artifact.model), {}
+        samples = choose_samples(card, plan.images, model=artifact.model)
+        assert samples.drawn is not None
+        samples = replace(samples, drawn=draw_subset(samples.drawn, POOL_SIZE))
+        real, expected = load_sample_inputs(card, samples, artifact.model), {}
         kind = "tensors" if holds_tensors(plan.images) else "texts" if card.tokenization else "images"
     if card.batched:  # samples with different unbatched inputs cannot share a batch
         run = max(list_runs(card.inputs, real), key=lambda one: one.stop - one.start)
@@ -310,7 +306,15 @@ def prepare_subject(
         load=replace(plan.load, length=read_length(card, rows), images=card.takes_images),
         verdict=Validity.INVALID,
         reasons=(),
-        inputs=describe_pool(kind, count, rows, plan.seed, card.length_range),
+        inputs=InputPool(
+            kind,
+            count=min(len(array) for array in rows.values()),
+            real=0 if kind == "synthetic" else count,
+            seed=plan.seed,
+            sha256=hash_arrays(rows),
+            padding=compute_padding(rows) if card.length_range else 0.0,
+            lengths=card.length_range,
+        ),
         limits=plan.limits,
         caveats=(*caveats, *(("synthetic-inputs",) if kind == "synthetic" else ())),
     )

@@ -126,13 +126,6 @@ def _read_cpu_mhz(cpus: Collection[int] | None) -> float | None:
     return sum(readings) / len(readings) if readings else None
 
 
-def read_gpu_used_bytes() -> int | None:
-    """Memory in use on CUDA's first GPU before a worker starts; None if NVML does not report it."""
-    gpu = _find_gpu(None)
-    value = None if gpu is None else gpu.sample(0)["gpu_used_bytes"]
-    return None if value is None else int(value)
-
-
 def _find_gpu(uuid: str | None) -> "_Gpu | None":
     """The GPU with this UUID, otherwise CUDA's first; None without NVML or a GPU, whose columns then stay null."""
     try:
@@ -316,8 +309,9 @@ class WorkerProcess:
 
     def __enter__(self) -> Self:
         self._started = self.pool.take(self.kind)
-        if self.plan.device.startswith("cuda"):
-            self.baseline_gpu_bytes = read_gpu_used_bytes()
+        if self.plan.device.startswith("cuda") and (gpu := _find_gpu(None)) is not None:
+            used = gpu.sample(0)["gpu_used_bytes"]
+            self.baseline_gpu_bytes = None if used is None else int(used)
         self._started.send(self.plan)
         return self
 

@@ -107,12 +107,6 @@ class TuningRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TuningFile:
-    tuning: tuple[TuningRecord, ...]
-    schema_version: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class BenchRecord:
     """The JSON document of `optpipe bench`; with `--against` only of the comparison."""
 

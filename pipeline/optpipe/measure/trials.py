@@ -5,7 +5,6 @@ steady. Callers keep the samples and decide when there are enough. Compared subj
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 from random import Random
 from statistics import median
@@ -65,17 +64,13 @@ def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] =
         yield due
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    steady: bool
-    call_ns: float
-    """Median of the last window."""
-
-
 def warm_up(
     call: Callable[[], int], seconds: float, most_seconds: float, is_over: Callable[[], bool] = lambda: False
-) -> WarmUp:
-    """Runs `call`, which returns its ns, in windows of equal time until their medians agree or the time is up."""
+) -> tuple[bool, float]:
+    """Runs `call`, which returns its ns, in windows of equal time until their medians agree or the time is up.
+
+    Returns whether they agree, and the median ns of the last window.
+    """
     window_ns, begun = int(max(seconds, 0.05) / WINDOWS_PER_WARM_UP * 1e9), perf_counter_ns()
     medians: list[float] = []
     while not is_over():
@@ -86,7 +81,7 @@ def warm_up(
         medians.append(median(durations))
         passed = (perf_counter_ns() - begun) / 1e9
         if passed >= seconds and is_steady(medians):
-            return WarmUp(True, medians[-1])
+            return True, medians[-1]
         if passed >= most_seconds:
             break
-    return WarmUp(False, medians[-1] if medians else 0.0)
+    return False, medians[-1] if medians else 0.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
-from optpipe.core.files import hash_arrays, hash_file, hash_text, hash_value
+from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.models.inputs.image_set import ImageSet, find_images
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from optpipe.core.measurement import InputPool
 
 NOISE = "seeded noise"
 CALIBRATED_ON = "which INT8 and FP8 are calibrated on"
@@ -201,13 +200,6 @@ def vary_inputs(
     return rows
 
 
-def load_image_pool(card: ModelCard, data: Path, model: Entry[Any] | None = None) -> "dict[str, NDArray[Any]]":
-    """Up to POOL_SIZE samples of `data` as the model's inputs; only texts need the exported `model`, for its tokenizer."""
-    found = choose_samples(card, data, model=model)
-    assert found.drawn is not None
-    return load_sample_inputs(card, replace(found, drawn=draw_subset(found.drawn, POOL_SIZE)), model)
-
-
 def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]") -> dict[str, str]:
     """Writes each array to `directory`; returns name → file. Raises OSError with ENOSPC if the disk is full."""
     import numpy as np
@@ -224,16 +216,3 @@ def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]"
             raise
         files[name] = str(path)
     return files
-
-
-def describe_pool(
-    kind: str, real: int, arrays: "Mapping[str, NDArray[Any]]", seed: int, lengths: tuple[int, int] | None = None
-) -> "InputPool":
-    """Describes the pool in a measurement; `lengths` is the build's range if its inputs are sequences."""
-    from optpipe.core.measurement import InputPool
-    from optpipe.models.inputs.rows import compute_padding
-
-    size = min(len(array) for array in arrays.values())
-    padding = 0.0 if lengths is None else compute_padding(arrays)
-    known = 0 if kind == "synthetic" else real
-    return InputPool(kind, size, known, seed, hash_arrays(dict(arrays)), padding=padding, lengths=lengths)

@@ -7,9 +7,6 @@ from tests.fakes.entries import artifact_info
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.deploy.session_process import CapturedSession, can_capture
-from optpipe.workspace.environment import list_gpus
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 
 
 def test_captured_batches_are_those_of_the_session():

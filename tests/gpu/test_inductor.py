@@ -3,19 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from tests.fakes.fp8_models import VIT, draw, make_request
 
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
 from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.workspace.environment import list_gpus
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine"),
-]
 
 
 def test_code_for_single_batch_sizes_gives_the_same_outputs_and_stays_where_it_is_faster(tmp_path):

@@ -10,9 +10,7 @@ from optpipe.models.inputs.images import preprocess_file
 from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
 from optpipe.preprocess.parity import check_edge_cases, prove_parity
-from optpipe.workspace.environment import list_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="needs an NVIDIA GPU and its driver")]
 TRANSFORM = Transform(
     (Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
 )

@@ -6,9 +6,6 @@ import pytest
 import torch
 
 from optpipe.backends.torch_eager import load_program
-from optpipe.workspace.environment import list_gpus
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")]
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,8 @@ from optpipe.backends.torch_int8.operators import launch_step
 from optpipe.backends.torch_int8.tactics import Operands, list_tactics
 from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.workspace.environment import list_gpus
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine"),
-    pytest.mark.skipif(find_old_gpu("cuda", Precision.INT8) is not None, reason="needs compute capability 9.0"),
-]
+pytestmark = pytest.mark.skipif(find_old_gpu("cuda", Precision.INT8) is not None, reason="needs compute capability 9.0")
 CONVOLUTIONS = {
     "residual": partial(random_convolution, 64, 256, 1, 28, added=True),
     "half": partial(random_convolution, 256, 64, 1, 14, half=True),

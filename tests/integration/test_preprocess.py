@@ -1,15 +1,19 @@
-"""`optpipe preprocess` as users run it, on the model that ships."""
+"""`optpipe preprocess` and `bench --from-images` as users run them, on the model that ships."""
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from optpipe.core.records import read_record, record_from_json
 from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.preprocess.end_to_end import EndToEndRecord
 from optpipe.workspace.entry import load_run
+from optpipe.workspace.places import find_shipped_folder
 from tests.integration.conftest import optpipe
 
 
@@ -93,3 +97,24 @@ def test_without_dali_the_install_command_is_given(workspace):
     )
     assert done.returncode == 3
     assert "pip install nvidia-dali-cuda130" in done.stderr
+
+
+FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
+
+
+def test_the_predictions_of_the_timed_run_are_the_references(workspace):
+    done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.3", "--json", workspace=workspace)
+    assert done.status == 0, done.stderr
+    record = record_from_json(done.stdout, EndToEndRecord, "stdout")
+    (result,) = record.results
+    figures = result.figures
+    assert (figures.check.predictions, figures.check.equal) == (32, 32)
+    assert figures.check.classes > 3
+    assert figures.bottleneck == "CPU"
+    assert result.options["spinning"] is False
+    assert "optpipe preprocess digits" in " ".join(record.warnings)
+    run = load_run(Path(record.run_dir))
+    assert (run.kind, run.find_problems()) == ("end-to-end", [])
+    stored = read_record(run.path / "end-to-end.json", EndToEndRecord)
+    assert replace(record, warnings=()) == stored
+    assert (run.path / f"{result.artifact}.parquet").is_file()

@@ -1,16 +1,23 @@
-"""torch's refusals have torch's reason and a way out; a session's buffers are its own."""
+"""torch's refusals, a session's buffers, the costs of a program, and which AOTInductor packages stay."""
 
 import re
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info
 from torch import nn
 
-from optpipe.backends.base import BuildRequest
+from optpipe.backends import inductor
+from optpipe.backends.base import BuildRequest, NodeCost
+from optpipe.backends.inductor_packages import GENERAL, name_static_package
+from optpipe.backends.torch_eager import count_program_costs
+from optpipe.backends.torch_int8 import tuning
 from optpipe.backends.torch_program import TorchSession, export_program
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, StageError
@@ -115,3 +122,78 @@ def test_what_torch_refuses_to_run_is_a_stage_that_failed(error: Exception, expe
     with pytest.raises(expected, match=re.escape(str(error).splitlines()[0])) as found:
         TorchSession(refuse, INFO, {}).run({"x": np.ones((2, 3), np.float32)})
     assert "more" not in str(found.value)
+
+
+def costs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, NodeCost]:
+    program = torch.export.export(module.eval(), inputs).module()
+    named = {str(index): each for index, each in enumerate(inputs)}
+    found = count_program_costs(program, named, lambda node: str(node.name))
+    weights = sum(each.nbytes for each in module.parameters())
+    assert found.edge_bytes > weights + sum(each.nbytes for each in inputs)
+    return {row.name: row for row in found.nodes}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "macs"), [("resnet18", 1_814_073_344), ("vit_b_16", 17_563_828_224)])
+def test_published_multiply_adds(name: str, macs: int) -> None:
+    """torchvision's documentation says 1.81 and 17.56 GFLOPS, which it counts as multiply-adds."""
+    import torchvision
+
+    model = getattr(torchvision.models, name)(weights=None)
+    assert sum(row.macs for row in costs(model, torch.randn(1, 3, 224, 224)).values()) == macs
+
+
+def test_bytes_and_channels_of_a_convolution() -> None:
+    (row,) = costs(nn.Conv2d(4, 8, 3, groups=2, bias=True), torch.randn(2, 4, 6, 6)).values()
+    weights, given, answer = 8 * 2 * 9 + 8, 2 * 4 * 36, 2 * 8 * 16
+    assert row.bytes == 4 * (weights + given + answer)
+    assert row.macs == answer * 2 * 9
+    assert (row.op, row.type, row.channels) == ("Conv", "fp32", (2, 4))
+
+
+def test_views_move_nothing_and_what_changes_in_place_does() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).relu_().view(4, 2)
+
+    found = costs(Net(), torch.randn(2, 4))
+    assert [row.bytes for row in found.values()] == [2 * 32, 2 * 32, 0]
+
+
+def test_nodes_of_one_name_are_one_row() -> None:
+    program = torch.export.export(nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval(), (torch.randn(3, 4),)).module()
+    (row,) = count_program_costs(program, {"x": torch.randn(3, 4)}, lambda _node: "all").nodes
+    assert (row.op, row.macs) == ("Gemm", 3 * 4 * 8)
+    assert row.bytes == 4 * (3 * 4 + 4 * 8 + 8 + 3 * 8) + 4 * 2 * 3 * 8
+
+
+CARD = ModelCard("small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0),))
+times = st.integers(1, 5)
+
+
+@given(st.dictionaries(st.integers(1, 8), st.tuples(times | st.none(), times | st.none()), min_size=1), times)
+def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_code_for_all_sizes(by_size, general):
+    with TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        folder = Path(scratch)
+        made = {GENERAL: general}
+        made |= {name_static_package(size, at): each for size, pair in by_size.items() for at, each in enumerate(pair)}
+        failures = {name: "no" for name, each in made.items() if each is None}
+        for name, each in made.items():
+            if each is not None:
+                (folder / name).write_text(str(each), encoding="utf-8")
+        patch.setattr(inductor, "load_package", lambda package, _: int(package.read_text(encoding="utf-8")))
+        patch.setattr(tuning, "compare_calls", lambda low, half, _: {1: half / low})
+        patch.setattr(tuning, "is_faster", lambda speed: speed > 1)
+        patch.setattr(tuning, "draw_inputs", lambda _: ())
+        request = BuildRequest(CARD, Precision.FP16, folder, None, "cuda", {}, folder)
+        kept, said = inductor._keep_fastest(request, sorted(by_size), failures)
+        fastest = {size: min(filter(None, pair), default=general) for size, pair in by_size.items()}
+        assert kept == [size for size in sorted(by_size) if fastest[size] < general]
+        assert {each.name: int(each.read_text()) for each in folder.glob("*.pt2")} == {
+            GENERAL: general,
+            **{name_static_package(size): fastest[size] for size in kept},
+        }
+        assert len(said) == len(by_size) - len(kept)
+        assert sum("could not be compiled: no" in each for each in said) == sum(
+            set(pair) == {None} for pair in by_size.values()
+        )

@@ -1,8 +1,7 @@
 """Whole texts of evaluations."""
 
-from tests.fakes.console import text_of
+from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH
-from tests.fakes.golden import assert_golden
 
 from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import ExitStatus

@@ -1,3 +1,5 @@
+"""Scores, drops and verdicts of an evaluation, and which one is judged."""
+
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,10 +18,12 @@ from optpipe.evaluate.evaluate import (
     predict_samples,
     score_artifacts,
 )
+from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.evaluate.tasks.classification import list_best_classes
 from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.task_data import find_label_indices
@@ -200,3 +204,38 @@ def test_outputs_of_another_size_are_not_called_equal() -> None:
 def test_what_fills_a_fixed_batch_is_not_judged() -> None:
     filled = predict_boxes(lambda _: {"boxes": np.ones((4, 4)), "scores": np.ones(4)}, 1, 1, batch=(4, 4, 4))
     assert filled.values == [2, 2]
+
+
+VALIDATION = {"name": "digits/validation", "sha256": "a" * 64}
+TRAINING = {"name": "digits/train", "sha256": "b" * 64, "validation": False}
+
+
+@pytest.fixture
+def judge(workspace):
+    """Evaluates on each of some sets, the newest last; returns the value and the text of what is judged."""
+    entry = workspace.artifact("fp32")
+
+    def observe(*sets):
+        runs = [workspace.evaluate(entry, lost, dataset=dataset) for lost, dataset in enumerate(sets)]
+        found = observe_accuracy(runs, judged_build_from_entry(entry), 0.95)["drop"]
+        return round(1000 * float(found.value)), found.about
+
+    return observe
+
+
+def test_the_validation_set_goes_before_newer_data_and_is_named(judge) -> None:
+    whole = {**VALIDATION, "validation": True}
+    assert judge(whole, TRAINING) == (0, "1000 images of digits/validation (aaaaaaaaaaaa)")
+
+
+def test_the_newest_evaluation_on_the_validation_set_counts_whatever_gave_it(judge) -> None:
+    whole, same = ({**VALIDATION, "validation": known} for known in (True, False))
+    assert judge(whole, same, TRAINING)[0] == 1
+    assert judge(whole, {**whole, "sha256": "c" * 64}, TRAINING) == (
+        1,
+        "1000 images of digits/validation (cccccccccccc)",
+    )
+
+
+def test_without_it_the_newest_counts_and_is_named(judge) -> None:
+    assert judge({**VALIDATION, "validation": False}, TRAINING) == (1, "1000 images of digits/train (bbbbbbbbbbbb)")

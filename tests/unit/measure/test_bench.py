@@ -1,22 +1,47 @@
-"""What a bench run tolerates, leaves behind, and recovers."""
+"""What a bench run tolerates, leaves behind and recovers; its texts."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import artifact_info, proof
 from tests.fakes.measurements import planted
 
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
-from optpipe.core.measurement import MEASUREMENTS_FILE, Reason, Subject, read_measurements
+from optpipe.core.measurement import (
+    MEASUREMENTS_FILE,
+    InputPool,
+    LoadSpec,
+    Reason,
+    Subject,
+    Validity,
+    read_measurements,
+)
 from optpipe.core.precision import Precision
+from optpipe.core.quantity import Estimate
 from optpipe.core.records import compare_recomputed, json_from_record
 from optpipe.measure.bench import BenchState, recover_run
+from optpipe.measure.document import document_from_bench, document_from_pair
+from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.measure import _find_coarsest_precision, offer_recovery
+from optpipe.measure.race import trial_from_measurements
 from optpipe.measure.recompute import recompute_bench
+from optpipe.measure.records import (
+    ArtifactLimit,
+    BenchRecord,
+    BenchSort,
+    LimitRecord,
+    PairedComparison,
+    PairMetric,
+    TuningRecord,
+    UnjudgedPoint,
+)
+from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run
 
@@ -74,3 +99,111 @@ def test_what_is_recovered_follows_from_its_raw_files(workspace):
     (row,) = recover_run(folder).measurements
     assert {"interrupted", "dispersion"} <= {reason.code for reason in row.reasons}
     assert list(compare_recomputed(recompute_bench(load_run(folder)))) == []
+
+
+SUBJECT = Subject("a", "onnxruntime", "fp16", "cuda:0", model="resnet50", cuda_graph=True)
+DRIFT = Reason("drift", "it became slower", "wait", invalidates=True)
+MEMORY = Reason("out-of-memory", "no memory", "a smaller batch", invalidates=True)
+
+
+def row(batch, latency_ms, *reasons, subject=SUBJECT, **more):
+    figures = {"samples": 700, "throughput_batches_per_s": 1e3 / latency_ms, "device_peak_bytes": 1 << 30, **more}
+    return planted(subject, batch, latency_ms, reasons=reasons, percents=(50.0,), low=0.98, **figures)
+
+
+def table_of(*rows, sort=BenchSort.GIVEN, width=160, **more):
+    found = rows
+    groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in found))
+    return text_of(
+        document_from_bench(BenchRecord("r", "r", tuple(found), Environment(), 0, groups, **more), sort), width=width
+    )
+
+
+def test_both_parts_of_the_scatter_are_shown():
+    figures = (4.0, 4.1, 3.9, 4.05)
+    rows = [replace(row(8, latency, samples=700 + at), process=at) for at, latency in enumerate(figures)]
+    rows.append(replace(row(8, 9.0, DRIFT), process=4))
+    assert_golden(table_of(*rows), "bench-scatter.txt")
+
+
+def test_the_memory_of_a_load_is_its_largest_peak():
+    rows = [replace(row(8, 4.0, device_peak_bytes=gib << 30), process=at) for at, gib in enumerate((1, 3, 2))]
+    assert "3.00 GiB" in table_of(*rows)
+
+
+def test_what_is_shared_stands_above_and_reasons_with_remedies_below():
+    nothing = replace(row(512, 4.0, MEMORY), latency_ns=None, throughput_images_per_s=None, samples=0)
+    assert_golden(table_of(row(1, 0.5), row(64, 4.0, DRIFT), nothing), "bench.txt")
+
+
+def test_rows_of_several_models_or_builds_are_told_apart():
+    models = [row(1, 0.5, DRIFT, subject=replace(SUBJECT, model=name, artifact=name)) for name in ("digits", "small")]
+    builds = [row(1, 0.5, subject=replace(SUBJECT, artifact=name)) for name in ("a1", "a2")]
+    assert_golden(table_of(*models) + table_of(*builds), "bench-several.txt")
+
+
+def test_a_narrow_terminal_loses_columns_and_no_part_of_a_figure_or_verdict():
+    assert_golden(table_of(row(1, 0.5), row(64, 4.0, DRIFT), width=60), "bench-narrow.txt")
+
+
+@pytest.mark.parametrize(("sort", "first"), [("given", 64), ("latency", 1), ("throughput", 64)])
+def test_the_table_sorts_by_what_was_asked_for(sort, first):
+    lines = table_of(row(64, 4.0), row(1, 0.5), sort=BenchSort(sort)).splitlines()
+    assert lines[3].split()[0] == str(first)
+
+
+def limit(met, verdict=Validity.VALID, not_judged=()):
+    one = ArtifactLimit("a", "ort", "p99 ≤ 5 ms", met, bool(met), "m", 8, None, 4e6, 4.1e6, verdict, not_judged)
+    return LimitRecord("p99 ≤ 5 ms", met, (one,))
+
+
+def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
+    unknown = tuple(UnjudgedPoint(size, None, "p99 is not reported: too alike") for size in (16, 32))
+    limits = (
+        limit(True),
+        limit(True, Validity.INVALID),
+        limit(None, Validity.INVALID),
+        limit(False),
+        limit(True, not_judged=unknown),
+    )
+    assert_golden("".join(table_of(row(8, 4.0), limit=each) for each in limits), "bench-limits.txt")
+
+
+def test_a_missing_percentile_is_explained_where_it_had_samples_enough():
+    found = row(8, 4.0)
+    why = {"p99": "samples follow each other too closely: 700 are worth 90", "p99.9": "needs 6,636 samples, has 700"}
+    assert_golden(table_of(replace(found, latency_ns=replace(found.latency_ns, withheld=why))), "bench-withheld.txt")
+
+
+def test_rates_and_streams_are_named():
+    assert_golden(table_of(*[row(4, 1.0, DRIFT, rate=250.0, streams=2)] * 2), "bench-server.txt")
+
+
+def test_sequences_are_samples_beside_their_tokens():
+    tokens = {"throughput_tokens_per_s": Estimate(900.0, None, None, "")}
+    known = InputPool("texts", 64, 64, 0, "", lengths=(8, 32))
+    rows = [row(4, 1.0, load=LoadSpec(4, length=length), inputs=known, **tokens) for length in (8, 32)]
+    shown = table_of(*rows)
+    assert_golden(shown, "bench-lengths.txt")
+    assert "images" not in shown
+
+
+def test_a_pair_is_answered_in_words():
+    ratio = Ratio(0.9, (0.89, 0.91), Change.FASTER, 8, 0.99, 0.001, 0.01)
+    found = PairedComparison(PairMetric.P50, ratio, "a", "b", (1.0,), (0.9,), 8, 1, {"drift": 2}, 2, ("a000", "b000"))
+    record = BenchRecord("r", "r", (row(8, 4.0),), Environment(), 0, baseline="a", contender="b", comparison=found)
+    equal = replace(found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0)
+    records = (record, replace(record, comparison=equal), replace(record, comparison=None))
+    assert_golden(text_of(*(document_from_pair(each) for each in records)), "bench-against.txt")
+
+
+def test_options_that_give_wrong_outputs_are_named():
+    wrong = Reason("wrong-output", "a timed output is wrong", "choose another", invalidates=True)
+    trials = [
+        trial_from_measurements({"nhwc": nhwc}, [planted(SUBJECT, size, 1.0, reasons=found) for size in (1, 64)])
+        for nhwc, found in ((True, ()), (False, (wrong,)))
+    ]
+    chosen: dict[int, dict[str, bool | int | str]] = {size: {"nhwc": True} for size in (1, 64)}
+    record = TuningRecord("a", "onnxruntime fp16 (cuda)", 0, chosen, {}, tuple(trials))
+    assert [each.reasons[64] for each in record.trials] == [(), ("wrong-output",)]
+    assert_golden(table_of(row(1, 0.5), tuning=(record,)), "bench-tuned.txt")

@@ -1,27 +1,33 @@
-"""Which pictures are taken, what they are labelled, and what a model gives for them."""
+"""Which pictures are taken, what a model gives for them, and the pipeline that Triton's DALI backend loads."""
 
 import io
 import json
 import random
+import subprocess
+import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from PIL import Image
 from tests.fakes.graphs import onnx_model
 from tests.fakes.mutations import mutate_bytes
 
-from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.card import InputSpec, ModelCard, Task, card_from_dict
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
-from optpipe.core.transform import Decode
+from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.images import decode_image
+from optpipe.models.inputs.images import decode_image, preprocess_file
 from optpipe.models.inputs.sample_set import SetFile
-from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.synthetic import make_edge_case_files, make_synthetic_image
+from optpipe.preprocess.artifact import CONFIG, PIPELINE, build_preprocessing_artifact, make_triton_config
+from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.preprocess import choose_images, open_model_function
+from optpipe.workspace.store import Store
 
 
 @dataclass
@@ -81,3 +87,102 @@ def test_a_damaged_png_is_that_files_fault():
     for seed in range(200):
         with suppress(BadInputError):
             decode_image(mutate_bytes(whole.getvalue(), random.Random(seed)), Decode())
+
+
+HALF = Normalize((0.5,) * 3, (0.25,) * 3)
+TRANSFORMS = {
+    "planes": Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), HALF, Pack())),
+    "halves": Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack("HWC", "float16"))),
+    "bytes": Transform((Decode("L"), Resize((32, 32), "exact"), Pack("HWC", "uint8"))),
+}
+CARD = card_from_dict(
+    {
+        "name": "net",
+        "source": "file:net.py",
+        "task": "classification",
+        "inputs": [
+            {"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [1, 3, 32, 32], "max": [8, 3, 32, 32]}
+        ],
+    }
+)
+LOADER = """
+import json, sys
+import numpy as np
+from nvidia.dali.pipeline import Pipeline
+path, batch, name, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+pipeline = Pipeline.deserialize(filename=path, batch_size=batch, num_threads=1, device_id=None)
+pipeline.build()
+assert pipeline.max_batch_size == batch, pipeline.max_batch_size
+for _ in range(pipeline.input_feed_count(name)):
+    pipeline.feed_input(name, [np.fromfile(each, np.uint8) for each in sys.argv[5:]])
+(output,) = pipeline.run()
+np.save(out, np.stack([np.asarray(output[row]) for row in range(len(sys.argv) - 5)]))
+print(json.dumps({"optpipe": "optpipe" in sys.modules, "torch": "torch" in sys.modules}))
+"""
+
+
+def import_triton():
+    return pytest.importorskip(
+        "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed: the extra `triton`"
+    )
+
+
+def parsed(text):
+    return text_format.Parse(text, import_triton().ModelConfig())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRANSFORMS)
+def test_a_process_with_nothing_but_dali_serves_it_as_the_configuration_says(tmp_path, kind):
+    transform = TRANSFORMS[kind]
+    entry, _ = build_preprocessing_artifact(
+        CARD, transform, DaliPlan(batch_size=8), "parent", Store(tmp_path), SilentListener()
+    )
+    config = parsed(entry.file(CONFIG).read_text())
+    assert (config.backend, PIPELINE) == ("dali", "1/model.dali")
+    (given,), (made,) = config.input, config.output
+    assert given.allow_ragged_batch
+    assert list(given.dims) == [-1]
+    every = dict(make_edge_case_files())
+    chosen = ["baseline 4:2:0.jpg", "grayscale 16 bit.png", "lossy.webp"]
+    for name in chosen:
+        (tmp_path / name).write_bytes(every[name])
+    arguments = [str(entry.file(PIPELINE)), str(config.max_batch_size), given.name, str(tmp_path / "out.npy")]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, *arguments, *(str(tmp_path / name) for name in chosen)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"optpipe": False, "torch": False}
+    found = np.load(tmp_path / "out.npy")
+    assert list(found.shape[1:]) == list(made.dims)
+    types = {"TYPE_UINT8": "uint8", "TYPE_FP16": "float16", "TYPE_FP32": "float32"}
+    assert types[import_triton().DataType.Name(made.data_type)] == str(found.dtype)
+    scale = {"planes": 255 * 0.25, "halves": 255, "bytes": 1}[kind]
+    for row, name in enumerate(chosen):
+        apart = np.abs(found[row].astype(float) - preprocess_file(every[name], transform)) * scale
+        assert apart.max() <= 1.3, name
+
+
+def test_a_gpus_configuration_says_so():
+    config = parsed(make_triton_config(TRANSFORMS["planes"], DaliPlan(decode="mixed", device="gpu", threads=4)))
+    assert config.instance_group[0].kind == import_triton().ModelInstanceGroup.KIND_GPU
+    assert config.parameters["num_threads"].string_value == "4"
+    assert config.HasField("dynamic_batching")
+
+
+def test_the_same_pipeline_comes_from_the_store_and_another_plan_s_or_model_s_does_not(tmp_path):
+    store, transform = Store(tmp_path), TRANSFORMS["planes"]
+
+    def build(plan, model="parent", card=CARD):
+        return build_preprocessing_artifact(card, transform, plan, model, store, SilentListener())
+
+    (first, made), (again, cached), (other, _) = build(DaliPlan()), build(DaliPlan()), build(DaliPlan(threads=1))
+    assert (made, cached) == (False, True)
+    assert first.id == again.id != other.id
+    assert first.manifest.parents == ("parent",)
+    assert Transform.from_dict(json.loads(first.file("transform.json").read_text())) == transform
+    entry, _ = build(DaliPlan(), "another", replace(CARD, name="other"))
+    assert (entry.info.model, entry.manifest.parents) == ("other", ("another",))

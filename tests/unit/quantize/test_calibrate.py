@@ -5,18 +5,22 @@ import json
 import numpy as np
 import onnx
 import pytest
-from tests.fakes.entries import put
+from tests.fakes.console import assert_golden, text_of
+from tests.fakes.entries import FINDING, HASH, put
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
-from optpipe.core.entries import ModelInfo, SampleSetSummary, WeightsRecord
+from optpipe.core.entries import ModelInfo, SampleSetSummary, SkippedLayer, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.precision import Budget, Precision
+from optpipe.core.precision import Budget, Precision, PrecisionCost
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.quantize.calibrate import resolve_data
 from optpipe.quantize.calibrated_graph import find_tables, graph_from_table, make_calibrated_graph
+from optpipe.quantize.calibration_run import CalibrationResult, CalibrationSet, MethodResult
+from optpipe.quantize.document import document_from_calibration
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
+from optpipe.quantize.sensitivity import KeptTrial, LayerCost, SelectionInfo, SensitivityInfo
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -131,3 +135,29 @@ def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
         np.savez(tmp_path / name, x=content)
     with pytest.raises(BadInputError, match=said):
         resolve_data(tmp_path / name, TENSORS, None, Store(tmp_path / "workspace"), "--calibration")
+
+
+def test_a_calibration():
+    cost, constant = PrecisionCost(24.31, 0.0125, (0.004, 0.021)), PrecisionCost(200.0)
+    selection = SelectionInfo(
+        Budget(0.5, "points"), 500, "top1", ("conv1",), 12, (KeptTrial(0, 1.0, cost), KeptTrial(1, 0.93, constant))
+    )
+    found = CalibrationResult(
+        model="digits",
+        model_id="m",
+        weights=WeightsRecord("file", HASH),
+        set=CalibrationSet("digits/calibration", "images", 500, 0, HASH, "/w/set.json", ()),
+        target="tensorrt",
+        tables=(
+            MethodResult("max", "/w/max.json", "0" * 64, constant),
+            MethodResult("mse", "/w/mse.json", "0" * 64, cost),
+        ),
+        best="mse",
+        compared_on_images=128,
+        skipped=tuple(SkippedLayer(f"conv{index}", "fewer than 16 channels") for index in range(14)),
+        lint=(FINDING,),
+        sensitivity=SensitivityInfo(128, (LayerCost("conv1", cost, 1_200_000),), 10_000_000),
+        selection=selection,
+        table="/w/table-mse-spared.json",
+    )
+    assert_golden(text_of(document_from_calibration(found)), "calibrate.txt")

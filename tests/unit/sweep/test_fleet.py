@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.console import text_of
-from tests.fakes.golden import assert_golden
+from tests.fakes.console import assert_golden, text_of
 from tests.fakes.sweeps import H200, L4, make_cell, make_record, make_slot
 
 from optpipe.cli.app import app

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.fakes.console import text_of
-from tests.fakes.golden import assert_golden
+from tests.fakes.console import assert_golden, text_of
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import Judged

@@ -1,6 +1,8 @@
-"""The integer arithmetic: what a step gives against the same in FP64."""
+"""The integer arithmetic against FP64, the tactics of every layer, and when INT8 does not pay."""
 
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from tests.fakes.int8_network import random_convolution, random_stem, upload
 
 from optpipe.backends.torch_int8 import steps
 from optpipe.backends.torch_int8.emulation import compute_step, quantize
-from optpipe.backends.torch_int8.tactics import Operands, arrange_convolution, arrange_stem
+from optpipe.backends.torch_int8.tactics import Operands, arrange_convolution, arrange_stem, list_tactics
+from optpipe.backends.torch_int8.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster, record_speeds
 
 layers = st.fixed_dictionaries(
     {
@@ -81,3 +84,73 @@ def test_a_stem_over_cells_is_the_convolution_over_pixels(shape, channels):
     operands = replace(operands, data=image, constants=upload(arrange_stem(step, weight, np.zeros(16, np.float32))))
     expected = torch.nn.functional.conv2d(image, torch.from_numpy(weight).float(), stride=2, padding=padding)
     assert torch.equal(compute_step(step, operands).float(), expected)
+
+
+class Shaped(SimpleNamespace):
+    """A tensor of which only the shape is asked for."""
+
+    def numel(self):
+        return int(np.prod(self.shape))
+
+
+@given(
+    kernel=st.sampled_from((1, 3, 5)),
+    stride=st.sampled_from((1, 2)),
+    channels=st.sampled_from((3, 8, 16, 32, 48, 64, 256, 2048)),
+    width=st.sampled_from((1, 8, 10, 16, 24, 32, 64, 100, 512)),
+    images=st.sampled_from((1, 8, 64, 256)),
+    side=st.sampled_from((1, 4, 7, 8, 14, 28, 112)),
+    groups=st.sampled_from((1, 2, 3)),
+)
+def test_every_convolution_has_a_tactic(kernel, stride, channels, width, images, side, groups):
+    width *= 16 * groups if groups > 1 else 1
+    step = steps.Convolution(
+        width, (kernel, kernel), channels, 1, stride, (kernel // 2,) * 4, groups=groups, activation="relu"
+    )
+    found = list(list_tactics(step, Shaped(shape=(images, groups * channels, side, side))))
+    assert found
+    assert groups == 1 or not [each for each in found if width // groups % each.settings["BN"]]
+    rounded = max(16, 1 << (width - 1).bit_length())
+    assert all(each.settings["BN"] <= rounded for each in found)
+
+
+class FakeClock:
+    """Gives each side its planted time with noise, and drifts with every call; nothing is run."""
+
+    def __init__(self, planted, noise=0.002, drift=0.0):
+        self.planted, self.noise, self.drift = planted, noise, drift
+        self.generator, self.calls = np.random.default_rng(0), Counter()
+
+    def __call__(self, side):
+        self.calls[side] += 1
+        slow = 1 + self.drift * self.calls.total()
+        return self.planted[side] * slow * np.exp(self.noise * self.generator.standard_normal())
+
+
+def int8():
+    raise AssertionError("the fake clock runs nothing")
+
+
+def fp16():
+    raise AssertionError("the fake clock runs nothing")
+
+
+def compared(int8_us, fp16_us, **clock):
+    times = FakeClock({int8: int8_us, fp16: fp16_us}, **clock)
+    return compare_in_turns(int8, fp16, times), times
+
+
+@pytest.mark.parametrize(("int8_us", "fp16_us", "pays"), [(100, 180, True), (100, 90, False), (100, 100, False)])
+def test_int8_pays_only_where_it_is_shown_to_be_faster_and_the_build_names_the_ratio_otherwise(int8_us, fp16_us, pays):
+    found, _ = compared(int8_us, fp16_us)
+    assert is_faster(found) is record_speeds({8: found})["8"]["pays"] is pays
+    assert found.value == pytest.approx(fp16_us / int8_us, rel=0.01)
+    said = list(explain_speeds({8: found}))
+    assert len(said) == (not pays)
+    assert pays or f"{found} times the speed of fp16 at batch 8" in said[0]
+
+
+def test_a_gpu_that_slows_down_meanwhile_favors_neither():
+    found, clock = compared(100, 150, drift=0.01)
+    assert found.ci[0] < 1.5 < found.ci[1]
+    assert clock.calls == {int8: ROUNDS + 1, fp16: ROUNDS + 1}

@@ -4,11 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.fakes.hopper_driver import pretend_hopper
+from tests.fakes.int8_network import random_convolution, random_depthwise, random_stem
 
+from optpipe.backends.torch_int8 import launches, precompile, tuning
+from optpipe.backends.torch_int8.operators import launch_step
 from optpipe.backends.torch_int8.steps import ACTIVATIONS
+from optpipe.backends.torch_int8.tactics import list_tactics
 
 CHECKOUT = Path(__file__).parents[4]
 
@@ -78,3 +84,34 @@ def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_
     bias, weights, values = 2, kernel**2, kernel * (kernel + along - 1)
     loads = made["ptx"].count("ld.global")
     assert made["ptx"].count("ld.global.v4") == loads == bias + weights + values
+
+
+STEPS = (
+    random_convolution(64, 64, 1, half=True),
+    random_depthwise(activation="hardswish"),
+    random_stem(activation="silu"),
+)
+
+
+@pytest.mark.slow
+def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launched(tmp_path, monkeypatch):
+    from triton import knobs
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(launches, "_count_multiprocessors", lambda _: 132)
+    with pretend_hopper():
+        with precompile.collect_kernels() as kernels:
+            for step, given in (*STEPS, *STEPS):
+                tuning._launch_all(step, given)
+        assert knobs.runtime.jit_cache_hook is None
+        assert len(kernels) == len({json.dumps(json.loads(each), sort_keys=True) for each in kernels}) > 5
+        precompile.compile_side_by_side([*kernels])
+        compiled = {path.name for path in tmp_path.rglob("*.cubin")}
+        names = ("fp16_depthwise", "fp16_wgmma_stem", "int8_wgmma_product", "int8_wgmma_product_at_once")
+        assert {f"{name}.cubin" for name in names} <= compiled
+        folders = set(tmp_path.iterdir())
+        for step, given in STEPS:
+            for tactic in list_tactics(step, given.data):
+                with suppress(Exception):  # compiled, and then no GPU runs it
+                    launch_step(step, given, tactic)
+    assert {each for each in set(tmp_path.iterdir()) - folders if [*each.glob("*.cubin")]} == set()

@@ -1,15 +1,17 @@
-"""Tensors as data: every form that people have them in, and what does not fit the model is said before anything runs."""
+"""Tensors as data: every form that people have them in, and what does not fit the model."""
 
+import errno
 from typing import Any
 
 import numpy as np
 import pytest
 from polygraphy.json import save_json
+from tests.fakes.small_disk import fill_disk, mount_small_disk
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.models.inputs.rows import rows_from_outputs, split_batches
-from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
+from optpipe.models.inputs.samples import choose_samples, load_sample_inputs, save_pool
 from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
@@ -148,3 +150,11 @@ def test_an_output_without_its_axis_is_one_sample_and_no_more() -> None:
     assert rows_from_outputs([spec], {"y": np.array(3.0)}, 1)["y"].shape == (1,)
     with pytest.raises(BadInputError, match="'y' is a single value for a whole batch: leave it out, or give --batch 1"):
         rows_from_outputs([spec], {"y": np.array(3.0)}, 2)
+
+
+def test_a_full_disk_is_said_with_its_error_number(tmp_path):
+    with mount_small_disk(tmp_path / "disk") as disk:
+        fill_disk(disk, leave_bytes=40960)
+        with pytest.raises(OSError, match="No space left") as refused:
+            save_pool(disk / "pool", "input", {"x": np.zeros(1 << 20, np.uint8)})
+    assert refused.value.errno == errno.ENOSPC

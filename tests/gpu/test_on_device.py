@@ -1,16 +1,13 @@
 """Ranges and histograms computed in the GPU's memory are those of the CPU."""
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
+from tests.fakes.graphs import onnx_model
 
 from optpipe.core.errors import StageError
 from optpipe.quantize.collect import Collector
 from optpipe.quantize.ranges import METHODS, compute_range
-from optpipe.workspace.environment import list_gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or driver")]
 X = np.random.default_rng(0).standard_normal((24, 16, 32, 32)).astype(np.float32)
 TENSORS = ("x", "r", "c")
 
@@ -25,14 +22,12 @@ def collect(collector, batches):
 def graph(tmp_path):
     weight = np.random.default_rng(1).standard_normal((32, 16, 3, 3)).astype(np.float32) / 12
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], name="relu"),
-        helper.make_node("GlobalAveragePool", ["r"], ["y"], name="pool"),
+        ("Conv", "x w", "c", {"name": "conv", "pads": [1, 1, 1, 1]}),
+        ("Relu", "c", "r", {"name": "relu"}),
+        ("GlobalAveragePool", "r", "y", {"name": "pool"}),
     ]
-    value = helper.make_tensor_value_info
-    inputs, outputs = [value("x", 1, ["n", 16, 32, 32])], [value("y", 1, ["n", 32, 1, 1])]
-    body = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(weight, "w")])
-    onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "m.onnx")
+    shapes = {"x": ["n", 16, 32, 32]}, {"y": ["n", 32, 1, 1]}
+    onnx_model(nodes, *shapes, path=tmp_path / "m.onnx", w=weight)
     return tmp_path / "m.onnx"
 
 

@@ -1,0 +1,81 @@
+"""The nsys command for each version, and what the jobs of a profile share."""
+
+import json
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fakes.entries import put_verified
+
+from optpipe.core.card import InputSpec, ModelCard, Task
+from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.trace.nsys import Extra, Recording, export_recording, make_nsys_command
+from optpipe.trace.record import InferenceJob, ProfileJob, ProfilePlan, make_worker_job, read_profiled_rows
+from optpipe.workspace.file_names import CARD, REFERENCE
+
+
+def test_an_artifact_is_profiled_on_what_it_was_verified_on(workspace):
+    own, other = (workspace.artifact(precision) for precision in ("fp32", "int8"))
+    store = workspace.store
+    model = store.find(own.manifest.parents[0])
+    model.file(CARD).write_text(json.dumps(ModelCard("digits", "d", Task.OTHER, ()).to_dict()))
+    for artifact, samples in ((own, 5), (other, 3)):
+        np.savez(file := BytesIO(), allow_pickle=False, **{"input:x": np.zeros((samples, 2))})
+        put_verified(store, model, artifact, samples, {REFERENCE: file.getvalue()})
+    assert [len(read_profiled_rows(each, store)[1]["x"]) for each in (own, other)] == [5, 3]
+
+
+@pytest.mark.parametrize(("length", "batch_size"), [(None, 4), (4, 1), (32, 4)])
+def test_a_profile_runs_at_its_batch_size_and_length(tmp_path, length, batch_size):
+    card = ModelCard("t", "hf:t", Task.EMBEDDING, (InputSpec("input_ids", "int64", (1, 4), (8, 16), (64, 32)),))
+
+    def read_written(size):
+        work = InferenceJob(tmp_path, "a" * 12, "onnxruntime", "cpu", {}, size, length)
+        job = ProfileJob("a", False, work, (), read_rows=lambda: (card, {"input_ids": np.arange(24).reshape(3, 8)}))
+        return np.load(make_worker_job(job, ProfilePlan("cpu"), tmp_path).inputs)["input_ids"]
+
+    assert read_written(batch_size).shape == (batch_size, length or 8)
+    with pytest.raises(BadInputError, match="--batch-size 65"):
+        read_written(65)
+
+
+def _command(version: str, *extras: Extra, on_gpu: bool = True, whole: bool = False) -> str:
+    return " ".join(make_nsys_command(set(extras), version, Path("out"), on_gpu=on_gpu, whole=whole))
+
+
+@pytest.mark.parametrize(
+    ("command", "has", "lacks"),
+    [
+        (_command("2025.3.2.0"), "--cuda-graph-trace node", "gpu-metrics"),
+        (
+            _command("2025.3.2.0"),
+            "--capture-range nvtx --nvtx-capture optpipe.capture --capture-range-end stop",
+            "osrt",
+        ),
+        (_command("2025.3.2.0", whole=True), "--trace nvtx,cuda,cublas,cudnn", "capture-range"),
+        (_command("2022.4.2.1", on_gpu=False), "--trace nvtx", "cuda"),
+        (_command("2022.4.2.1", Extra.GPU_METRICS), "--gpu-metrics-device all", "--gpu-metrics-devices"),
+        (_command("2024.5.1", Extra.GPU_METRICS), "--gpu-metrics-devices all", "osrt"),
+        (_command("2022.4.2.1", Extra.OS_CALLS, on_gpu=False), "--trace nvtx,osrt", "cuda"),
+    ],
+)
+def test_the_command_of_each_version(command: str, has: str, lacks: str) -> None:
+    assert has in command
+    assert lacks not in command
+
+
+@pytest.mark.parametrize(
+    ("log", "error", "said"),
+    [
+        ("Generating...\nwrite failed: No space left on device\n", StageError, "the disk is full"),
+        (
+            "Collecting data...\nUnable to create a session: operation not permitted\n",
+            MissingError,
+            "Unable to create a session: operation not permitted",
+        ),
+    ],
+)
+def test_a_refusal_is_given_in_nsys_own_words(tmp_path: Path, log: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        export_recording(Recording(None, 1, log), tmp_path)

@@ -1,12 +1,10 @@
 """A command's model: loaded at most once, and only when needed."""
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from socket import create_connection
 from typing import Any
 
 from optpipe.backends.onnx_graph import find_own_precision
@@ -77,10 +75,12 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     if model.weights.kind != "default":
         return model
     memory = workspace / NOTES / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+    from optpipe.models.sources.hub import explain_unreachable
+
     reason = None
     with suppress(OSError, ValueError, KeyError):
         record = json.loads(memory.read_text(encoding="utf-8"))
-        reason = None if _is_reachable(record["host"]) else str(record["reason"])
+        reason = str(record["reason"]) if explain_unreachable(f"https://{record['host']}", PROBE_S) else None
     if reason is None:
         try:
             model.load()
@@ -96,14 +96,3 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     return replace(
         model, weights=WeightsRequest(kind="random", seed=model.weights.seed), fallback_reason=reason, _loaded=None
     )
-
-
-def _is_reachable(host: str) -> bool:
-    """Whether a download is worth another try; true behind a proxy, where only trying tells."""
-    if os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
-        return True
-    try:
-        create_connection((host, 443), timeout=PROBE_S).close()
-    except OSError:
-        return False
-    return True

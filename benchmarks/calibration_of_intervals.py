@@ -19,6 +19,7 @@ import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
 
+from optpipe.core.comparison import BaselineRecord
 from optpipe.core.measurement import (
     LatencySummary,
     LoadSpec,
@@ -36,7 +37,7 @@ from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.token_classification import TokenClassification
-from optpipe.measure.compare import Baseline, compare_measurements
+from optpipe.measure.compare import compare_measurements
 from optpipe.measure.figures import estimate_throughput
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
 from optpipe.measure.pair import run_interleaved
@@ -339,7 +340,7 @@ def tables(generator, scale) -> Iterator[Row]:
                         measured.append(
                             RecordedMeasurement(replace(found, subject=subject, process=process, id=f"m{build}"), name)
                         )
-            table = compare_measurements(measured, baseline=Baseline("b", "run", tuple(measured[:5])))
+            table = compare_measurements(measured, baseline=BaselineRecord("b", "run"), against=tuple(measured[:5]))
             claims.append(
                 any(row.change in ("faster", "slower") or row.dominated_by for row in table.rows)
                 or any(table.best.values())

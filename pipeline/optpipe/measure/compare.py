@@ -169,42 +169,34 @@ class BuildFacts:
     top1: Estimate | None = None
     causes: str = ""
     accuracy: str | None = None
-    """The accuracy budget that an INT8 artifact may exceed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """Baseline of a comparison: a run, an approved dossier, or the FP32 build of each backend."""
-
-    name: str
-    kind: str
-    measured: tuple[RecordedMeasurement, ...]
+    """How the accuracy drop of an INT8 artifact may exceed its budget."""
 
 
 def compare_measurements(
     measured: Sequence[RecordedMeasurement],
     *,
-    baseline: Baseline | None = None,
+    baseline: BaselineRecord | None = None,
+    against: Sequence[RecordedMeasurement] = (),
     known: Mapping[str, BuildFacts] | None = None,
     slo: Slo | None = None,
     across: bool = False,
 ) -> Comparison:
-    """Raises BadInputError if `measured` mixes machines and `across` is not set."""
-    warnings = _check_environments(measured, baseline, across=across)
-    groups = _group_by_key(measured)
-    names = _Names.of([*measured, *(baseline.measured if baseline else ())])
-    baselines = _group_by_key(baseline.measured) if baseline else groups
+    """Compares with the measurements `against` of a `baseline`, by default with the FP32 build of each backend.
+
+    Raises BadInputError if the measurements are from several machines and `across` is not set.
+    """
+    every = [*measured, *against]
+    warnings = _check_environments(every, across=across)
+    groups, names = _group_by_key(measured), _Names.of(every)
+    baselines = _group_by_key(against) if baseline else groups
     facts = {
         key: (known or {}).get(group.newest.measurement.subject.artifact, BuildFacts()) for key, group in groups.items()
     }
-    rows, unmatched, notes, shown = _compare_groups(
-        groups, baselines, names, facts, own=baseline is None, across=across
-    )
-    record = BaselineRecord(baseline.name, baseline.kind) if baseline else None
+    rows, unmatched, notes, shown = _compare_groups(groups, baselines, names, facts, across=across)
     if baseline:
         unmatched += _find_unmatched(baselines, groups, names)
     elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
-        record = BaselineRecord("fp32 build of each backend", "precision")
+        baseline = BaselineRecord("fp32 build of each backend", "precision")
     rows = mark_frontier(rows, shown)
     warnings += [*notes, *_list_int8_notes(rows, [*map(merge_group, groups.values())], [*facts.values()])]
     best, why = find_best_rows(rows, slo, shown)
@@ -213,7 +205,7 @@ def compare_measurements(
         best=best,
         best_reason=why,
         unmatched=tuple(unmatched),
-        baseline=record,
+        baseline=baseline,
         slo=None if slo is None else str(slo),
         warnings=tuple(dict.fromkeys(warnings)),
         environment=measured[-1].environment if measured else Environment(),
@@ -226,7 +218,6 @@ def _compare_groups(
     names: "_Names",
     facts: Mapping[tuple[object, ...], BuildFacts],
     *,
-    own: bool,
     across: bool,
 ) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str], Claims]:
     """A row per group with its speed-up over the baseline; rows without a counterpart; notes; claims."""
@@ -240,7 +231,7 @@ def _compare_groups(
     chosen: dict[str, list[int]] = {}
     for key, group in groups.items():
         row = _row_from_group(group, facts[key], names)
-        other, said = _find_counterpart(group, baselines, names, own=own)
+        other, said = _find_counterpart(group, baselines, names, own=baselines is groups)
         if other is not None and not across and (apart := explain_clock_difference(group.newest, other.newest)):
             other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
         if other is None:
@@ -328,10 +319,7 @@ def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object,
     return groups
 
 
-def _check_environments(
-    measured: Sequence[RecordedMeasurement], baseline: Baseline | None, *, across: bool
-) -> list[str]:
-    every = [*measured, *(baseline.measured if baseline else ())]
+def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -> list[str]:
     differences = {
         difference: one.run
         for one in every[1:]

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optpipe.core.comparison import Comparison
+from optpipe.core.comparison import BaselineRecord, Comparison
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import read_measurements
 from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Estimate
 from optpipe.evaluate.recompute import observe_accuracy
-from optpipe.measure.compare import Baseline, BuildFacts, compare_measurements
+from optpipe.measure.compare import BuildFacts, compare_measurements
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.measure.recompute import list_artifact_measurements, measurements_from_run
@@ -91,7 +91,7 @@ def compare_workspace(
         if Path(names[0]).is_file():
             of_file = {each.id for each in find_builds(names[0], store)}
         model, names = found, ()
-    held_against = _find_baseline(store, baseline, model)
+    held_against, against = _find_baseline(store, baseline, model)
     runs = find_bench_runs(store.workspace, names)
     if held_against is not None and held_against.kind == "run":
         runs = tuple(run for run in runs if run.name != held_against.name)
@@ -115,7 +115,9 @@ def compare_workspace(
     if not measured:
         raise _nothing_measured(store.workspace)
     known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
-    comparison = compare_measurements(measured, baseline=held_against, known=known, slo=slo, across=across)
+    comparison = compare_measurements(
+        measured, baseline=held_against, against=against, known=known, slo=slo, across=across
+    )
     warnings = (*comparison.warnings, *_list_namesakes(measured, store))
     return Overview(replace(comparison, warnings=warnings), measured, runs)
 
@@ -138,12 +140,14 @@ def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> It
             yield f"{len(found)} networks are called {model}, and each row is of the newest: {listed}; name one's file to compare it"
 
 
-def _find_baseline(store: Store, name: str | None, model: str | None) -> Baseline | None:
+def _find_baseline(
+    store: Store, name: str | None, model: str | None
+) -> tuple[BaselineRecord | None, tuple[RecordedMeasurement, ...]]:
     if name is None:
-        return None
+        return None, ()
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
-        return Baseline(run.name, "run", measurements_from_run(run))
+        return BaselineRecord(run.name, "run"), measurements_from_run(run)
     if model is None:
         raise BadInputError("--baseline approved is of one model: add --model MODEL")
     if (files := find_approved_baseline(store.workspace, model)) is None:
@@ -151,7 +155,7 @@ def _find_baseline(store: Store, name: str | None, model: str | None) -> Baselin
             f"no approved baseline for {model}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
         )
     measured = tuple(list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None))
-    return Baseline(f"approved {model}", "approved", measured)
+    return BaselineRecord(f"approved {model}", "approved"), measured
 
 
 def collect_build_facts(

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
-from optpipe.core.comparison import Goal
+from optpipe.core.comparison import BaselineRecord, Goal
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import LatencySummary, LoadSpec, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
-from optpipe.measure.compare import Baseline, compare_measurements, sort_by_goal
+from optpipe.measure.compare import compare_measurements, sort_by_goal
 from optpipe.measure.document import document_from_comparison, draw_measurements, frame_from_comparison
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.overview import compare_workspace, find_bench_runs
@@ -22,6 +22,8 @@ from optpipe.report.charts import draw_comparison
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
 from optpipe.signoff.document import page_from_comparison
+
+BASELINE = BaselineRecord("b", "run")
 
 
 def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=100.0, valid=True, environment=None):
@@ -48,7 +50,7 @@ def processes(name, p50, half, *, count=5, **more):
 
 
 def against(contender, baseline):
-    return compare_measurements(contender, baseline=Baseline("b", "run", tuple(baseline))).rows[0]
+    return compare_measurements(contender, baseline=BASELINE, against=tuple(baseline)).rows[0]
 
 
 INTERVALS = st.tuples(st.floats(0.1, 1e3), st.floats(0.001, 0.5)).map(lambda pair: (pair[0], pair[0] * pair[1]))
@@ -74,11 +76,11 @@ def test_a_build_against_itself_shows_no_difference(one):
 @pytest.mark.parametrize("count", [1, 2])
 def test_nothing_is_claimed_of_fewer_than_three_processes(count):
     one, other = (processes("a", ms, 0.01, count=5) for ms in (1.0, 9.0))
-    found = compare_measurements(one, baseline=Baseline("b", "run", other[:count]))
+    found = compare_measurements(one, baseline=BASELINE, against=other[:count])
     assert found.rows[0].change == "not judged: too few processes"
     assert found.rows[0].speedup.low is None
     assert any("the scatter between processes is not known" in text for text in found.warnings)
-    assert compare_measurements(one, baseline=Baseline("b", "run", other[:3])).rows[0].change == "faster"
+    assert compare_measurements(one, baseline=BASELINE, against=other[:3]).rows[0].change == "faster"
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 1000)), min_size=1, max_size=12))
@@ -221,7 +223,7 @@ def test_different_machines_are_refused_unless_asked_for():
 
 def test_what_has_no_counterpart_is_listed():
     found = compare_measurements(
-        [measured("a", 1.0, 0.1, batch=2)], baseline=Baseline("b", "run", (measured("b", 1.0, 0.1),))
+        [measured("a", 1.0, 0.1, batch=2)], baseline=BASELINE, against=(measured("b", 1.0, 0.1),)
     )
     assert [one.reason for one in found.unmatched] == [
         "the baseline was not measured at batch 2, single-stream, compute",
@@ -301,10 +303,10 @@ def test_different_clocks_are_not_compared():
     fast, slow = (
         replace(measured(name, 1.0, 0.1, run=f"run-{name}"), clock_mhz=mhz) for name, mhz in (("a", 1980), ("b", 1200))
     )
-    found = compare_measurements([fast], baseline=Baseline("b", "run", (slow,)))
+    found = compare_measurements([fast], baseline=BASELINE, against=(slow,))
     assert found.rows[0].speedup is None
     assert "GPU clocks differ: 1980 MHz and 1200 MHz" in found.unmatched[0].reason
-    assert compare_measurements([fast], baseline=Baseline("b", "run", (slow,)), across=True).rows[0].speedup is not None
+    assert compare_measurements([fast], baseline=BASELINE, against=(slow,), across=True).rows[0].speedup is not None
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count, repeat
 from threading import Lock
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from optpipe.core.measurement import LoadSpec, Mode, Phase, Scenario
 from optpipe.measure.trials import iterate_arrivals, warm_up
@@ -34,30 +34,8 @@ QueryTimes = tuple[int, int, int, int, int, int]
 """start, end, enqueue, h2d, compute, d2h in ns; -1 for a missing part."""
 
 
-class Lane(Protocol):
-    """One stream of one session with its inputs."""
-
-    def stage(self, index: int) -> None:
-        """Prepares rotated input `index` for the next query, outside its time."""
-
-    def query(self) -> QueryTimes:
-        """Answers one query to its end."""
-
-    def outputs(self) -> Any:
-        """A copy of the last answer, still on its device; `on_host` reads it."""
-
-    def on_host(self, kept: Any) -> dict[str, "np.ndarray"]:
-        """Host arrays of a copy by `outputs`."""
-
-    def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
-        """Replaces the values of rotated input `index`."""
-
-    def list_spare_arrays(self) -> "list[np.ndarray]":
-        """Host memory used for the rotation alone: a program with one input at a time would not hold it."""
-
-
 class CpuLane:
-    """On the CPU a call returns when it is done, so one clock times everything.
+    """One stream of one session with its inputs. A call returns when it is done, so one clock times everything.
 
     In compute mode every rotated input has its own bound buffers; in end-to-end mode the caller's arrays are copied in
     and the answers out, inside the query.
@@ -74,6 +52,7 @@ class CpuLane:
         self._launch = self._binding.launch
 
     def stage(self, index: int) -> None:
+        """Prepares rotated input `index` for the next query, outside its time."""
         if self._copies:
             self._batch = self._batches[index]
         else:
@@ -100,12 +79,14 @@ class CpuLane:
         return start, end, end - start, -1, -1, -1
 
     def outputs(self) -> dict[str, "np.ndarray"]:
+        """A copy of the last answer, still on its device; `on_host` reads it."""
         return self._results if self._copies else {name: array.copy() for name, array in self._binding.outputs.items()}
 
     def on_host(self, kept: dict[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
         return kept
 
     def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
+        """Replaces the values of rotated input `index`."""
         if self._copies:
             self._batches[index] = dict(batch)
             return
@@ -113,7 +94,7 @@ class CpuLane:
             self._bindings[index].inputs[name][...] = array
 
     def list_spare_arrays(self) -> "list[np.ndarray]":
-        """All but one of the caller's arrays (end-to-end), and the buffers of all bindings but one."""
+        """Host memory for rotation alone: all but one of the caller's arrays (end-to-end), and of the bindings' buffers."""
         buffers = [each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)]
         return [array for each in (*self._batches[int(self._copies) :], *buffers) for array in each.values()]
 
@@ -226,6 +207,7 @@ class CudaLane:
         return [array for batch in self._batches for array in batch.values()]
 
 
+Lane = CpuLane | CudaLane
 IN_FLIGHT = 2
 MAX_SAMPLE_FACTOR = 4
 """Correlated samples are worth fewer: up to this many times as many are measured for the percentile."""

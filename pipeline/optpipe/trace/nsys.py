@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.process import open_process_group
 from optpipe.trace.ranges import CAPTURE_RANGE
 
 _TIMEOUT_S = 1800
@@ -96,35 +96,16 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
     return sqlite_from_recording(recorded.recording, directory)
 
 
-def _end(process: "subprocess.Popen[bytes]", directory: Path) -> None:
-    """Terminates, then kills, nsys, its helpers, and the program with its children.
+def _kill_others(directory: Path) -> None:
+    """Kills the process groups with `directory` on a command line, which only this recording uses.
 
-    nsys starts the program in another session and does not end it. All of them have `directory` on their command line, which
-    only this recording uses.
+    nsys starts the program and its helpers in other sessions and does not end them.
     """
-    groups = {process.pid, *_groups_of(directory)}
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for group in groups:
-            with suppress(ProcessLookupError):
-                os.killpg(group, number)
-        until = time.monotonic() + _TERMINATION_TIMEOUT_S
-        while _groups_of(directory) and time.monotonic() < until:
-            process.poll()
-            time.sleep(0.05)
-        groups |= _groups_of(directory)
-    process.wait()
-
-
-def _groups_of(directory: Path) -> set[int]:
-    """The process groups with `directory` on a command line, except the group of this process."""
-    mark, own = os.fsencode(directory.resolve()), os.getpgrp()
-    groups = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if mark in (entry / "cmdline").read_bytes():
-                    groups.add(os.getpgid(int(entry.name)))
-    return groups - {own}
+    mark = os.fsencode(directory.resolve())
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "cmdline").read_bytes() and (group := os.getpgid(int(entry.name))) != os.getpgrp():
+                os.killpg(group, signal.SIGKILL)
 
 
 def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
@@ -134,17 +115,14 @@ def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TI
     """
     log = directory / "nsys.log"
     try:
-        with log.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-            try:
-                status = process.wait(timeout=timeout_s)
-            except BaseException:
-                _end(process, directory)
-                raise
+        with open_process_group(command, log, os.environ, ask_s=_TERMINATION_TIMEOUT_S, foreign=True) as process:
+            status = process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         raise StageError(f"the profiled stage did not finish within {timeout_s:.0f} s") from error
     except OSError as error:
         raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
+    finally:
+        _kill_others(directory)
     return status, log.read_text(encoding="utf-8", errors="replace")
 
 

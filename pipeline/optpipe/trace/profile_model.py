@@ -222,7 +222,7 @@ def _profile_job(
     job: ProfileJob, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener
 ) -> Iterator[StageProfile]:
     """Records and judges one job; deletes the raw recording unless the plan keeps it."""
-    with open_scratch_folder(store.workspace) as scratch:
+    with open_scratch_folder(store) as scratch:
         trace, found = record_job(job, plan, scratch, listener)
         folder = run.path / job.name.replace(" ", "-").replace("+", "-")
         write_trace(trace, folder)

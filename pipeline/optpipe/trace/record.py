@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from optpipe.backends.base import Device, NodeRun, ProgramCosts
@@ -288,21 +287,16 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
 
 
 @contextmanager
-def open_scratch_folder(workspace: Path) -> Iterator[Path]:
-    """A private folder (mode 700) that is always removed."""
-    try:
-        (workspace / "tmp").mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix="profile-", dir=workspace / "tmp", ignore_cleanup_errors=True) as name:
-            try:
-                yield Path(name).resolve()
-            except (OSError, OptpipeError) as error:
-                # nsys and the program report a full disk in different ways, or not at all
-                if shutil.disk_usage(name).free >= _LEAST_FREE_BYTES:
-                    raise
-                raise StageError(
-                    f"the disk is full: no space for the recording in {workspace}; choose another location with --workspace"
-                ) from error
-    except OSError as error:
-        raise StageError(
-            f"cannot write in {workspace}: {error.strerror}; choose another place with --workspace"
-        ) from error
+def open_scratch_folder(store: Store) -> Iterator[Path]:
+    """A scratch folder that only this user can read, because recordings contain the environment."""
+    with store.scratch("profile") as folder:
+        folder.chmod(0o700)
+        try:
+            yield folder.resolve()
+        except (OSError, OptpipeError) as error:
+            # nsys and the program report a full disk in different ways, or not at all
+            if shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES:
+                raise
+            raise StageError(
+                f"the disk is full: no space for the recording in {store.workspace}; choose another location with --workspace"
+            ) from error

@@ -1,5 +1,3 @@
-"""Documents of a deployment with its proof, and of a re-check."""
-
 import shlex
 from collections.abc import Iterator
 

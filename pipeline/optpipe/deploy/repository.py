@@ -53,7 +53,6 @@ from optpipe.workspace.store import Store
 
 DALI_OUTPUT = "DALI_OUTPUT_0"
 ENGINE = "engine"
-"""Folder of the artifact in a deployment without a server."""
 PREDICT = "predict.py"
 SETTINGS = "loader.json"
 ENCODED = "encoded_image"
@@ -129,7 +128,6 @@ def describe_deployment(
     serving: Serving,
     images: Sequence[tuple[Path, RequestImage]],
 ) -> DeploymentRecord:
-    """Describes a deployment to a folder."""
     info, place = build.artifact.info, build.place
     names = [BACKENDS[info.backend].package, *([DALI] if build.preprocessing else [])]
     return DeploymentRecord(

@@ -116,7 +116,6 @@ def _describe_bundled(python: Path) -> ServerProgram:
 
 
 def list_backends(program: ServerProgram) -> tuple[str, ...]:
-    """The names of the folders in the server's backend directory."""
     folder = program.backends or Path(program.command[0]).resolve().parents[1] / "backends"
     return tuple(sorted(path.name for path in folder.glob("*/"))) if folder.is_dir() else ()
 

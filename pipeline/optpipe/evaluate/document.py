@@ -1,5 +1,3 @@
-"""An evaluation as a document."""
-
 from collections.abc import Iterator
 
 from optpipe.core.card import Task

@@ -58,7 +58,7 @@ class Predictions:
     outputs: "NDArray[np.float32]"
     """Only the first samples of a large set; one row of all values if sizes differ between batches."""
     classes: int
-    """Size of the first output's last axis; 0 without one."""
+    """0 without a last axis."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,6 @@ class MovedPredictions:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Share of samples with the source model's class."""
-
     share: float
     ci: Bounds
     moved: tuple[MovedPredictions, ...]
@@ -75,7 +73,6 @@ class TaskScores:
     scores: tuple[Score, ...]
     """The first score is judged."""
     classes: tuple[ClassScore, ...]
-    """Only classes that occur."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,6 @@ class EvaluatedModel:
 
     @property
     def drop_ci(self) -> Bounds | None:
-        """The interval of the judged drop."""
         if self.scores is not None:
             return self.scores.scores[0].drop_ci
         return None if self.accuracy is None else self.accuracy.drop_ci

@@ -33,7 +33,6 @@ class BuildEvidence:
     baseline: tuple[RecordedMeasurement, ...] = ()
     baseline_name: str | None = None
     pairs: tuple[RecordedPair, ...] = ()
-    """Interleaved comparisons of the build with the baseline's."""
     accuracy: Mapping[str, Observation] = field(default_factory=dict)
     """`drop`, `agreement`, `score`, … of `TaskContract.observe`, as fractions."""
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
@@ -53,7 +52,6 @@ class BuildEvidence:
 
     @property
     def confidence(self) -> float:
-        """Confidence of every interval."""
         return compute_look_confidence(self.policy_confidence, self.look)
 
 
@@ -100,7 +98,6 @@ def evidence_from_runs(
 
 
 def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> Sequence[Observation] | Missing:
-    """The figure `name` of every load that the criterion selects."""
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.to_text() or "this build"

@@ -1,5 +1,3 @@
-"""Documents of a verdict, of a verification, and of the report on a dossier."""
-
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -45,7 +45,6 @@ class DossierRequest:
     waivers: Mapping[str, str]
     """Reasons by criterion."""
     baseline: str | None
-    """Name of the approved dossier."""
     baseline_artifact: str | None
     optpipe: str
     created_utc: str

@@ -218,7 +218,6 @@ def _make_result(
 
 
 TRUST_CRITERIA = ("trust.weights", "trust.precision", "trust.outputs", "trust.environment")
-"""Criteria that every policy has."""
 
 
 def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:

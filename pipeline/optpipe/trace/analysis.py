@@ -269,7 +269,6 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
 
 
 CLASSIC_SHARE = 0.9
-"""Share of the time that the classic list covers."""
 VERSION_SUFFIX = r"_v\d{4,5}(_ptsz|_ptds)?$"
 """The suffix that CUPTI adds to the name of an API call."""
 

@@ -1,5 +1,3 @@
-"""Documents of a trace's profile, of a model's stages, and of the difference between two profiles."""
-
 from collections.abc import Iterator, Sequence
 
 from optpipe.core.quantity import format_bytes, format_count, format_duration

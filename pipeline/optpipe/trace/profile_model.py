@@ -63,8 +63,6 @@ _DALI_THREADS = {"cuda": 8, "cpu": 2}
 
 @dataclass(frozen=True, slots=True)
 class BlockedArtifact:
-    """An artifact that cannot run on this machine."""
-
     artifact: str
     why_not: str
 

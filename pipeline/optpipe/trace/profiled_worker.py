@@ -33,7 +33,6 @@ _WARM_UP_S = 0.3
 _SETTLING = 3
 """Iterations between the start of a recording and the first that counts."""
 _CPU_THREADS = 2
-"""Threads of the CPU reference of a preprocessing."""
 
 
 def main(job_file: str) -> None:
@@ -80,8 +79,6 @@ def _record_with_torch(target: Path) -> Iterator[None]:
 
 
 class _MarkingListener(SilentListener):
-    """Marks each step of a build as a range."""
-
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """Opens a range for the step's stage, and one for its name inside."""

@@ -52,7 +52,6 @@ class BuildJob:
     """Exports, quantizes, and builds in a new store, so that nothing is cached."""
 
     model: str
-    """MODEL of the command line."""
     weights: WeightsRequest
     batch: tuple[int, int, int] | None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
@@ -142,7 +141,6 @@ class WorkerResult:
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
     device: Device
-    """Device of the build stages and of preprocessing."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By backend; runtime options apply to inference."""
     stages: tuple[Stage, ...] = tuple(Stage)
@@ -165,7 +163,6 @@ class ProfileJob:
     on_gpu: bool
     work: BuildJob | InferenceJob | PreprocessJob
     stages: tuple[tuple[StageSubject, StageFacts], ...]
-    """The stages that are judged from the recording."""
     source_graph: Path | None = None
     """The ONNX graph that the artifact was built from: its operators are ONNX's, with known shapes."""
     inputs: tuple[InputSpec, ...] = ()

@@ -90,8 +90,6 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """All calls of one name, to CUDA or the operating system."""
-
     name: str
     count: int
     total_ns: int
@@ -141,7 +139,6 @@ class Totals:
     memset_ns: int | None
     copy_beside_compute_ns: int | None
     streams_concurrent_ns: int | None
-    """Time in which kernels of at least two streams run."""
     span_ns: int
     busy_ns: int | None
     idle_ns: int | None
@@ -221,7 +218,6 @@ class StageProfile:
 
     subject: StageSubject
     folder: str
-    """Folder of the trace inside the run's folder."""
     range: str | None
     """The judged range; None for the measured range."""
     facts: StageFacts

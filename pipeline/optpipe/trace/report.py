@@ -184,8 +184,6 @@ def _describe_iterations(measured: Analysis, quality: Quality, facts: StageFacts
 
 
 class TraceChange(StrEnum):
-    """Change of a kernel or layer between two profiles."""
-
     FASTER = "faster"
     SLOWER = "slower"
     APPEARED = "appeared"
@@ -195,8 +193,6 @@ class TraceChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiffSide:
-    """One of the two compared profiles."""
-
     measured: Analysis
     layered: Analysis | None = None
     """Part with marked layers, if it is not the measured part."""
@@ -319,7 +315,6 @@ MORE_ITERATIONS = 30
 
 
 def suggest_profile(build: JudgedBuild) -> str:
-    """The command that profiles inference of `build`."""
     return f"optpipe profile {build.argument} --backend {build.backend} --precision {build.precision} --stage inference"
 
 

@@ -139,8 +139,6 @@ def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost(NodeCost):
-    """Arithmetic and memory traffic of a layer at one batch size."""
-
     fused_bytes: int | None = None
     """`bytes` with elementwise operators fused, including those that join this layer; 0 if it joins another layer, None if
     nothing is fused."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 TOP_K = 5
 MAX_MOVED_PAIRS = 10
-"""Listed pairs of classes between which predictions moved."""
 
 
 class Classification(TaskContract):

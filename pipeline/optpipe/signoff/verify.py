@@ -242,7 +242,7 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
 
 
 def _check_dates(dossier: Dossier) -> Iterator[str]:
-    """Ends before starts, and dates after that of the verdict."""
+    """Finds ends before starts, and dates after that of the verdict."""
     created = dossier.request.created_utc
     times = {f"{REQUEST}: created": created, "now": get_utc_time()}
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):

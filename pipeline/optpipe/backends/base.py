@@ -351,4 +351,7 @@ def _parse_like(value: Any, default: Any, key: str) -> Any:
         raise BadInputError(f"option {key}={value}: expected {kind}, such as {str(default).lower()}") from error
     if isinstance(found, int | float) and found < min(default, 0):
         raise BadInputError(f"option {key}={value}: expected at least {min(default, 0)}")
+    largest = 2**63 - 1 if key.endswith("bytes") else 2**31 - 1  # of the runtimes' own integers
+    if isinstance(found, int) and found > largest:
+        raise BadInputError(f"option {key}={value}: expected at most {largest}")
     return found

@@ -247,10 +247,11 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
             if dim.dim_param:
                 open_sizes[dim.dim_param] = size
             dim.dim_value = size
-    for value in (*fixed.graph.output, *fixed.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in open_sizes:
-                dim.dim_value = open_sizes[dim.dim_param]
+    for graph in iterate_graphs(fixed.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in open_sizes:
+                    dim.dim_value = open_sizes[dim.dim_param]
     inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
     types, shapes = {}, {}
     for graph in iterate_graphs(inferred.graph):

@@ -142,6 +142,11 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
             rest = f" and {more} more" if more > 0 else ""
             yield Sentence(f"{each.id}: {proof.reason}; others: {names}{rest}", Tone.BAD, "not proven")
     for each in artifacts:
+        inner = [one for one in each.kept if one.reason.startswith("inside ")]
+        if inner and each.precision_proof.proven:
+            more = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
+            yield Sentence(f"{each.id}: {inner[0].layer}{more}, {inner[0].reason}", Tone.DOUBTFUL, "not quantized")
+    for each in artifacts:
         placement = each.precision_proof.placement
         if placement and placement.count:
             yield Sentence(f"{each.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere")

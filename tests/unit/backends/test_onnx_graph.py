@@ -39,6 +39,24 @@ def test_multiply_adds_by_hand(nodes, weight, operator, macs) -> None:
     ]
 
 
+def test_a_product_inside_a_loop_counts_once() -> None:
+    def value(name, *shape, kind=onnx.TensorProto.FLOAT):
+        return onnx.helper.make_tensor_value_info(name, kind, shape)
+
+    more, again = (value(name, kind=onnx.TensorProto.BOOL) for name in ("more", "again"))
+    nodes = [
+        onnx.helper.make_node(*each) for each in (("MatMul", ["h", "w"], ["next"]), ("Identity", ["more"], ["again"]))
+    ]
+    given = [value("i", kind=onnx.TensorProto.INT64), more, value("h", "n", 8)]
+    body = onnx.helper.make_graph(nodes, "body", given, [again, value("next", "n", 8)])
+    constants = {"w": np.zeros((8, 8), np.float32), "count": np.array(3)}
+    model = onnx_model(
+        [("Loop", ["count", "", "x"], ["y"], {"body": body})], {"x": ["n", 8]}, {"y": ["n", 8]}, **constants
+    )
+    layers = layers_from_onnx(model, [InputSpec("x", "float32", (1, 8), (2, 8), (4, 8))])
+    assert [each.macs for each in layers if each.op == "MatMul"] == [2 * 8 * 8]
+
+
 @pytest.mark.slow
 def test_the_macs_of_resnet18_agree_with_torch() -> None:
     """torch's own FLOP counter is the independent count: two operations per multiply-add."""

@@ -13,7 +13,7 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import WeightsRequest
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.models.export.exported import compute_reference, export_model, reference_from_file
@@ -142,6 +142,18 @@ def test_int8_around_branches_that_read_weights(tmp_path) -> None:
     path = saved(tmp_path, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, **constants)
     np.savez(tmp_path / "data.npz", x=normal(60, 32))
     assert outcome(built(path, tmp_path, "int8", calibration=tmp_path / "data.npz")) == [(True, True)]
+
+
+def test_a_graph_that_depends_on_the_batch_size_is_built_for_one(tmp_path) -> None:
+    nodes = [
+        ("Shape", "x", "s"),
+        ("Gather", "s zero", "n"),
+        ("Cast", "n", "f", {"to": TensorProto.FLOAT}),
+        ("Mul", "x f", "y"),
+    ]
+    path = saved(tmp_path, nodes, {"x": ["batch", 6]}, {"y": ["batch", 6]}, zero=0)
+    with pytest.raises(GateError, match=r"at batch size 1: .*\n.*build it for one: --batch N"):
+        exported(path, tmp_path)
 
 
 def test_without_calibration_data_nothing_is_exported(tmp_path) -> None:

@@ -123,6 +123,7 @@ def _recipe(model: Model) -> dict[str, Any]:
     }
 
 
+BATCH_WAY_OUT = "its forward pass depends on the batch size; build it for one: --batch N"
 TORCH_WAY_OUT = (
     "its forward pass is random\n"
     "disable randomness in eval mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
@@ -257,23 +258,22 @@ def run_torch_model(module: Any, card: ModelCard, inputs: "Arrays") -> "dict[str
 
 def _require_independence(module: Any, card: ModelCard, inputs: "Arrays", outputs: "Arrays") -> None:
     """Raises GateError if the source model gives other `outputs` in smaller batches, which an exported graph cannot."""
-    way_out = "its forward pass depends on the batch size; build it for one: --batch N"
     for size in _choose_sizes(card, inputs)[:-1]:
         try:
             found = run_torch_model(module, card, {name: value[:size] for name, value in inputs.items()})
         except Exception as error:  # also if outputs cannot be joined
             why = first_line(error.__cause__ or error)
-            raise GateError(f"{card.name} does not run at batch size {size}: {why}\n{way_out}") from error
+            raise GateError(f"{card.name} does not run at batch size {size}: {why}\n{BATCH_WAY_OUT}") from error
         for name, value in found.items():
             expected = outputs[name][:size]
             if value.shape != expected.shape:
                 raise GateError(
-                    f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}\n{way_out}"
+                    f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}\n{BATCH_WAY_OUT}"
                 )
             off = compute_output_error(name, expected, value).relative
             if off > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
                 raise GateError(
-                    f"{card.name} gives other outputs at batch size {size}: '{name}' is off by {off:.2e}\n{way_out}"
+                    f"{card.name} gives other outputs at batch size {size}: '{name}' is off by {off:.2e}\n{BATCH_WAY_OUT}"
                 )
 
 
@@ -295,7 +295,8 @@ def _run_onnx_model(path: Path, card: ModelCard, inputs: "Arrays", listener: Lis
         worst = max(_compare_outputs(found[-1], outputs), key=lambda error: error.relative)
         if worst.relative > tolerated:
             raise GateError(
-                f"the exported graph gives other outputs at batch size {size}: output '{worst.name}' is off by {worst.relative:.2e}"
+                f"the exported graph gives other outputs at batch size {size}: output '{worst.name}' is off by"
+                f" {worst.relative:.2e}\n{BATCH_WAY_OUT}"
             )
         if dynamic and worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             listener.warn(

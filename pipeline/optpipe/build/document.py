@@ -131,7 +131,7 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
             least = -20 * log10(parity.tolerance_relative)
             found = ", ".join(f"{one.name} {format_snr(one.snr_db)}" for one in low if one.snr_db is not None)
             text = f"{each.id}: an SNR of {least:.3g} dB is required of each output: {found}"
-            way_out = f"--min-snr accepts less; --budget {LOW_SNR_DB:g}dB keeps the layers in float that cost the most"
+            way_out = f"--min-snr accepts less; --budget {max(LOW_SNR_DB, least):.3g}dB keeps the layers in float that cost the most"
             yield Sentence(text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ())
     for each in artifacts:
         proof = each.precision_proof
@@ -144,8 +144,8 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
     for each in artifacts:
         inner = [one for one in each.kept if one.reason.startswith("inside ")]
         if inner and each.precision_proof.proven:
-            more = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
-            yield Sentence(f"{each.id}: {inner[0].layer}{more}, {inner[0].reason}", Tone.DOUBTFUL, "not quantized")
+            others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
+            yield Sentence(f"{each.id}: {inner[0].layer}{others}, {inner[0].reason}", Tone.DOUBTFUL, "not quantized")
     for each in artifacts:
         placement = each.precision_proof.placement
         if placement and placement.count:

@@ -1,6 +1,7 @@
 """The command line: the list of commands, and the only place that prints results or exits."""
 
 import errno
+import io
 import json
 import shutil
 import sys
@@ -117,6 +118,8 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
         context: typer.Context | None = options.get("context")
         shared = context.find_root().params if context is not None else options
         as_json, outcome = bool(shared.get("json")), None
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal may not know every character
         try:
             with redirect_stdout_to_stderr(), handle_interrupts():
                 outcome = command(*args, **options)

@@ -1,4 +1,5 @@
 import errno
+import io
 import json
 import shlex
 import shutil
@@ -100,6 +101,14 @@ def test_an_unexpected_error_of_the_system_is_a_bug_and_shows_itself() -> None:
 
     with pytest.raises(BlockingIOError):
         print_outcome(fails)()
+
+
+def test_what_the_terminal_cannot_show_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    with pytest.raises(typer.Exit):
+        print_outcome(lambda: Outcome({}, lambda _: "5 µs ─ 7"))()
+    assert written.getvalue() == "5 µs ? 7\n".encode("latin-1")
 
 
 CLOSED = "standard output is closed"

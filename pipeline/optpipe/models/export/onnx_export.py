@@ -1,5 +1,6 @@
 """Converts a torch module to a valid, simplified ONNX file that takes the card's inputs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,7 @@ def _find_changing_axes(
     outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any, path: Path
 ) -> list[TensorSpec]:
     """The only axis whose size differs between two batch sizes, by shape inference or a run; None if no size differs."""
-    from optpipe.backends.onnx_graph import infer_graph_types
+    from optpipe.backends.onnx_graph import find_compared_values, infer_graph_types
 
     low, _, high = card.batch_range
     if low == high:
@@ -256,7 +257,8 @@ def _find_changing_axes(
     if any(
         not few.get(each.name) for each in outputs if not names & set(each.shape)
     ):  # for outputs of If, Loop and similar operators
-        few, many = (_run_for_shapes(path, card, size) for size in sizes)
+        compared = find_compared_values(graph)
+        few, many = (_run_for_shapes(path, card, size, compared) for size in sizes)
     found = []
     for each in outputs:
         shapes = few.get(each.name, ()), many.get(each.name, ())
@@ -266,7 +268,7 @@ def _find_changing_axes(
     return found
 
 
-def _run_for_shapes(path: Path, card: ModelCard, size: int) -> dict[str, tuple[int, ...]]:
+def _run_for_shapes(path: Path, card: ModelCard, size: int, compared: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
     from optpipe.models.inputs.synthetic import make_synthetic_tensor
 
@@ -274,7 +276,10 @@ def _run_for_shapes(path: Path, card: ModelCard, size: int) -> dict[str, tuple[i
     try:
         with OnnxRuntimeSession(path, "cpu", {}) as session:
             found = session.run(
-                {each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below) for each in specs}
+                {
+                    each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below, compared.get(each.name))
+                    for each in specs
+                }
             )
     except OptpipeError:
         return {}

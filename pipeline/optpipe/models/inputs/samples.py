@@ -16,6 +16,7 @@ from optpipe.models.inputs.image_set import ImageSet, find_images
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.places import find_shipped_folder
 
 if TYPE_CHECKING:
@@ -133,7 +134,9 @@ def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) 
 def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> "dict[str, NDArray[Any]]":
     """A row per sample, or SAMPLE_COUNT rows of noise; repeated until they fill the smallest batch."""
     import numpy as np
+    import onnx
 
+    from optpipe.backends.onnx_graph import find_compared_values
     from optpipe.models.inputs.rows import count_rows, list_runs
     from optpipe.models.inputs.synthetic import make_synthetic_tensor
     from optpipe.models.inputs.task_data import iterate_rows
@@ -141,9 +144,11 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
     least = card.batch_range[0]
     if samples.drawn is None:
         made, count = {}, max(SAMPLE_COUNT, least)
+        compared = find_compared_values(onnx.load(model.file(ONNX), load_external_data=False)) if model else {}
         for seed, each in enumerate(card.inputs):
             shared = each.batch is None and card.batched
-            values = make_synthetic_tensor((1 if shared else count, *each.sample), each.dtype, seed, each.below)
+            shape = (1 if shared else count, *each.sample)
+            values = make_synthetic_tensor(shape, each.dtype, seed, each.below, compared.get(each.name))
             made[each.name] = values.repeat(count, axis=0) if shared else values
         return made
     if card.transform is not None:

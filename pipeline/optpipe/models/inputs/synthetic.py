@@ -14,14 +14,21 @@ SMALLEST_VOCABULARY = 1000
 
 
 def make_synthetic_tensor(
-    shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0, below: int | None = None
+    shape: Sequence[int],
+    dtype: DTypeLike = np.float32,
+    seed: int = 0,
+    below: int | None = None,
+    value: int | None = None,
 ) -> NDArray[np.generic]:
     """A tensor like a model's real input, different in every row of the batch.
 
     Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers: uniform
     below `below` and SMALLEST_VOCABULARY, like token identifiers. Booleans: either. Everything else: standard normal.
+    With a `value`, that everywhere.
     """
     kind = np.dtype(dtype)
+    if value is not None:
+        return np.full(tuple(shape), value, kind)
     random = np.random.default_rng(seed)
     if kind.kind in "iu":
         return random.integers(

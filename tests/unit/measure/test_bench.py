@@ -1,5 +1,6 @@
 """What a bench run tolerates, leaves behind and recovers; its texts."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from optpipe.core.records import compare_recomputed, json_from_record
 from optpipe.measure.bench import BenchState, recover_run
 from optpipe.measure.document import document_from_bench, document_from_pair
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
-from optpipe.measure.measure import _find_coarsest_precision, offer_recovery
+from optpipe.measure.measure import _find_coarsest_precision, offer_recovery, warn_about_threads
 from optpipe.measure.race import trial_from_measurements
 from optpipe.measure.recompute import recompute_bench
 from optpipe.measure.records import (
@@ -44,6 +45,13 @@ from optpipe.measure.records import (
 from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run
+
+
+def test_an_affinity_that_changes_nothing_is_named() -> None:
+    listener = SilentListener()
+    build = SimpleNamespace(label="build", entry=SimpleNamespace(info=SimpleNamespace(device="cuda", backend="fake")))
+    warn_about_threads(build, {}, sorted(os.sched_getaffinity(0)), listener)  # type: ignore[arg-type]
+    assert "changes nothing" in listener.warnings[0]
 
 
 def test_a_model_that_came_quantized_has_the_tolerance_of_int8() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.fakes.dossiers import edit
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.housekeeping import remove_stored
@@ -77,6 +78,14 @@ def test_what_cannot_be_trusted_never_passes(workspace, sign_off, build, bench, 
     found = {one.name: one for one in record.criteria}
     assert (found[name].verdict, record.verdict) == (verdict, verdict)
     assert found[name].remedy
+
+
+def test_a_runtime_that_no_triton_release_carries_is_named(workspace, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(SilentListener, "inform", lambda _, message: told.append(message))
+    workspace.bench(workspace.artifact("fp16"))
+    workspace.release((LATENCY % "50").encode(), tmp_path / "one")
+    assert [each for each in told if each.startswith("to serve it: no Triton release up to")]
 
 
 def test_an_intact_dossier_is_accepted_and_recomputed_without_its_workspace(passed):

@@ -84,7 +84,7 @@ def main():
     found = [json.loads(line) for line in given.output.read_text().splitlines()]
     for change in ("faster", "slower", "no difference shown"):
         count = sum(each["change"] == change for each in found)
-        low, high = compute_share_interval(count, len(found)).bounds
+        low, high = compute_share_interval(count, len(found))
         print(f"{change}: {count} of {len(found)} ({low:.1%} to {high:.1%})")
 
 

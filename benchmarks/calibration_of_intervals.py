@@ -428,7 +428,7 @@ def accuracy(generator, scale) -> Iterator[Row]:
         for truth in (0.9, 0.99, 0.995):
             hits = generator.binomial(n, truth, round(2000 * scale))
             found = {int(each): compute_share_interval(int(each), n) for each in set(hits)}
-            held = [found[int(each)].low <= truth <= found[int(each)].high for each in hits]
+            held = [found[int(each)][0] <= truth <= found[int(each)][1] for each in hits]
             yield share(held, COVERAGE, what=f"top-1 of {truth:.1%}, {n} images", claimed="95 %")
             wrong = [compute_share_p_value(int(each), n, truth) <= 0.025 for each in hits]
             yield share(
@@ -444,8 +444,8 @@ def accuracy(generator, scale) -> Iterator[Row]:
             losses, truth = [known[tuple(each)] for each in draws], lost - won
             at = f"drop of {truth:.1%}, {lost:.1%} lost and {won:.1%} won of {n}"
             intervals = [each.interval(0.95) for each in losses]
-            yield share([each.low <= truth <= each.high for each in intervals], COVERAGE, what=at, claimed="95 %")
-            passed = [each.high <= truth for each in intervals]
+            yield share([low <= truth <= high for low, high in intervals], COVERAGE, what=at, claimed="95 %")
+            passed = [high <= truth for _, high in intervals]
             yield share(passed, most=0.025, what=f"PASS on its limit: {at}", claimed="≤ 2.5 %")
             failed = [each.compute_p_value_above(truth) <= 0.025 for each in losses]
             yield share(failed, most=0.025, what=f"FAIL on its limit: {at}", claimed="≤ 2.5 %")
@@ -456,7 +456,7 @@ def accuracy(generator, scale) -> Iterator[Row]:
         differences = [
             compare_macro_f1(labels, first, second, classes).interval(0.95) for labels, first, second in drawn
         ]
-        held = [each.low <= truth <= each.high for each in differences]
+        held = [low <= truth <= high for low, high in differences]
         yield share(held, COVERAGE, what=f"macro F1 drop of {truth:.2%}, {n} images, {classes} classes", claimed="95 %")
 
     for spread, n in ((0.3, 100), (1.0, 100), (1.0, 800)):

@@ -80,7 +80,7 @@ def print_rates(name, path):
     every = [json.loads(line) for line in path.read_text().splitlines()]
     for change in ("faster", "slower", "no difference shown"):
         count = sum(each["latency"]["change"] == change for each in every)
-        low, high = compute_share_interval(count, len(every)).bounds
+        low, high = compute_share_interval(count, len(every))
         print(f"{name}: {change}: {count} of {len(every)} ({low:.1%} to {high:.1%})")
     changed = {each["name"]: each["changed"] for one in every for each in one["outputs"]}
     print(f"{name}: output values changed: {changed}")

@@ -30,7 +30,7 @@ from optpipe.stats.agreement import (
     pool_errors,
 )
 from optpipe.stats.means import mean_from_values, predict_next_upper_bound
-from optpipe.stats.paired import FEWEST_SAMPLES, Share, compute_share_interval
+from optpipe.stats.paired import FEWEST_SAMPLES, Share
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS
 
@@ -186,7 +186,7 @@ def _observe_output(
     about, more = f"output {name}, {count} samples of {data}", f"optpipe build {build.argument} --data PATH"
     same = rows["output_best"] == rows["reference_best"]
     hits, pooled = int(same.sum()), pool_errors(name, rows)
-    share = compute_share_interval(hits, count, confidence)
+    share = Share(hits, count)
     with np.errstate(invalid="ignore", divide="ignore"):
         product = rows["product"] / np.sqrt(rows["reference_square"] * rows["output_square"])
     cosines = np.where(np.isnan(product), rows["difference_square"] == 0, product) * rows["finite"]
@@ -208,7 +208,7 @@ def _observe_output(
     found = {
         "snr": Observation(snr, low, high, () if extent else (scattered,)),
         "cosine": Observation(mean.value, *mean.interval(confidence), tail=mean) if mean else Observation(nan),
-        "agreement": Observation(hits / count, share.low, share.high, tail=Share(hits, count)),
+        "agreement": Observation(share.value, *share.interval(confidence), tail=share),
         "abs_error": Observation(max(peaks), max(peaks), max(*peaks, bound or inf)),
     }
     if len(np.unique(rows["reference_best"])) < 2:

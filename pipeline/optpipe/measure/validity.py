@@ -196,25 +196,25 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
         remedy = "increase max-warm-up (--set), or stop other work on the machine"
         yield _invalidate("not-steady", "latency was not stable after warm-up", remedy)
     values = compute_service_ns(evidence.samples)
-    trend = find_trend(values)
-    if trend is not None and trend.p_value <= 0.01 and abs(trend.change) > evidence.limits["max_drift"]:
-        way = "slower" if trend.change > 0 else "faster"
+    change, p_value = find_trend(values) or (0.0, 1.0)
+    if p_value <= 0.01 and abs(change) > evidence.limits["max_drift"]:
+        way = "slower" if change > 0 else "faster"
         yield _invalidate(
             "drift",
-            f"it became up to {abs(trend.change):.1%} {way} while it was measured (p = {trend.p_value:.1g})",
+            f"it became up to {abs(change):.1%} {way} while it was measured (p = {p_value:.1g})",
             "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)",
-            change=trend.change,
-            p_value=trend.p_value,
+            change=change,
+            p_value=p_value,
         )
     if (modes := find_two_modes(values)) is not None:
-        fast, slow = modes.fast / 1e6, modes.slow / 1e6
+        fast, slow, share = modes[0] / 1e6, modes[1] / 1e6, modes[2]
         yield _invalidate(
             "bimodal",
-            f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({modes.slow_share:.0%} of the samples)",
+            f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({share:.0%} of the samples)",
             "one number cannot describe it: check for two code paths, two clock levels, or thread migration (--affinity)",
             fast_ms=fast,
             slow_ms=slow,
-            slow_share=modes.slow_share,
+            slow_share=share,
         )
     limit = evidence.limits["max_cv"]
     if len(values) > 1 and (cv := float(values.std(ddof=1) / values.mean())) > limit:

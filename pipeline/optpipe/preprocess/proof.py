@@ -71,8 +71,7 @@ def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement |
 
 
 def agreement_from_counts(equal: int, images: int) -> Agreement:
-    interval = compute_share_interval(equal, images)
-    return Agreement(equal, images, equal / images, (interval.low, interval.high))
+    return Agreement(equal, images, equal / images, compute_share_interval(equal, images))
 
 
 def judge_parity(
@@ -359,11 +358,9 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     about = f"{rows.height} images"
     found = {}
     if proof.top1_agreement is not None:
-        agreement = proof.top1_agreement
-        interval = compute_share_interval(agreement.equal, agreement.images, confidence)
-        tail = Share(agreement.equal, agreement.images)
+        share = Share(proof.top1_agreement.equal, proof.top1_agreement.images)
         found["agreement"] = Observation(
-            agreement.share, interval.low, interval.high, (*blockers, *weights), about, run.name, tail
+            share.value, *share.interval(confidence), (*blockers, *weights), about, run.name, share
         )
     elif proof.prediction_agreement is not None and (task := find_stored_task(record.task)) is not None:
         seen = observe_prediction_agreement(rows, task, confidence, about)

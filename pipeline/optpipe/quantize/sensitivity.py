@@ -76,7 +76,7 @@ class Fp32Reference:
         source = self.reference.values
         truths = self.task.take_as_truths(source) if self.truths is None else self.truths
         cost = self.task.measure_drop(truths, source, found.values) if self.card.task in TASKS or self.truths else None
-        return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE).bounds)
+        return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE))
 
 
 def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED) -> Fp32Reference:

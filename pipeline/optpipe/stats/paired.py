@@ -15,22 +15,12 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    low: float
-    high: float
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        return self.low, self.high
-
-
 def compute_normal_quantile(confidence: float) -> float:
     """Half the width, in standard deviations, that contains this share of a normal distribution: 1.96 for 95%."""
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
+def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The exact interval of a share (Clopper & Pearson, Biometrika 26, 1934). Raises ValueError for no samples."""
     from scipy.special import betaincinv
 
@@ -39,7 +29,7 @@ def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) ->
     tail = (1 - confidence) / 2
     low = float(betaincinv(hits, n - hits + 1, tail)) if hits > 0 else 0.0
     high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
-    return Interval(low, high)
+    return low, high
 
 
 def compute_share_p_value(hits: int, n: int, limit: float) -> float:
@@ -67,7 +57,7 @@ class Share:
     def value(self) -> float:
         return self.hits / self.n
 
-    def interval(self, confidence: float) -> Interval:
+    def interval(self, confidence: float) -> tuple[float, float]:
         return compute_share_interval(self.hits, self.n, confidence)
 
     def resize(self, n: int) -> "Share":
@@ -110,10 +100,10 @@ class SampledFigure:
     """The change by one lost sample, times the number of samples."""
     limits: tuple[float, float]
 
-    def interval(self, confidence: float) -> Interval:
+    def interval(self, confidence: float) -> tuple[float, float]:
         """Two-sided, inside the limits."""
         low, high = (self._find_bound(side, compute_t_quantile(0.5 + confidence / 2, self.freedom)) for side in (-1, 1))
-        return Interval(max(self.limits[0], low), min(self.limits[1], high))
+        return max(self.limits[0], low), min(self.limits[1], high)
 
     def compute_p_value_above(self, limit: float) -> float:
         """The probability of a figure at least this far above `limit` if `limit` is the truth."""
@@ -183,8 +173,8 @@ def count_samples_needed(
     """
 
     def decides(n: int) -> bool:
-        found = figure.resize(n).interval(confidence)
-        return found.low >= limit if at_least else found.high <= limit
+        low, high = figure.resize(n).interval(confidence)
+        return low >= limit if at_least else high <= limit
 
     if figure.value <= limit if at_least else figure.value >= limit:
         return None

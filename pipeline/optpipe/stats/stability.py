@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import erfc, exp, log1p, sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -79,18 +78,10 @@ def is_steady(window_medians: Sequence[float]) -> bool:
     return spread <= (1 + (STEADY_SPREAD - 1) / 2 if falling else STEADY_SPREAD)
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """A change over the whole measurement."""
+def find_trend(values: "np.ndarray", blocks: int = 20) -> tuple[float, float] | None:
+    """A change from the first to the last of `values` (samples,), or there and back, and its p-value; None for under 32 values.
 
-    change: float
-    """Last over first level, less one: 0.05 is 5% slower at the end. Of a change there and back, ends over middle."""
-    p_value: float
-
-
-def find_trend(values: "np.ndarray", blocks: int = 20) -> Trend | None:
-    """A change from the first to the last of `values` (samples,), or there and back; None for under 32 values.
-
+    The change is last over first level (there and back: ends over middle), less one: 0.05 is 5% slower at the end.
     Mann-Kendall test and Theil-Sen slope over the medians of consecutive blocks, in their order and folded in the middle, so
     that the ends meet; the p-value is for both. Returns the change that is less likely chance.
     """
@@ -102,11 +93,11 @@ def find_trend(values: "np.ndarray", blocks: int = 20) -> Trend | None:
     medians = np.array([float(np.median(block)) for block in np.array_split(values, blocks)])
     folded = (medians[: blocks // 2][::-1] + medians[blocks // 2 :]) / 2
     level = float(np.median(medians))
-    found = min(_monotone(medians, level), _monotone(folded, level), key=lambda each: each.p_value)
-    return Trend(found.change, min(1.0, 2 * found.p_value))
+    change, p_value = min(_monotone(medians, level), _monotone(folded, level), key=lambda each: each[1])
+    return change, min(1.0, 2 * p_value)
 
 
-def _monotone(medians: "np.ndarray", level: float) -> Trend:
+def _monotone(medians: "np.ndarray", level: float) -> tuple[float, float]:
     """The Mann-Kendall test by its normal approximation, and the Theil-Sen slope."""
     import numpy as np
 
@@ -116,16 +107,7 @@ def _monotone(medians: "np.ndarray", level: float) -> Trend:
     deviation = sqrt(count * (count - 1) * (2 * count + 5) / 18)
     p_value = erfc(max(0.0, abs(score) - 1) / deviation / sqrt(2))
     slope = float(np.median((medians[second] - medians[first]) / (second - first)))
-    return Trend(change=slope * (count - 1) / level if level else 0.0, p_value=p_value)
-
-
-@dataclass(frozen=True, slots=True)
-class Modes:
-    """Two speeds of one runtime."""
-
-    fast: float
-    slow: float
-    slow_share: float
+    return slope * (count - 1) / level if level else 0.0, p_value
 
 
 SMALLEST_MODE = 0.05
@@ -139,8 +121,8 @@ _WIDTH = 0.3
 """Standard deviation of the smoothing kernel, in standard deviations of the main peak."""
 
 
-def find_two_modes(values: "np.ndarray") -> Modes | None:
-    """Finds two separated peaks among `values` (samples,), or None.
+def find_two_modes(values: "np.ndarray") -> tuple[float, float, float] | None:
+    """Two separated peaks among `values` (samples,), the faster first, and the share of the slower; None for one peak.
 
     Peaks and the valley between them are those of a Gaussian kernel estimate on a log scale. The valley must be less than
     half as high as the lower peak, and the counts in two windows of equal width, one at the peak and one at the valley, must
@@ -175,7 +157,7 @@ def find_two_modes(values: "np.ndarray") -> Modes | None:
         # the probability of so unequal counts if the density is as high at the valley as at the peak
         ripple = float(bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
         if slow_at - fast_at >= log1p(SMALLEST_GAP) and ripple < CHANCE:
-            return Modes(float(np.exp(fast_at)), float(np.exp(slow_at)), slow / len(values))
+            return float(np.exp(fast_at)), float(np.exp(slow_at)), slow / len(values)
     return None
 
 

@@ -101,7 +101,7 @@ def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -
     order = np.argsort(-counts, kind="stable")[:MAX_MOVED_PAIRS]
     return Agreement(
         share=float(same.mean()),
-        ci=compute_share_interval(int(same.sum()), len(same)).bounds,
+        ci=compute_share_interval(int(same.sum()), len(same)),
         moved=tuple(MovedPredictions(int(pairs[i, 0]), int(pairs[i, 1]), int(counts[i])) for i in order),
     )
 
@@ -118,13 +118,13 @@ def compute_accuracy(
     f1_drop = compare_macro_f1(labels, before, after, classes)
     return Accuracy(
         top1=float(right.mean()),
-        top1_ci=compute_share_interval(int(right.sum()), n).bounds,
+        top1_ci=compute_share_interval(int(right.sum()), n),
         top5=float((found == labels[:, None]).any(axis=1).mean()) if top5 else None,
         macro_f1=compute_macro_f1(labels, after, classes),
         macro_f1_drop=f1_drop.value,
-        macro_f1_drop_ci=f1_drop.interval(CONFIDENCE).bounds,
+        macro_f1_drop_ci=f1_drop.interval(CONFIDENCE),
         drop=drop.value,
-        drop_ci=drop.interval(CONFIDENCE).bounds,
+        drop_ci=drop.interval(CONFIDENCE),
         lost=lost,
         won=won,
         mcnemar_p=compute_mcnemar_p_value(lost, won),

@@ -159,7 +159,7 @@ class TaskContract:
         for name, (own, drop) in zip(self.scores, figures, strict=True):
             if not np.isfinite(drop.value):
                 raise BadInputError(f"{name} is not defined on these samples: nothing in them is judged")
-            bounds = (each.interval(CONFIDENCE).bounds for each in (own, drop))
+            bounds = (each.interval(CONFIDENCE) for each in (own, drop))
             scores.append(Score(name, own.value, next(bounds), drop.value, next(bounds)))
         now, was = (self.compute_class_scores(truths, each.gathered) for each in (mine, theirs))
         names = self.name_classes(truths, labels)
@@ -199,7 +199,7 @@ class TaskContract:
         if not self.shows_something(source):
             return None
         same = mean_from_samples(self.compute_sample_parity(source, found))
-        return Agreement(same.value, same.interval(CONFIDENCE).bounds, ())
+        return Agreement(same.value, same.interval(CONFIDENCE), ())
 
     def observe(
         self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
@@ -207,7 +207,7 @@ class TaskContract:
         """Figures for a policy, as fractions: `agreement`, and with truths `score` and `drop`, also by the score's name."""
 
         def make(figure: Share | SampledFigure, said: str) -> Observation:
-            low, high = figure.interval(confidence).bounds
+            low, high = figure.interval(confidence)
             return Observation(figure.value, low, high, about=said, tail=figure)
 
         figures = {}

@@ -24,7 +24,7 @@ from optpipe.quantize.calibrate import (
     tables_from_entry,
 )
 from optpipe.quantize.ranges import METHODS
-from optpipe.quantize.sensitivity import run_fp32_reference
+from optpipe.quantize.sensitivity import Fp32Reference
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -42,7 +42,7 @@ def main(name: str = "digits") -> None:
             calibrate_model(model, data, tuple(METHODS), TARGETS, "cpu", store, SilentListener())[0]
         )
         validation = image_set_from_path(Path(card.data["validation"]))[0]
-        against = run_fp32_reference(model, validation)
+        against = Fp32Reference(model, validation)
         predicted = against.task.take_as_truths(against.reference.values)
         right = sum(one == truth for one, truth in zip(predicted, against.truths, strict=True))
         print(f"FP32: {right} of {len(validation.files)} right, {right / len(validation.files):.2%}")

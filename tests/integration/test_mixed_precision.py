@@ -100,7 +100,7 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
     from optpipe.core.events import SilentListener
     from optpipe.quantize.calibrate import load_calibration_data
     from optpipe.quantize.half import lower_to_half
-    from optpipe.quantize.sensitivity import run_fp32_reference
+    from optpipe.quantize.sensitivity import Fp32Reference
 
     folder, _ = planted
     assert build(folder, "--precision", "fp16").status == 0
@@ -108,8 +108,8 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
     (model,) = store.list_entries(ModelInfo)
     graph: Entry[GraphInfo] = next(each for each in store.list_entries(GraphInfo) if each.info.mixed is None)
     samples = load_calibration_data(model, None, None, 0, SilentListener())[0]
-    lowered = lower_to_half(model, graph).load()
-    cost = run_fp32_reference(model, samples).measure_cost(lowered.lower(lowered.layers))
+    layers, lower = lower_to_half(model, graph).load()
+    cost = Fp32Reference(model, samples).measure_cost(lower(layers))
     assert cost.drop > 0.1
 
 

@@ -7,7 +7,6 @@ number of images. On a GPU the outputs stay in its memory, where the extremes an
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from optpipe.backends.base import Device
 from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session, translate_runtime_errors
 from optpipe.core.errors import StageError
 from optpipe.core.plan import for_workspace
-from optpipe.quantize.ranges import BINS, Magnitudes, TensorStatistics, count_magnitudes, count_on_device
+from optpipe.quantize.ranges import BINS, TensorStatistics, count_magnitudes, count_on_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,21 +30,16 @@ MAX_BATCH = {"cpu": 16, "cuda": 64}
 Batch = Mapping[str, "NDArray[Any]"]
 
 
-@dataclass
 class Collector:
-    graph: Path
-    tensors: tuple[str, ...]
-    histograms: bool
-    device: Device = "cpu"
-    _low: dict[str, float] = field(default_factory=dict)
-    _high: dict[str, float] = field(default_factory=dict)
-    _counts: dict[str, Any] = field(default_factory=dict)
-    _bound: HostBinding | None = None
-
-    def __post_init__(self) -> None:
-        self._session = open_exposed_session(self.graph, self.tensors, self.device)
-        self._fed = {each.name for each in self._session.get_inputs()} & set(self.tensors)
-        self._outputs = tuple(name for name in self.tensors if name not in self._fed)
+    def __init__(self, graph: Path, tensors: tuple[str, ...], histograms: bool, device: Device = "cpu") -> None:
+        self.tensors, self.histograms, self.device = tensors, histograms, device
+        self._low: dict[str, float] = {}
+        self._high: dict[str, float] = {}
+        self._counts: dict[str, Any] = {}
+        self._bound: HostBinding | None = None
+        self._session = open_exposed_session(graph, tensors, device)
+        self._fed = {each.name for each in self._session.get_inputs()} & set(tensors)
+        self._outputs = tuple(name for name in tensors if name not in self._fed)
 
     def add(self, batch: Batch) -> None:
         """Raises StageError for the first tensor that is not finite, BadInputError for inputs that the graph rejects."""
@@ -67,7 +61,7 @@ class Collector:
 
     def _count(self, name: str, value: "NDArray[np.float32]") -> None:
         counts = self._counts.setdefault(name, np.zeros((2, BINS), np.int64))
-        counts += count_magnitudes(value).counts
+        counts += count_magnitudes(value)
 
     def _outputs_on_host(self, batch: Batch) -> Batch:
         """Reuses the memory while the shapes stay: new pages for every batch cost a sixth of a forward pass."""
@@ -110,19 +104,18 @@ class Collector:
 
     def statistics(self) -> dict[str, TensorStatistics]:
         return {
-            name: TensorStatistics(self._low[name], self._high[name], self._magnitudes(name)) for name in self.tensors
+            name: TensorStatistics(self._low[name], self._high[name], self._read_counts(name)) for name in self.tensors
         }
 
-    def _magnitudes(self, name: str) -> Magnitudes | None:
+    def _read_counts(self, name: str) -> Any:
         if not self.histograms:
             return None
-        counts = self._counts[name]
         if self.device == "cpu":
-            return Magnitudes(counts)
-        found = counts.cpu().numpy()
+            return self._counts[name]
+        found = self._counts[name].cpu().numpy()
         whole = found[:-1].reshape(2, BINS)
         whole[0, 0] += found[-1] - whole.sum()  # the zeros, which the device does not count
-        return Magnitudes(whole)
+        return whole
 
 
 def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:

@@ -28,7 +28,7 @@ from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     from optpipe.models.inputs.sample_set import SampleSet
-    from optpipe.quantize.sensitivity import Lowering
+    from optpipe.quantize.sensitivity import LoweredLayers, Lowering
 
 REVISION = 2
 FP16_HEADROOM = 65504 / 8
@@ -101,16 +101,16 @@ def convert_within_budget(
 
 def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> "Lowering":
     """FP16 by rounding, in the nodes that are FP16 in the converted graph `base`."""
-    from optpipe.quantize.sensitivity import LoweredLayers, Lowering
+    from optpipe.quantize.sensitivity import Lowering
 
-    def load() -> LoweredLayers:
+    def load() -> "LoweredLayers":
         import onnx
 
         inputs = card_from_file(model.file(CARD)).inputs
         graph = name_nodes(onnx.load(model.file(ONNX)))
         half, known = find_half_nodes(onnx.load(base.file(ONNX)), inputs), infer_graph_types(graph, inputs)
         layers = tuple(node.name for node in graph.graph.node if node.name in half)
-        return LoweredLayers(layers, lambda names: round_nodes(graph, names, known))
+        return layers, lambda names: round_nodes(graph, names, known)
 
     return Lowering(Precision.FP16, {"graph": base.id}, load, FP16_RANKING_IMAGES)
 

@@ -6,7 +6,6 @@ A scale is never 0, NaN or inf.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import Any
 
@@ -24,13 +23,6 @@ OPSET = 19
 """The first opset whose Q/DQ nodes take FP16 scales."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActivationQuantization:
-    scale: np.float32
-    zero_point: int
-    dtype: Any
-
-
 def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """`scale` rounded up to FP16, in FP32.
 
@@ -44,14 +36,15 @@ def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(below, above, half).astype(np.float32)
 
 
-def quantize_activation(each: TensorRange, target: Target) -> ActivationQuantization:
+def quantize_activation(each: TensorRange, target: Target) -> tuple[np.float32, int, Any]:
+    """Scale, zero point and dtype."""
     if target == "fp8":
-        return ActivationQuantization(choose_scale(each.amax), 0, get_e4m3())
+        return choose_scale(each.amax), 0, get_e4m3()
     unsigned = target == "cpu" and each.low >= 0
     scale = round_up_to_fp16(np.array([each.amax / (255 if unsigned else LEVELS)], np.float32))[0]
     if target != "cpu":
-        return ActivationQuantization(scale, 0, np.int8)
-    return ActivationQuantization(scale, 0 if unsigned else 128, np.uint8)
+        return scale, 0, np.int8
+    return scale, 0 if unsigned else 128, np.uint8
 
 
 def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -106,17 +99,16 @@ class _Writer:
         self._graph = OnnxGraph(model)
         self._target = target
         self._nodes = {node.name: node for node in model.graph.node}
-        self._quantized: dict[str, ActivationQuantization] = {}
+        self._scales: dict[str, np.float32] = {}
         self._new: list[Any] = []
         self._initializers: dict[str, Any] = {}
 
     def activation(self, name: str, each: TensorRange) -> None:
         import onnx
 
-        found = quantize_activation(each, self._target)
-        self._quantized[name] = found
-        scale = self._constant(f"{name}_scale", np.array(found.scale, np.float32))
-        zero = self._constant(f"{name}_zero_point", np.array(found.zero_point, found.dtype))
+        self._scales[name], zero_point, dtype = quantize_activation(each, self._target)
+        scale = self._constant(f"{name}_scale", np.array(self._scales[name], np.float32))
+        zero = self._constant(f"{name}_zero_point", np.array(zero_point, dtype))
         make = onnx.helper.make_node
         self._new += [
             make("QuantizeLinear", [name, scale, zero], [f"{name}_q"], name=f"{name}_QuantizeLinear"),
@@ -159,7 +151,7 @@ class _Writer:
         values = onnx.numpy_helper.to_array(self._graph.weights[node.input[2]])
         source = node.input[0].removesuffix("_dq")
         per_channel = onnx.numpy_helper.to_array(self._initializers[f"{weight}_scale{axis}"])
-        scale = (per_channel * self._quantized[source].scale).astype(np.float32)
+        scale = (per_channel * self._scales[source]).astype(np.float32)
         steps = np.rint(values.astype(np.float64) / scale)
         if values.ndim != 1 or np.abs(steps).max(initial=0) >= 2**31:
             return

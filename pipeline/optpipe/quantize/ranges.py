@@ -18,20 +18,15 @@ from optpipe.core.records import json_from_record, read_record
 
 @dataclass(frozen=True, eq=False)
 class TensorStatistics:
-    """One tensor's smallest and largest value and, for the histogram methods, its magnitudes."""
+    """One tensor's smallest and largest value and, for the histogram methods, the counts of `count_magnitudes`."""
 
     low: float
     high: float
-    magnitudes: "Magnitudes | None" = None
+    counts: NDArray[np.int64] | None = None
 
     @property
     def amax(self) -> float:
         return max(abs(self.low), abs(self.high))
-
-    @property
-    def unsigned(self) -> bool:
-        """Whether no value was negative, as after a ReLU."""
-        return self.low >= 0
 
 
 FORMAT = "optpipe.calibration-table/1"
@@ -113,32 +108,8 @@ Bins = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Lower edges, upper edges and counts of bins, in rising order."""
 
 
-@dataclass(frozen=True, eq=False)
-class Magnitudes:
-    """Counts of |x| by bin, of values without and with a minus sign: (2, BINS) int64."""
-
-    counts: NDArray[np.int64]
-
-    @property
-    def total(self) -> int:
-        """The number of elements, including zeros."""
-        return int(self.counts.sum())
-
-    @property
-    def zeros(self) -> int:
-        """The number of zeros and of values that are too small to matter."""
-        return int(self.counts[:, :LOWEST].sum())
-
-    def nonzero(self) -> Bins:
-        """The nonempty bins above zero, of both signs together."""
-        return _find_nonzero(self.counts.sum(axis=0))
-
-    def nonzero_by_sign(self) -> tuple[Bins, ...]:
-        """The same for positive and negative values; a sign without values is left out."""
-        return tuple(_find_nonzero(each) for each in self.counts if each[LOWEST:].any())
-
-
-def _find_nonzero(counts: NDArray[np.int64]) -> Bins:
+def find_nonzero(counts: NDArray[np.int64]) -> Bins:
+    """The nonempty bins above zero of one sign's `counts`, or of both signs' sum."""
     index = LOWEST + np.flatnonzero(counts[LOWEST:])
     return compute_edges(index), compute_edges(index + 1), counts[index].astype(np.float64)
 
@@ -148,15 +119,15 @@ def compute_edges(index: NDArray[np.intp]) -> NDArray[np.float64]:
     return (index.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
 
 
-def count_magnitudes(values: NDArray[np.float32]) -> Magnitudes:
-    """Counts finite `values` of any shape on the CPU."""
+def count_magnitudes(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Counts |x| of finite `values` of any shape by bin, without and with a minus sign, on the CPU: (2, BINS)."""
     counts = np.zeros(2 * BINS, np.int64)
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     for start in range(0, flat.size, _CHUNK):
         part = flat[start : start + _CHUNK]
         found = np.bincount((part >> SHIFT).view(np.int32))  # the sign is the leading bit
         counts[: found.size] += found
-    return Magnitudes(counts.reshape(2, BINS))
+    return counts.reshape(2, BINS)
 
 
 def count_on_device(values: Any, counts: Any) -> None:
@@ -178,11 +149,11 @@ PERCENT = 99.99
 
 def find_percentile(statistics: TensorStatistics, percent: float = PERCENT) -> float:
     """The range's bound, interpolated inside its bin and never above the largest value."""
-    assert statistics.magnitudes is not None
-    low, high, counts = statistics.magnitudes.nonzero()
+    assert statistics.counts is not None
+    low, high, counts = find_nonzero(statistics.counts.sum(axis=0))
     if not counts.size:
         return 0.0
-    rank = percent / 100 * statistics.magnitudes.total - statistics.magnitudes.zeros
+    rank = percent / 100 * int(statistics.counts.sum()) - int(statistics.counts[:, :LOWEST].sum())
     below = np.concatenate([[0.0], np.cumsum(counts)])
     index = min(max(int(np.searchsorted(below, rank, side="left")) - 1, 0), counts.size - 1)
     share = min(max((rank - below[index]) / counts[index], 0.0), 1.0)
@@ -202,8 +173,8 @@ _SMALLEST = 1 / 1024
 
 def find_least_error(statistics: TensorStatistics) -> float:
     """The range's bound: a geometric search over three decades below the largest value, then a finer one around the best."""
-    assert statistics.magnitudes is not None
-    low, high, counts = statistics.magnitudes.nonzero()
+    assert statistics.counts is not None
+    low, high, counts = find_nonzero(statistics.counts.sum(axis=0))
     if not counts.size:
         return 0.0
     values = (low + np.minimum(high, statistics.amax)) / 2
@@ -243,11 +214,11 @@ _ROUNDING = 1e-12
 
 
 def find_least_divergence(statistics: TensorStatistics) -> float:
-    assert statistics.magnitudes is not None
-    sides = statistics.magnitudes.nonzero_by_sign()
+    assert statistics.counts is not None
+    sides = [find_nonzero(each) for each in statistics.counts if each[LOWEST:].any()]
     if not sides:
         return 0.0
-    _, high, counts = statistics.magnitudes.nonzero()
+    _, high, counts = find_nonzero(statistics.counts.sum(axis=0))
     cumulated = np.cumsum(counts)
     common = float(high[int(np.searchsorted(cumulated, _COMMON * cumulated[-1]))])
     bound = min(statistics.amax, _FARTHEST * common)

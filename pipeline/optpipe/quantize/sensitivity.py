@@ -5,6 +5,7 @@ A `Lowering` is INT8 or FP8 by a calibration table, or FP16 by rounding.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +28,6 @@ from optpipe.core.precision import (
 )
 from optpipe.core.records import plain_from_record
 from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
-from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.models.inputs.annotations import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
@@ -43,21 +43,25 @@ from optpipe.workspace.store import Store
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from optpipe.evaluate.tasks.contract import Values
     from optpipe.quantize.placement import Target
 
-Others = Mapping[str, "NDArray[Any]"]
-"""The floating-point outputs after the first by name, all values of all batches in one row."""
 
-
-@dataclass(frozen=True, eq=False)
 class Fp32Reference:
-    model: Entry[ModelInfo]
-    card: ModelCard
-    samples: SampleSet
-    task: TaskContract
-    reference: Predictions
-    others: Others
-    truths: Values | None
+    """The FP32 graph's predictions on `samples`. Raises BadInputError if its outputs do not fit the task."""
+
+    def __init__(self, model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED) -> None:
+        import onnx
+
+        self.model, self.samples, self.card = model, samples, card_from_file(model.file(CARD))
+        task = TASKS.get(self.card.task, TASKS[Task.CLASSIFICATION])  # without a task the largest output counts
+        if self.card.task in TASKS:
+            task.require_model(self.card)
+        self.task = task
+        self.reference, self.others = self._predict(onnx.load(model.file(ONNX)), step)
+        self.truths: Values | None = None
+        with suppress(NothingJudgedError):  # possible in a few samples that were drawn from many
+            self.truths = task.read_truths(samples, self.card, task.count_classes(self.card) or self.reference.classes)
 
     @property
     def metric(self) -> str:
@@ -65,7 +69,7 @@ class Fp32Reference:
         return "agreement" if self.truths is None else self.task.score
 
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
-        found, others = _predict(graph, self.model, self.card, self.samples, self.task, step)
+        found, others = self._predict(graph, step)
         pairs = [(self.reference.outputs, found.outputs)]
         pairs += [(value, others[name]) for name, value in self.others.items()]
         snr = None
@@ -78,43 +82,25 @@ class Fp32Reference:
         cost = self.task.measure_drop(truths, source, found.values) if self.card.task in TASKS or self.truths else None
         return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE))
 
+    def _predict(self, graph: Any, step: ProgressStep) -> "tuple[Predictions, Mapping[str, NDArray[Any]]]":
+        """The predictions, and the floating-point outputs after the first by name, all values of all batches in one row."""
+        from optpipe.quantize.collect import open_model_session
 
-def run_fp32_reference(model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED) -> Fp32Reference:
-    """Raises BadInputError if the outputs do not fit the task."""
-    import onnx
+        session, names = open_model_session(graph), [each.name for each in self.card.outputs]
+        others: dict[str, list[NDArray[Any]]] = {name: [] for name in names[1:]}
+        room = KEPT_VALUES
 
-    card = card_from_file(model.file(CARD))
-    task = TASKS.get(card.task, TASKS[Task.CLASSIFICATION])  # for a model without a task the largest output counts
-    if card.task in TASKS:
-        task.require_model(card)
-    reference, others = _predict(onnx.load(model.file(ONNX)), model, card, samples, task, step)
-    try:
-        truths = task.read_truths(samples, card, task.count_classes(card) or reference.classes)
-    except NothingJudgedError:  # possible in a few samples that were drawn from many
-        truths = None
-    return Fp32Reference(model, card, samples, task, reference, others, truths)
+        def run(batch: Mapping[str, "NDArray[Any]"]) -> Mapping[str, "NDArray[Any]"]:
+            nonlocal room
+            found = dict(zip(names, session.run(names, batch), strict=True))
+            for name, kept in others.items():
+                if found[name].dtype.kind == "f" and room >= found[name].size:
+                    kept.append(found[name].reshape(1, -1))
+                    room -= found[name].size
+            return found
 
-
-def _predict(
-    graph: Any, model: Entry[ModelInfo], card: ModelCard, samples: SampleSet, task: TaskContract, step: ProgressStep
-) -> tuple[Predictions, Others]:
-    from optpipe.quantize.collect import open_model_session
-
-    session, names = open_model_session(graph), [each.name for each in card.outputs]
-    others: dict[str, list[NDArray[Any]]] = {name: [] for name in names[1:]}
-    room = KEPT_VALUES
-
-    def run(batch: Mapping[str, "NDArray[Any]"]) -> Mapping[str, "NDArray[Any]"]:
-        nonlocal room
-        found = dict(zip(names, session.run(names, batch), strict=True))
-        for name, kept in others.items():
-            if found[name].dtype.kind == "f" and room >= found[name].size:
-                kept.append(found[name].reshape(1, -1))
-                room -= found[name].size
-        return found
-
-    predicted = predict_samples(model, card, samples, task, run, step)
-    return predicted, {name: np.concatenate(kept, axis=1) for name, kept in others.items() if kept}
+        predicted = predict_samples(self.model, self.card, self.samples, self.task, run, step)
+        return predicted, {name: np.concatenate(kept, axis=1) for name, kept in others.items() if kept}
 
 
 REVISION = 3
@@ -149,12 +135,8 @@ class SensitivityInfo:
     total_macs: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredLayers:
-    layers: tuple[str, ...]
-    """By name, in the graph's order."""
-    lower: Callable[[Collection[str]], Any]
-    """Makes the graph in which only these layers are in the lower precision."""
+LoweredLayers = tuple[tuple[str, ...], Callable[[Collection[str]], Any]]
+"""Names of layers in the graph's order, and the function that makes the graph with only some of them in the lower precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +162,7 @@ def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: "Ta
             kept = tuple(layer for layer in layers if layer not in chosen)
             return quantize_graph(graph, replace(table, keep=kept), target)[0]
 
-        return LoweredLayers(layers, lower)
+        return layers, lower
 
     precision = Precision.FP8 if target == "fp8" else Precision.INT8
     return Lowering(precision, {"target": target, "table": table.sha256}, load)
@@ -204,7 +186,7 @@ def compare_methods(
 
         graph, costs = onnx.load(model.file(ONNX)), {}
         with listener.step("compare methods", total=(1 + len(tables)) * len(few.files)) as step:
-            against = run_fp32_reference(model, few, step)
+            against = Fp32Reference(model, few, step)
             for method, table in tables.items():
                 costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0], step)
         order = make_cost_order(costs.values())
@@ -223,14 +205,13 @@ def rank_layers(
     def make(_: object) -> SensitivityInfo:
         import onnx
 
-        found = lowering.load()
-        title = f"{lowering.precision} in {len(found.layers)} layers one by one"
-        with listener.step(title, total=(1 + len(found.layers)) * len(few.files)) as step:
-            against = run_fp32_reference(model, few, step)
+        layers, lower = lowering.load()
+        title = f"{lowering.precision} in {len(layers)} layers one by one"
+        with listener.step(title, total=(1 + len(layers)) * len(few.files)) as step:
+            against = Fp32Reference(model, few, step)
             macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
             rows = [
-                LayerCost(layer, against.measure_cost(found.lower((layer,)), step), macs.get(layer, 0))
-                for layer in found.layers
+                LayerCost(layer, against.measure_cost(lower((layer,)), step), macs.get(layer, 0)) for layer in layers
             ]
         order = make_cost_order(row.cost for row in rows)
         rows.sort(key=lambda row: order(row.cost))
@@ -314,26 +295,26 @@ def select_kept_layers(
     def make(_: object) -> SelectionInfo:
         import onnx
 
-        found, order = lowering.load(), list[str]()
+        (layers, lower), order = lowering.load(), list[str]()
         tried: dict[int, KeptTrial] = {}
-        trials = math.ceil(math.log2(len(found.layers) + 1)) + 1
+        trials = math.ceil(math.log2(len(layers) + 1)) + 1
         title = f"search for the fewest layers to keep out of {lowering.precision}"
         with listener.step(title, total=(1 + trials) * len(samples.files)) as step:
-            against = run_fp32_reference(model, samples, step)
+            against = Fp32Reference(model, samples, step)
             macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
-            for kept in _search_kept_counts(len(found.layers), tried, budget):
+            for kept in _search_kept_counts(len(layers), tried, budget):
                 if kept and not order:
                     order.extend(row.layer for row in rank())
-                low = frozenset(found.layers) - frozenset(order[:kept])
+                low = frozenset(layers) - frozenset(order[:kept])
                 share = sum(macs.get(layer, 0) for layer in low) / max(sum(macs.values()), 1)
-                tried[kept] = KeptTrial(kept, share, against.measure_cost(found.lower(low), step))
-        chosen = min((kept for kept, trial in tried.items() if budget.allows(trial.cost)), default=len(found.layers))
+                tried[kept] = KeptTrial(kept, share, against.measure_cost(lower(low), step))
+        chosen = min((kept for kept, trial in tried.items() if budget.allows(trial.cost)), default=len(layers))
         return SelectionInfo(
             budget=budget,
             images=len(samples.files),
             metric="snr" if budget.unit == "dB" else against.metric,
-            keep=tuple(order[:chosen]) if chosen < len(found.layers) else found.layers,
-            layers=len(found.layers),
+            keep=tuple(order[:chosen]) if chosen < len(layers) else layers,
+            layers=len(layers),
             tried=tuple(tried[kept] for kept in sorted(tried)),
         )
 

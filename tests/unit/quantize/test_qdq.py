@@ -122,12 +122,12 @@ def test_rounding_up_never_clips(scale) -> None:
 
 @given(st.floats(1e-9, 1e9), st.booleans(), st.booleans())
 def test_activation_scales_are_usable(amax, unsigned, unsigned_types) -> None:
-    found = quantize_activation(
+    scale, zero_point, _ = quantize_activation(
         TensorRange(amax, 0.0 if unsigned else -amax, amax), "cpu" if unsigned_types else "tensorrt"
     )
-    assert np.isfinite(found.scale)
-    assert found.scale > 0
-    assert found.zero_point == (0 if not unsigned_types or unsigned else 128)
+    assert np.isfinite(scale)
+    assert scale > 0
+    assert zero_point == (0 if not unsigned_types or unsigned else 128)
 
 
 @given(st.floats(1e-4, 1e9))

@@ -303,7 +303,7 @@ def measure_one(given: Any) -> None:
 
     Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here.
     """
-    from optpipe.build.choose import ChoicePlan, choose_build
+    from optpipe.build.choose import choose_build
     from optpipe.cli.terminal import Terminal
     from optpipe.core.precision import Budget
 
@@ -313,9 +313,9 @@ def measure_one(given: Any) -> None:
         if given.direct:
             builds = list_builds(build_everything(network, network.plan.precisions, terminal))
         else:
-            plan = ChoicePlan(network.plan, Budget(FLOOR_DB, "dB"), tuple(network.batches), given.rounds)
-            weights = choose_weights(network.name)
-            decision = choose_build(network.model, plan, weights, network.store, terminal).decision
+            plan = replace(network.plan, budget=Budget(FLOOR_DB, "dB"))
+            weights, sizes = choose_weights(network.name), tuple(network.batches)
+            decision = choose_build(network.model, plan, weights, network.store, terminal, sizes, given.rounds).decision
             builds = {each.artifact: f"{each.backend} {each.precision}" for each in decision.candidates if each.times}
             winners = decision.winners
     for size in reversed(network.batches):

@@ -6,24 +6,20 @@ from pathlib import Path
 from secrets import randbits
 
 from optpipe.backends.inductor import STATIC_BATCHES
-from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
 from optpipe.build.decide import (
-    Judge,
-    Judged,
-    choose_judge,
-    find_flaw,
-    judge_accuracy,
+    choose_budget,
+    judge_builds,
     list_candidates,
     require_judgeable,
 )
-from optpipe.build.records import BuildResult, BuiltArtifact, ModelBuild, Omission, result_from_build
+from optpipe.build.records import BuildResult, BuiltArtifact, Omission, result_from_build
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.measurement import LoadSpec, Measurement
-from optpipe.core.precision import CALIBRATED, Budget, Precision
+from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.tasks.registry import require_fitting_task
@@ -40,18 +36,6 @@ from optpipe.workspace.file_names import CARD
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class ChoicePlan:
-    build: BuildPlan
-    """Without precisions all are tried."""
-    budget: Budget | None = None
-    """Default: a drop of accuracy if there are labels, otherwise an SNR."""
-    batch_sizes: tuple[int, ...] | None = None
-    """The batch sizes of the comparison; None: the profile's `opt`."""
-    final_rounds: int = FINAL_ROUNDS
-    """Processes of each of the fastest few after the race."""
 
 
 def plan_candidates(
@@ -83,6 +67,7 @@ def plan_candidates(
         precisions=tuple(kind for kind in plan.precisions or Precision if kind in known),
         named=False,
         automatic=False,
+        budget=None,
     )
     try:
         return add_calibration(model, wanted, stored, store, listener), tuple(omitted)
@@ -171,8 +156,19 @@ class ChoiceResult:
     warnings: tuple[str, ...] = ()
 
 
-def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, listener: Listener) -> ChoiceResult:
+def choose_build(
+    model: Model,
+    plan: BuildPlan,
+    weights: str,
+    store: Store,
+    listener: Listener,
+    batch_sizes: Sequence[int] | None = None,
+    final_rounds: int = FINAL_ROUNDS,
+) -> ChoiceResult:
     """Builds, judges and races every candidate, and writes the decision's run; all builds stay in the store.
+
+    Without precisions in `plan` all are tried; its budget is by default a drop of accuracy if there are labels, otherwise an SNR.
+    Compares at `batch_sizes` (default: the profile's `opt`); `final_rounds` counts the processes of the fastest few after the race.
 
     `weights` is the text of the option. Raises BadInputError before the export for a budget that cannot be judged or a batch size
     outside the profile; and the reasons if nothing could be built.
@@ -181,41 +177,41 @@ def choose_build(model: Model, plan: ChoicePlan, weights: str, store: Store, lis
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)
     card, trained = read_card(model, stored), (stored.info.weights if stored else model.load().weights).trained
-    require_judgeable(plan.budget, plan.build.images, card, trained=trained)
-    sizes = _choose_sizes(card, plan.batch_sizes)
-    wanted, omitted = plan_candidates(model, plan.build, stored, store, listener)
+    require_judgeable(plan.budget, plan.images, card, trained=trained)
+    sizes = _choose_sizes(card, batch_sizes)
+    wanted, omitted = plan_candidates(model, plan, stored, store, listener)
     with listener.step("export"):
         exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     wanted = add_static_batches(wanted, card, sizes)
-    judge = choose_judge(plan.budget, plan.build.images, exported, listener, truncate=plan.build.truncate)
-    _announce(wanted, sizes, plan.final_rounds, listener)
+    budget, data, score = choose_budget(plan, exported, listener)
+    _announce(wanted, sizes, final_rounds, listener)
     build = build_model(model, wanted, store, listener)
     require_artifacts(build)
-    judged, judged_on = _judge_all(judge, model, build, store, listener)
+    judged, judged_on = judge_builds(budget, data, model, build.artifacts, store, listener, truncate=plan.truncate)
     with open_run(store.workspace, "choose") as run:
         seed = randbits(32)
         races, failures = _race(
-            [each.built for each in judged if each.keeps], sizes, plan.final_rounds, seed, run, store, listener
+            [each.entry.id for each in judged if each.keeps_budget], sizes, final_rounds, seed, run, store, listener
         )
         decision = Decision(
             model=card.name,
             model_id=exported.id,
-            budget=str(judge.budget),
+            budget=str(budget),
             judged_on=judged_on,
             batch_sizes=sizes,
             winners={size: race.winner for size, race in races.items() if race.winner},
-            candidates=list_candidates(judged, races, failures, judge.budget),
+            candidates=list_candidates(judged, races, failures, budget),
             left_out=tuple(
                 LeftOut(each.backend, each.precision, each.reason, failed=failed)
                 for failed, group in ((False, (*omitted, *build.skipped)), (True, build.failed))
                 for each in group
             ),
             seed=seed,
-            score=judge.score,
+            score=score,
         )
         write_bytes(run.path / DECISION_FILE, json_from_record(decision))
-        finish_run(run, parents=[exported.id, *(each.id for each in judged)], model=card.name)
+        finish_run(run, parents=[exported.id, *(each.entry.id for each in judged)], model=card.name)
     status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
 
@@ -242,23 +238,8 @@ def _announce(plan: BuildPlan, sizes: Sequence[int], final_rounds: int, listener
     )
 
 
-def _judge_all(
-    judge: Judge, model: Model, build: ModelBuild, store: Store, listener: Listener
-) -> tuple[list[Judged], str]:
-    """Every build with its accuracy, the more precise first; and a description of the data."""
-    whole = [each for each in build.artifacts if find_flaw(each) is None]
-    accuracy, judged_on = judge_accuracy(judge, model, whole, store, listener) if whole else ({}, "nothing")
-    infos = {each.entry.id: each.entry.info for each in build.artifacts}
-    # between equally fast builds the more precise wins, then the backend that `--backend auto` prefers
-    ranks = {
-        id: (list(Precision).index(info.precision), list(BACKENDS).index(info.backend)) for id, info in infos.items()
-    }
-    ranked = sorted(build.artifacts, key=lambda each: ranks[each.entry.id])
-    return [Judged(each, accuracy.get(each.entry.id)) for each in ranked], judged_on
-
-
 def _race(
-    built: Sequence[BuiltArtifact],
+    built: Sequence[str],
     sizes: Sequence[int],
     final_rounds: int,
     seed: int,
@@ -268,7 +249,7 @@ def _race(
 ) -> tuple[dict[int, RaceResult], dict[str, str]]:
     if not built:
         return {}, {}
-    artifacts = {each.entry.id: find_artifacts(each.entry.id, store)[0] for each in built}
+    artifacts = {id: find_artifacts(id, store)[0] for id in built}
     total = count_processes(len(built), final_rounds)
     where = ", ".join(map(str, sizes))
     title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build within the budget"
@@ -283,11 +264,11 @@ def _race(
     return races, timer.failures
 
 
-def judge_status(decision: Decision, judged: Sequence[Judged]) -> ExitStatus:
+def judge_status(decision: Decision, judged: Sequence[BuiltArtifact]) -> ExitStatus:
     """FAIL if nothing is within the budget, INCONCLUSIVE if more data may show that something is."""
     if decision.winners:
         return ExitStatus.DONE
-    if any(each.keeps for each in judged):
+    if any(each.keeps_budget for each in judged):
         return ExitStatus.STAGE_FAILED  # none could be measured
     open_ones = any(each.accuracy is not None and each.accuracy.keeps is None for each in judged)
     return ExitStatus.INCONCLUSIVE if open_ones else ExitStatus.FAIL

@@ -1,16 +1,18 @@
 """The judgment of the candidates of `build --precision auto`, and the reasons of the choice."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+from optpipe.backends.registry import BACKENDS
+from optpipe.build.build import BuildPlan
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
-from optpipe.core.precision import Budget
+from optpipe.core.precision import Budget, Precision
 from optpipe.core.quantity import format_snr
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.evaluate import run_evaluation
@@ -25,20 +27,6 @@ from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    built: BuiltArtifact
-    accuracy: CandidateAccuracy | None
-
-    @property
-    def id(self) -> str:
-        return self.built.entry.id
-
-    @property
-    def keeps(self) -> bool:
-        return self.accuracy is not None and self.accuracy.keeps is True
 
 
 def find_flaw(built: BuiltArtifact) -> str | None:
@@ -56,22 +44,22 @@ def find_flaw(built: BuiltArtifact) -> str | None:
 
 
 def list_candidates(
-    judged: Sequence[Judged], races: Mapping[int, RaceResult], failures: Mapping[str, str], budget: Budget
+    judged: Sequence[BuiltArtifact], races: Mapping[int, RaceResult], failures: Mapping[str, str], budget: Budget
 ) -> tuple[Candidate, ...]:
     """Winners first, then by time at the first batch size; then those without a time, in the given order."""
-    infos = {each.id: each.built.entry.info for each in judged}
+    infos = {each.entry.id: each.entry.info for each in judged}
     found = []
     for each in judged:
+        id, info = each.entry.id, each.entry.info
         standing, reason = _explain(each, races, failures, infos, budget)
         times = []
         for size, race in races.items():
-            if each.id in race.times and (own := race.times[each.id]).race:
-                slowdown = None if each.id == race.winner else race.compute_slowdown(each.id)
-                ratio, dropped = race.ratios.get(each.id), race.dropped.get(each.id)
+            if id in race.times and (own := race.times[id]).race:
+                slowdown = None if id == race.winner else race.compute_slowdown(id)
+                ratio, dropped = race.ratios.get(id), race.dropped.get(id)
                 times.append(CandidateTimes(size, tuple(own.race), tuple(own.final), ratio, slowdown, dropped))
-        info = infos[each.id]
         found.append(
-            Candidate(each.id, info.backend, info.precision, info.device, standing, reason, each.accuracy, tuple(times))
+            Candidate(id, info.backend, info.precision, info.device, standing, reason, each.accuracy, tuple(times))
         )
 
     def rank(each: Candidate) -> tuple[int, float]:
@@ -88,26 +76,26 @@ _ORDER = (
 
 
 def _explain(
-    judged: Judged,
+    judged: BuiltArtifact,
     races: Mapping[int, RaceResult],
     failures: Mapping[str, str],
     infos: Mapping[str, ArtifactInfo],
     budget: Budget,
 ) -> tuple[Standing, str]:
-    accuracy = judged.accuracy
+    accuracy, id = judged.accuracy, judged.entry.id
     if accuracy is None:
-        return Standing.NOT_PROVEN, find_flaw(judged.built) or ""
+        return Standing.NOT_PROVEN, find_flaw(judged) or ""
     if not accuracy.keeps:
         standing = Standing.NOT_SHOWN if accuracy.keeps is None else Standing.OVER_BUDGET
         return standing, _explain_accuracy(accuracy, budget)
-    won = [size for size, race in races.items() if race.winner == judged.id]
+    won = [size for size, race in races.items() if race.winner == id]
     if won:
         return Standing.CHOSEN, "; ".join(_explain_lead(size, races[size], infos) for size in won)
-    behind = [(size, race) for size, race in races.items() if race.compute_slowdown(judged.id) is not None]
+    behind = [(size, race) for size, race in races.items() if race.compute_slowdown(id) is not None]
     if not behind:
-        return Standing.FAILED, failures.get(judged.id, "no batch size could be measured")
-    slower = all(_is_slower(race.ratios.get(judged.id) or race.dropped.get(judged.id)) for _, race in behind)
-    reason = "; ".join(_explain_lag(size, race, judged.id) for size, race in behind)
+        return Standing.FAILED, failures.get(id, "no batch size could be measured")
+    slower = all(_is_slower(race.ratios.get(id) or race.dropped.get(id)) for _, race in behind)
+    reason = "; ".join(_explain_lag(size, race, id) for size, race in behind)
     return (Standing.SLOWER if slower else Standing.NO_DIFFERENCE), reason
 
 
@@ -168,14 +156,6 @@ SNR_FLOOR = Budget(30.0, "dB")
 """Used if accuracy cannot be judged: the outputs' error is about 3% of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    budget: Budget
-    data: Path | None
-    truncate: bool = False
-    score: str = ""
-
-
 def require_judgeable(
     budget: Budget | None, images: Path | None, card: ModelCard, *, trained: bool
 ) -> tuple[Path | None, str | None]:
@@ -203,53 +183,62 @@ def _require_snr(budget: Budget | None, obstacle: str) -> None:
         )
 
 
-def choose_judge(
-    budget: Budget | None,
-    images: Path | None,
-    exported: Entry[ModelInfo],
-    listener: Listener,
-    *,
-    truncate: bool = False,
-) -> Judge:
+def choose_budget(plan: BuildPlan, exported: Entry[ModelInfo], listener: Listener) -> tuple[Budget, Path | None, str]:
     """The given budget, or by default a drop of BUDGET with labels and trained weights, otherwise SNR_FLOOR.
+
+    Also the labeled samples and the score that drops; None and empty if the budget is an SNR.
 
     Raises BadInputError for a drop in points that cannot be measured.
     """
+    budget = plan.budget
     if budget is not None and budget.unit == "dB":
-        return Judge(budget, None)
+        return budget, None, ""
     card = card_from_file(exported.file(CARD))
-    data, obstacle = require_judgeable(budget, images, card, trained=exported.info.weights.trained)
+    data, obstacle = require_judgeable(budget, plan.images, card, trained=exported.info.weights.trained)
     if data is not None and obstacle is None:
-        samples, _ = load_sample_set(exported, card, data, None, 0, listener, truncate=truncate)
+        samples, _ = load_sample_set(exported, card, data, None, 0, listener, truncate=plan.truncate)
         task = TASKS[card.task]
         truths = task.read_truths(samples, card, task.count_classes(card))
         if truths is not None or any(each.label is not None for each in samples.files):
-            return Judge(budget or Budget(100 * BUDGET, "points"), data, truncate, task.score)
+            return budget or Budget(100 * BUDGET, "points"), data, task.score
         obstacle = f"{data} has no labels"
         _require_snr(budget, obstacle)
     listener.inform(f"budget: SNR of {SNR_FLOOR} or more, because {obstacle}")
-    return Judge(SNR_FLOOR, None)
+    return SNR_FLOOR, None, ""
 
 
-def judge_accuracy(
-    judge: Judge, model: Model, built: Sequence[BuiltArtifact], store: Store, listener: Listener
-) -> tuple[Mapping[str, CandidateAccuracy], str]:
-    """The accuracy of each artifact by id, and a description of the data."""
-    if judge.data is None:
-        samples = next((each.verification.info.samples for each in built if each.verification), 0)
-        rows = {}
-        for each in built:
+def judge_builds(
+    budget: Budget,
+    data: Path | None,
+    model: Model,
+    built: Sequence[BuiltArtifact],
+    store: Store,
+    listener: Listener,
+    *,
+    truncate: bool,
+) -> tuple[list[BuiltArtifact], str]:
+    """Every build with its accuracy, the more precise first; and a description of the data."""
+    accuracy, judged_on = dict[str, CandidateAccuracy](), "nothing"
+    whole = [each for each in built if find_flaw(each) is None]
+    if whole and data is not None:
+        entries = [each.entry for each in whole]
+        found = run_evaluation(
+            model, data, None, 0, budget.limit / 100, store, listener, only=entries, truncate=truncate
+        )
+        accuracy = {row.artifact: _judge_drop(row) for row in found.results if row.artifact}
+        judged_on = f"{found.dataset.describe()} of {found.dataset.name}"
+    elif whole:
+        for each in whole:
             known = each.verification.info if each.verification else None
             snr = known.snr_db if known else -inf
-            keeps = None if known and known.box_agreement is not None else snr is None or snr >= judge.budget.limit
-            rows[each.entry.id] = CandidateAccuracy(keeps=keeps, snr_db=-inf if keeps is None else snr)
-        return rows, f"{samples} samples"
-    entries = [each.entry for each in built]
-    found = run_evaluation(
-        model, judge.data, None, 0, judge.budget.limit / 100, store, listener, only=entries, truncate=judge.truncate
-    )
-    rows = {row.artifact: _judge_drop(row) for row in found.results if row.artifact}
-    return rows, f"{found.dataset.describe()} of {found.dataset.name}"
+            keeps = None if known and known.box_agreement is not None else snr is None or snr >= budget.limit
+            accuracy[each.entry.id] = CandidateAccuracy(keeps=keeps, snr_db=-inf if keeps is None else snr)
+        judged_on = f"{next((each.verification.info.samples for each in whole if each.verification), 0)} samples"
+
+    def rank(each: BuiltArtifact) -> tuple[int, int]:  # between equally fast builds the first wins
+        return list(Precision).index(each.entry.info.precision), list(BACKENDS).index(each.entry.info.backend)
+
+    return [replace(each, accuracy=accuracy.get(each.entry.id)) for each in sorted(built, key=rank)], judged_on
 
 
 def _judge_drop(row: EvaluatedModel) -> CandidateAccuracy:

@@ -14,6 +14,7 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import MixedPrecision, Precision, PrecisionProof
+from optpipe.models.artifacts.decisions import CandidateAccuracy
 from optpipe.models.artifacts.facts import hash_engine, measure_engine
 from optpipe.workspace.entry import Entry
 
@@ -32,6 +33,12 @@ class BuiltArtifact:
     why_not: str | None
     kept: tuple[SkippedLayer, ...] = ()
     """Layers of an INT8 or FP8 graph that stay in floating point."""
+    accuracy: CandidateAccuracy | None = None
+    """Of a candidate of `--precision auto` without a flaw."""
+
+    @property
+    def keeps_budget(self) -> bool:
+        return self.accuracy is not None and self.accuracy.keeps is True
 
     @property
     def passed(self) -> bool:

@@ -75,7 +75,6 @@ def build(
     from optpipe.build.records import result_from_build
     from optpipe.core.errors import BadInputError, require_existing
     from optpipe.core.plan import sizes_from_text
-    from optpipe.core.precision import budget_from_text
     from optpipe.core.quantity import Dimension, read_quantity
 
     require_existing(how.images, "--images/--data")
@@ -86,11 +85,10 @@ def build(
     if how.min_snr is not None:
         plan = replace(plan, minimum_snr_db=read_quantity(how.min_snr, "--min-snr", Dimension.DECIBEL)[0])
     if targets.precision == "auto":
-        from optpipe.build.choose import ChoicePlan, choose_build
+        from optpipe.build.choose import choose_build
 
-        budget = None if how.budget is None else budget_from_text(how.budget, "--budget")
         sizes = None if how.compare_at is None else sizes_from_text(how.compare_at, "--compare-at")
-        chosen = choose_build(wanted, ChoicePlan(plan, budget, sizes), shapes.weights, store, terminal)
+        chosen = choose_build(wanted, plan, shapes.weights, store, terminal, sizes)
         return Outcome(chosen, document_from_choice, chosen.exit_status)
     if how.compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")

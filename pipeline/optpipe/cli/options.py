@@ -166,6 +166,6 @@ def build_plan_from_options(
         images=images,
         calibration=ranges.calibration,
         options=options,
-        budget=None if budget is None or choosing else budget_from_text(budget, "--budget"),
+        budget=None if budget is None else budget_from_text(budget, "--budget"),
         truncate=ranges.truncate,
     )

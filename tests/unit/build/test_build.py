@@ -14,7 +14,7 @@ from optpipe.backends.inductor_packages import parse_static_batches
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.build.choose import ChoicePlan, choose_build
+from optpipe.build.choose import choose_build
 from optpipe.build.verify import fill_batches, verify_session
 from optpipe.core.card import card_from_dict
 from optpipe.core.entries import ModelInfo, ReferenceInfo, weights_from_text
@@ -112,7 +112,7 @@ def test_images_that_do_not_fit_are_refused_before_the_export(tmp_path, given, s
 
 def test_auto_refuses_points_of_random_weights_before_the_export(tmp_path):
     model = Model(source_from_text("digits", {}), weights_from_text("random", 0))
-    plan = ChoicePlan(BuildPlan((), (OnnxRuntime(),), named=True, device="cpu"), Budget(0.5, "points"))
+    plan = BuildPlan((), (OnnxRuntime(),), named=True, device="cpu", budget=Budget(0.5, "points"))
     store = Store(tmp_path / "workspace")
     with pytest.raises(BadInputError, match=r"--budget 0\.5 ?points cannot be judged: the weights are random"):
         choose_build(model, plan, "random", store, SilentListener())

@@ -8,7 +8,7 @@ from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import FINDING, HASH, MIXED, WRONG, artifact_info, proof
 
 from optpipe.build.choose import ChoiceResult, judge_status
-from optpipe.build.decide import Judged, list_candidates
+from optpipe.build.decide import list_candidates
 from optpipe.build.doctor import ToolStatus, list_options
 from optpipe.build.document import (
     document_from_build,
@@ -33,7 +33,7 @@ KEPT = CandidateAccuracy(True, 0.0, (-0.004, 0.004), 134.0)
 
 def judged(ident, precision="fp32", accuracy=KEPT, **info):
     entry: Any = SimpleNamespace(id=ident, info=artifact_info(precision=precision, **info))
-    return Judged(BuiltArtifact(entry, None, None), accuracy)
+    return BuiltArtifact(entry, None, None, accuracy=accuracy)
 
 
 def raced(times, sizes=(1,), noise=0.0):

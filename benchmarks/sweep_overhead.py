@@ -22,13 +22,13 @@ from optpipe.core.entries import Environment
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import LoadSpec, MeasurementGroup, Subject
 from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
-from optpipe.sweep.job import JobRecord, JobState, Matrix, Place, SweepOptions
+from optpipe.sweep.job import JobRecord, JobState, Matrix, Place, SweepOptions, compute_job_key
 from optpipe.sweep.ledger import merge_workspaces, read_jobs, write_job
 from optpipe.sweep.local import LocalExecutor
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.plan import fill_rows, key_of, list_tasks, plan_sweep
+from optpipe.sweep.plan import fill_rows, list_tasks, plan_sweep
 from optpipe.sweep.slots import Slot, list_slots
-from optpipe.sweep.sweep import run_sweep, run_tasks
+from optpipe.sweep.sweep import Scheduler, run_sweep
 from optpipe.workspace.files import measure_folder_bytes
 from optpipe.workspace.store import Store
 
@@ -73,7 +73,7 @@ def run_on_cluster(folder, found):
     works, done = list_tasks(plan_sweep(cells, slots, {}), 1), []
     store, options = Store(folder / "ray"), SweepOptions(pending_s=600)
     executor = RayExecutor(slots, store, options, program=EMPTY)
-    run = lambda: run_tasks(works, slots, options, store.workspace, executor, done.append)  # noqa: E731
+    run = lambda: Scheduler(slots, options, store.workspace, executor, done.append).run(works)  # noqa: E731
     timed(f"{TASKS} empty tasks on Ray, the driver", run, found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     ray.shutdown()
@@ -90,7 +90,7 @@ def make_records(cells, slot):
     group = MeasurementGroup(Subject("a" * 12, "onnxruntime", "fp32", "cpu"), LoadSpec(1), 5, ("bench",), {})
     return [
         JobRecord(
-            key_of(cell, slot), cell, JobState.DONE, "", slot.environment, slot.fingerprint,
+            compute_job_key(cell, slot.fingerprint), cell, JobState.DONE, "", slot.environment, slot.fingerprint,
             Place("host", slot.name, (0,), 1), "a" * 12, f"bench-{at}", replace(group, load=cell.load), 12.0, "2026", (),
         )
         for at, cell in enumerate(cells)
@@ -123,7 +123,7 @@ def main():
     done = []
     works = list_tasks(plan_sweep(tasks, mine, {}), 1)
     executor = LocalExecutor(workspace, options, EMPTY)
-    run = lambda: run_tasks(works, mine, options, workspace, executor, done.append)  # noqa: E731
+    run = lambda: Scheduler(mine, options, workspace, executor, done.append).run(works)  # noqa: E731
     timed(f"{TASKS} empty tasks on one slot", run, found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     children = resource.getrusage(resource.RUSAGE_CHILDREN)

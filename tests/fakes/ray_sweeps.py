@@ -10,7 +10,7 @@ from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
 from optpipe.sweep.plan import list_tasks, plan_sweep
-from optpipe.sweep.sweep import run_sweep, run_tasks
+from optpipe.sweep.sweep import Scheduler, run_sweep
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
@@ -37,7 +37,7 @@ def sweep(
 def run_cells(cells, slots, workspace, executor, options=None):
     """The records of the cells' jobs, in the order in which they ended."""
     tasks, found = list_tasks(plan_sweep(cells, slots, {}), 1), []
-    assert run_tasks(tasks, slots, options or SweepOptions(), workspace, executor, found.append)
+    assert Scheduler(slots, options or SweepOptions(), workspace, executor, found.append).run(tasks)
     return found
 
 

@@ -22,7 +22,7 @@ from optpipe.core.records import json_from_record, record_from_json
 from optpipe.sweep.job import Result, SweepOptions, Task, fail_task
 from optpipe.sweep.local import PROGRAM, run_exclusively
 from optpipe.sweep.matrix import choose_device_of_kind
-from optpipe.sweep.neighbors import list_disturbed_hosts, name_neighborhood
+from optpipe.sweep.neighbors import list_neighbor_effects, name_neighborhood
 from optpipe.sweep.slots import Slot, count_neighbors, describe_device, list_slots
 from optpipe.sweep.task import tell_on_one_line
 from optpipe.sweep.transport import Transport, get_chunk, list_all, pack, put_chunks, unpack
@@ -332,7 +332,8 @@ class RayExecutor:
         self.starts = make_start_list() if is_client() else None
         streaming = self.starts is None
         self.remotes = {device: make_remote(gpu=device == "cuda", streaming=streaming) for device in ("cpu", "cuda")}
-        self.disturbed = list_disturbed_hosts(store.workspace)
+        effects = list_neighbor_effects(store.workspace)
+        self.disturbed = tuple(name for name, effect in effects.items() if effect.serializes)
 
     def start(self, task: Task, slot: Slot) -> _Sent:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""

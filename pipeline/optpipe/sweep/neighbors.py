@@ -67,23 +67,13 @@ class NeighborEffect:
         return high > 1 + TOLERATED or low < 1 - TOLERATED
 
 
-def read_neighbor_effect(workspace: Path, slots: Sequence[Slot]) -> NeighborEffect | None:
-    if len(slots) < 2:
-        return None
-    return _list_effects(workspace).get(name_neighborhood(slots[0]))
-
-
 def name_neighborhood(slot: Slot) -> str:
     """A host in one environment, for which an effect holds."""
     return f"{name_host()}-{slot.fingerprint}"
 
 
-def list_disturbed_hosts(workspace: Path) -> tuple[str, ...]:
-    """The neighborhoods whose GPUs must time one after the other."""
-    return tuple(name for name, effect in _list_effects(workspace).items() if effect.serializes)
-
-
-def _list_effects(workspace: Path) -> dict[str, NeighborEffect]:
+def list_neighbor_effects(workspace: Path) -> dict[str, NeighborEffect]:
+    """The last effect of each neighborhood."""
     found = sorted((each.info for each in list_records(workspace, NeighborEffect)), key=lambda one: one.measured_utc)
     return {f"{one.host}-{one.fingerprint}": one for one in found}
 

@@ -14,7 +14,7 @@ from optpipe.core.quantity import Estimate
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.stats.means import Mean, mean_from_values, reject_by_holm, subtract_means
-from optpipe.sweep.job import LOAD_S, START_S, Cell, JobRecord, JobState, Recipe, Task, compute_job_key
+from optpipe.sweep.job import LOAD_S, START_S, Cell, JobRecord, JobState, Recipe, Task
 from optpipe.sweep.matrix import find_obstacle
 from optpipe.sweep.slots import Slot
 
@@ -129,14 +129,11 @@ def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, 
     for group in groups.values():
         for at in range(0, len(group), loads_per_process):
             part = group[at : at + loads_per_process]
-            times = [guess_load_s(row.cell) if row.seconds is None else row.seconds for row in part]
             cells = tuple(row.cell for row in part)
+            guesses = [each.processes * (LOAD_S + each.load.warm_up_seconds + each.load.min_seconds) for each in cells]
+            times = [guess if row.seconds is None else row.seconds for row, guess in zip(part, guesses, strict=True)]
             found.append(Task(cells[0].recipe, cells[0].kind, cells, fmean(times)))
     return tuple(found)
-
-
-def guess_load_s(cell: Cell) -> float:
-    return cell.processes * (LOAD_S + cell.load.warm_up_seconds + cell.load.min_seconds)
 
 
 def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> tuple[Cell, ...]:
@@ -157,10 +154,6 @@ def shard_from_text(text: str) -> tuple[int, int]:
     if not 1 <= found[0] <= found[1]:
         raise BadInputError(f"--shard {text}: expected I/N with 1 ≤ I ≤ N, such as 2/8")
     return found
-
-
-def key_of(cell: Cell, slot: Slot) -> str:
-    return compute_job_key(cell, slot.fingerprint)
 
 
 def sort_tasks(tasks: Iterable[Task]) -> list[Task]:

@@ -17,7 +17,7 @@ from optpipe.sweep.job import Cell, JobRecord, JobState, Result, SweepOptions, T
 from optpipe.sweep.ledger import claim_job, keep_backed, list_conflicts, read_job, read_jobs, write_job
 from optpipe.sweep.local import find_built, note_built
 from optpipe.sweep.matrix import choose_device_of_kind
-from optpipe.sweep.neighbors import read_neighbor_effect
+from optpipe.sweep.neighbors import list_neighbor_effects, name_neighborhood
 from optpipe.sweep.plan import (
     Standing,
     SweepRecord,
@@ -84,7 +84,8 @@ def run_sweep(
                 records[record.cell.key] = record
                 step.advance()
 
-            ended = run_tasks(tasks, slots, options, store.workspace, executor, report, serialized=serialized)
+            scheduler = Scheduler(slots, options, store.workspace, executor, report, serialized=serialized)
+            ended = scheduler.run(tasks)
     rows = fill_rows(plan, records)
     warnings = list_warnings(rows)
     for text in warnings:
@@ -108,7 +109,7 @@ def decide_serialization(store: Store, plan: Sequence[SweepRow], slots: Sequence
     used = [slot for slot in slots if slot.kind in kinds]
     if len(used) < 2:
         return False
-    effect = read_neighbor_effect(store.workspace, used)
+    effect = list_neighbor_effects(store.workspace).get(name_neighborhood(used[0]))
     if effect is None:
         listener.warn(
             f"{len(used)} slots are timed side by side, and the neighbor effect of this host is unknown; "
@@ -116,45 +117,6 @@ def decide_serialization(store: Store, plan: Sequence[SweepRow], slots: Sequence
         )
         return False
     return effect.serializes
-
-
-def run_tasks(
-    tasks: Sequence[Task],
-    slots: Sequence[Slot],
-    options: SweepOptions,
-    workspace: Path,
-    executor: Executor,
-    report: Callable[[JobRecord], None],
-    *,
-    serialized: bool = False,
-) -> bool:
-    """Runs everything and reports each record. Returns False if it was interrupted; running tasks then end in order.
-
-    The loop runs in a thread, so that an interruption comes between two of its steps. `Thread.join` would not do:
-    in Python 3.11 and 3.12 an interrupted `join` takes the thread for ended.
-    """
-    stop = threading.Event()
-    kinds = dict.fromkeys(task.kind for task in tasks)
-    # the CPU of this host is not timed while its GPUs are
-    groups = [tasks] if executor.remote else [[each for each in tasks if each.kind == kind] for kind in kinds]
-
-    def run_groups() -> None:
-        for group in groups:
-            _Scheduler(group, slots, options, workspace, executor, report, stop, serialized=serialized).run()
-
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            loop = pool.submit(run_groups)
-            while not loop.done():
-                try:
-                    wait([loop], timeout=0.2)
-                except KeyboardInterrupt as interruption:
-                    acknowledge_interrupt(interruption)
-                    stop.set()
-            loop.result()
-    finally:
-        executor.close()
-    return not stop.is_set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,37 +128,64 @@ class _Running:
     started_s: float
 
 
-class _Scheduler:
-    """Runs builds first, then loads of what is built, on free slots of their kind, and records every result."""
+class Scheduler:
+    """Runs builds first, then loads of what is built, on free slots of their kind, and reports every record."""
 
     def __init__(
         self,
-        tasks: Sequence[Task],
         slots: Sequence[Slot],
         options: SweepOptions,
         workspace: Path,
         executor: Executor,
         report: Callable[[JobRecord], None],
-        stop: threading.Event,
         *,
-        serialized: bool,
+        serialized: bool = False,
     ) -> None:
         self.slots, self.options, self.workspace = slots, options, workspace
-        self.executor, self.report, self.stop, self.serialized = executor, report, stop, serialized
-        self.free = list(slots)
+        self.executor, self.report, self.serialized = executor, report, serialized
+        self.stop = threading.Event()
+
+    def run(self, tasks: Sequence[Task]) -> bool:
+        """Returns False if it was interrupted; running tasks then end in order.
+
+        The loop runs in a thread, so that an interruption comes between two of its steps. `Thread.join` would not do:
+        in Python 3.11 and 3.12 an interrupted `join` takes the thread for ended.
+        """
+        kinds = dict.fromkeys(task.kind for task in tasks)
+        # the CPU of this host is not timed while its GPUs are
+        groups = [tasks] if self.executor.remote else [[each for each in tasks if each.kind == kind] for kind in kinds]
+
+        def run_groups() -> None:
+            for group in groups:
+                self._run_group(group)
+
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                loop = pool.submit(run_groups)
+                while not loop.done():
+                    try:
+                        wait([loop], timeout=0.2)
+                    except KeyboardInterrupt as interruption:
+                        acknowledge_interrupt(interruption)
+                        self.stop.set()
+                loop.result()
+        finally:
+            self.executor.close()
+        return not self.stop.is_set()
+
+    def _run_group(self, tasks: Sequence[Task]) -> None:
+        self.free = list(self.slots)
         self.loads = sort_tasks(tasks)
         self.builds = list({(task.recipe_key, task.kind): replace(task, cells=()) for task in self.loads}.values())
         self.waiting: dict[str, list[Task]] = {}
         """By recipe, builds for GPUs that wait until a node without a GPU has done its part of them."""
-        if executor.remote:
+        if self.executor.remote:
             self._build_without_gpu()
         self.running: dict[Any, _Running] = {}
         self.built: dict[tuple[str, str], str] = {}
         """The artifact by recipe and kind."""
         self.models: dict[str, str] = {}
         """An artifact of each model, whose export serves the model's next builds."""
-
-    def run(self) -> None:
         while (self.builds or self.loads or self.running) and not self.stop.is_set():
             self._start_what_fits()
             if not self.running and (self.builds or self.loads):  # another sweep of this workspace runs them

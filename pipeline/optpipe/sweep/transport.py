@@ -1,7 +1,6 @@
 """Sends artifacts and runs between a cluster's driver and its nodes: through Ray's object store, a bucket, or a shared folder."""
 
 import hashlib
-import io
 import secrets
 import shutil
 import tarfile
@@ -9,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape, first_line
@@ -138,10 +137,11 @@ def list_all(workspace: Path) -> tuple[str, ...]:
     for path in (workspace / "runs").glob("*/"):
         if (path / "manifest.json").is_file() and (problems := load_run(path).find_problems()):
             raise StageError(f"run {path.name}: {problems[0]}")
-    return tuple(str(path.relative_to(workspace)) for path in sorted(workspace.glob("*/*")) if path.parts[-2] in _KEPT)
-
-
-_KEPT = ("store", "runs")
+    return tuple(
+        str(path.relative_to(workspace))
+        for path in sorted(workspace.glob("*/*"))
+        if path.parts[-2] in ("store", "runs")
+    )
 
 
 def pack(workspace: Path, names: Iterable[str]) -> Iterator[bytes]:
@@ -167,7 +167,7 @@ def unpack(chunks: Iterable[bytes], store: Store) -> None:
             return
         file.seek(0)
         try:
-            with tarfile.open(fileobj=_as_bytes(file), mode="r") as tar:
+            with tarfile.open(fileobj=file, mode="r") as tar:
                 _extract(tar, scratch / "received")
         except (tarfile.TarError, EOFError) as error:
             raise StageError(f"damaged in transfer: {error}") from error
@@ -186,12 +186,7 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as out:
-            shutil.copyfileobj(cast("io.BufferedReader", tar.extractfile(member)), out)
-
-
-def _as_bytes(file: object) -> io.BufferedRandom:
-    assert isinstance(file, io.BufferedRandom)
-    return file
+            shutil.copyfileobj(cast("IO[bytes]", tar.extractfile(member)), out)
 
 
 class Transport:
@@ -213,7 +208,12 @@ class Transport:
             return []
         if artifact not in self._sent:
             chunks = pack(self.store.workspace, list_needed(self.store, artifact))
-            self._sent[artifact] = list(_put(chunks) if self.bucket is None else put_chunks(self.bucket, chunks))
+            if self.bucket is not None:
+                self._sent[artifact] = list(put_chunks(self.bucket, chunks))
+            else:
+                import ray
+
+                self._sent[artifact] = [ray.put(chunk) for chunk in chunks]
         return self._sent[artifact]
 
     def fetch(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
@@ -228,9 +228,3 @@ class Transport:
         except StageError as error:
             return f"{error}; remove it yourself, the results are in the workspace"
         return None
-
-
-def _put(chunks: Iterator[bytes]) -> Iterator[Any]:
-    import ray
-
-    return (ray.put(chunk) for chunk in chunks)

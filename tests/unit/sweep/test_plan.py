@@ -33,7 +33,7 @@ from optpipe.sweep.plan import (
     sort_tasks,
     take_task,
 )
-from optpipe.sweep.sweep import run_tasks
+from optpipe.sweep.sweep import Scheduler
 from optpipe.sweep.task import outcome_from_group
 from optpipe.workspace.store import Store
 
@@ -178,7 +178,7 @@ def test_an_interrupted_sweep_waits_for_the_task_that_runs_and_records_it(tmp_pa
     monkeypatch.setattr(local, "run_task", run_task)
     slots, options, told = [make_slot(kind="cpu")], SweepOptions(), []
     tasks = list_tasks(plan_of([make_cell("cpu", precision="fp32")], slots=slots), 1)
-    assert run_tasks(tasks, slots, options, tmp_path, LocalExecutor(tmp_path, options), told.append) is False
+    assert Scheduler(slots, options, tmp_path, LocalExecutor(tmp_path, options), told.append).run(tasks) is False
     assert [one.run for one in told] == ["bench-1"]
     assert [one.run for tries in read_jobs(tmp_path).values() for one in tries] == ["bench-1"]
 
@@ -213,7 +213,7 @@ def succeed(task, slot):
 def schedule(cells, slots, workspace, executor, loads=4, **options):
     """The records of the cells by batch size."""
     tasks, told = list_tasks(plan_of(cells, slots=slots), loads), []
-    assert run_tasks(tasks, slots, SweepOptions(**options), workspace, executor, told.append)
+    assert Scheduler(slots, SweepOptions(**options), workspace, executor, told.append).run(tasks)
     assert len(told) == len(cells)
     return {one.cell.load.batch_size: one for one in told}
 

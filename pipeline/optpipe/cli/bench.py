@@ -353,17 +353,18 @@ def _bench_from_images(
     from optpipe.backends.registry import parse_options
     from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_end_to_end
-    from optpipe.preprocess.end_to_end import EndToEndRequest, bench_end_to_end, choose_exit_status
+    from optpipe.preprocess.end_to_end import bench_end_to_end, choose_exit_status
 
     assert how.from_images is not None
     require_existing(how.from_images, "--from-images")
     if how.batch and len(how.batch) > 1:
         raise BadInputError("--from-images measures one batch size; give --batch one number")
     size = how.batch[0] if how.batch else None
-    request = EndToEndRequest(how.from_images, size, options=parse_options(targets.option))
-    if "min_seconds" in load:
-        request = replace(request, seconds=load["min_seconds"])
+    seconds, options = load.get("min_seconds", 3.0), parse_options(targets.option)
     groups = find_bench_targets(models, targets, store, terminal)
     _warn_about_options(targets, groups, terminal)
-    record = bench_end_to_end([each for group in groups for each in group], request, store, terminal)
+    artifacts = [each for group in groups for each in group]
+    record = bench_end_to_end(
+        artifacts, how.from_images, store, terminal, batch_size=size, seconds=seconds, options=options
+    )
     return Outcome(record, document_from_end_to_end, choose_exit_status(record))

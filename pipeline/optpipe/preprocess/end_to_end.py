@@ -85,21 +85,6 @@ class PredictionCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class EndToEndMeasurement:
-    batches: OverlappedBatches
-    parts: PartRates
-    launch_share: float
-    """Share of launching in the time of inference alone."""
-    cpu_share: float
-    """Share of all cores, while both parts ran."""
-    other_cpu_cores: float
-    handover: str
-    """Copies between DALI and the runtime."""
-    environment: Mapping[str, str | None]
-    check: PredictionCheck
-
-
-@dataclass(frozen=True, slots=True)
 class EndToEndFigures:
     images_per_s: float
     ci: tuple[float, float] | None
@@ -112,8 +97,10 @@ class EndToEndFigures:
     timeline: Mapping[str, float]
     """Shares of the measured time in the thread that joins the parts."""
     cpu_share: float
+    """Share of all cores, while both parts ran."""
     other_cpu_cores: float
     handover: str
+    """Copies between DALI and the runtime."""
     environment: Mapping[str, str | None]
     """Variables of the process on a GPU, for the user's process."""
     bottleneck: str
@@ -156,38 +143,52 @@ REQUIRED_AGREEMENT = 0.9
 """Share of the checked predictions that must equal the reference's; precision may flip a few."""
 
 
-def compute_figures(measured: EndToEndMeasurement, plan: DaliPlan) -> EndToEndFigures:
-    batches, total_ns = measured.batches, sum(measured.batches.batch_ns)
+def compute_figures(
+    batches: OverlappedBatches,
+    parts: PartRates,
+    plan: DaliPlan,
+    *,
+    launch_share: float,
+    cpu_share: float,
+    other_cpu_cores: float,
+    handover: str,
+    environment: Mapping[str, str | None],
+    check: PredictionCheck,
+) -> EndToEndFigures:
+    """`launch_share` is the share of launching in the time of inference alone."""
+    total_ns = sum(batches.batch_ns)
     images_per_s = compute_images_per_s(batches.batch_ns, plan.batch_size)
-    parts = {
+    shares = {
         "waiting for preprocessing": batches.wait_ns,
         "launching": batches.launch_ns,
         "waiting for outputs": batches.output_ns,
     }
-    timeline = {name: sum(each) / total_ns for name, each in parts.items()}
-    bottleneck, reason = find_bottleneck(images_per_s, measured, plan)
+    timeline = {name: sum(each) / total_ns for name, each in shares.items()}
+    bottleneck, reason = find_bottleneck(images_per_s, parts, plan, cpu_share, launch_share)
     return EndToEndFigures(
         images_per_s=images_per_s,
         ci=compute_rate_interval(batches.batch_ns, 1, plan.batch_size),
         latency_p50_ns=_compute_percentile(batches, 50.0),
         latency_p99_ns=_compute_percentile(batches, 99.0),
-        parts_images_per_s=measured.parts,
-        of_slower_part=images_per_s / measured.parts.slower,
+        parts_images_per_s=parts,
+        of_slower_part=images_per_s / parts.slower,
         timeline=timeline | {"other": max(0.0, 1 - sum(timeline.values()))},
-        cpu_share=measured.cpu_share,
-        other_cpu_cores=measured.other_cpu_cores,
-        handover=measured.handover,
-        environment=measured.environment if plan.device == "gpu" else {},
+        cpu_share=cpu_share,
+        other_cpu_cores=other_cpu_cores,
+        handover=handover,
+        environment=environment if plan.device == "gpu" else {},
         bottleneck=bottleneck,
         reason=reason,
-        check=measured.check,
+        check=check,
     )
 
 
-def find_bottleneck(images_per_s: float, measured: EndToEndMeasurement, plan: DaliPlan) -> tuple[str, str]:
+def find_bottleneck(
+    images_per_s: float, parts: PartRates, plan: DaliPlan, cpu_share: float, launch_share: float
+) -> tuple[str, str]:
     """The bottleneck and the reason, by the rates of the parts alone and the CPU's load."""
-    parts, on_gpu = measured.parts, plan.device == "gpu"
-    load, is_busy = f"{measured.cpu_share:.0%} of CPU capacity in use", measured.cpu_share >= BUSY
+    on_gpu = plan.device == "gpu"
+    load, is_busy = f"{cpu_share:.0%} of CPU capacity in use", cpu_share >= BUSY
     if parts.read <= NEAR * images_per_s:
         return "I/O", f"reading alone runs at {parts.read:,.0f} images/s"
     if parts.preprocess <= parts.inference:
@@ -200,8 +201,8 @@ def find_bottleneck(images_per_s: float, measured: EndToEndMeasurement, plan: Da
         return "GPU", f"{alone}: {'the decoder' if decodes else 'processing after decoding'} is the limit; {load}"
     if not on_gpu and is_busy:
         return "CPU", f"{load}; inference alone runs at {parts.inference:,.0f} images/s"
-    if on_gpu and measured.launch_share >= ENQUEUE_BOUND:
-        return "launch", f"kernel launches take {measured.launch_share:.0%} of inference time"
+    if on_gpu and launch_share >= ENQUEUE_BOUND:
+        return "launch", f"kernel launches take {launch_share:.0%} of inference time"
     why = f"inference alone runs at {parts.inference:,.0f} images/s, preprocessing at {parts.preprocess:,.0f}"
     return "GPU" if on_gpu else "CPU", why
 
@@ -224,35 +225,32 @@ SLOW_CPU = 5
 """Factor of the time limit on a CPU, whose batches take seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndToEndRequest:
-    images: Path
-    batch_size: int | None = None
-    """None: the tuned plan's, within the artifact's profile."""
-    seconds: float = 3.0
-    options: Mapping[str, Mapping[str, Any]] | None = None
-    """Runtime options by backend, as typed."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds <= MAX_SECONDS:
-            raise BadInputError(f"--min-time {self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
-
-
 def bench_end_to_end(
-    artifacts: Sequence[StoredArtifact], request: EndToEndRequest, store: Store, listener: Listener
+    artifacts: Sequence[StoredArtifact],
+    images: Path,
+    store: Store,
+    listener: Listener,
+    *,
+    batch_size: int | None,
+    seconds: float,
+    options: Mapping[str, Mapping[str, Any]],
 ) -> EndToEndRecord:
     """Measures each artifact with the DALI configuration that `optpipe preprocess` found fastest here.
 
+    Without `batch_size` it is the tuned plan's, within the artifact's profile; `options` are runtime options by backend.
+
     Raises BadInputError for models without image preprocessing and for unusable images, MissingError without DALI.
     """
+    if not 0 < seconds <= MAX_SECONDS:
+        raise BadInputError(f"--min-time {seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
     require_dali()
     jobs = []
     for each in artifacts:
-        plan = choose_plan(each, request.batch_size, store, listener)
-        options = choose_options(each, request.options or {})
+        plan = choose_plan(each, batch_size, store, listener)
+        chosen = choose_options(each, options)
         transform = require_image_transform(each.card)
-        jobs.append(EndToEndJob(store.workspace, each.entry.id, (), transform, plan, options, request.seconds))
-    found = find_readable_images(request.images, MAX_FILES, threads=count_cores())
+        jobs.append(EndToEndJob(store.workspace, each.entry.id, (), transform, plan, chosen, seconds))
+    found = find_readable_images(images, MAX_FILES, threads=count_cores())
     if found.unreadable:
         listener.warn(
             f"{len(found.unreadable)} images cannot be read and are skipped: {format_unreadable(found.unreadable)}"
@@ -333,16 +331,16 @@ def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener:
     import polars as pl
 
     limit_s = LIMIT_S * (SLOW_CPU if job.plan.device == "cpu" else 1) + PATIENCE * job.seconds
-    measured = next(run_dali_jobs(END_TO_END_WORKER, [job], EndToEndMeasurement, limit_s))
+    measured = next(run_dali_jobs(END_TO_END_WORKER, [job], tuple[OverlappedBatches, EndToEndFigures], limit_s))
     result = EndToEndResult(artifact.entry.id, artifact.label, job.plan, job.options, Verdict.FAIL)
     if isinstance(measured, str):
         return replace(result, error=measured)
-    write_parquet(run.path / f"{artifact.entry.id}.parquet", pl.DataFrame(asdict(measured.batches)))
-    figures = compute_figures(measured, job.plan)
+    batches, figures = measured
+    write_parquet(run.path / f"{artifact.entry.id}.parquet", pl.DataFrame(asdict(batches)))
     warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)
     if figures.of_slower_part > 1 + NOISE:
         listener.warn(
             f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage: the stages were disturbed "
             "when measured alone; repeat on an idle machine"
         )
-    return replace(result, verdict=measured.check.verdict, figures=figures)
+    return replace(result, verdict=figures.check.verdict, figures=figures)

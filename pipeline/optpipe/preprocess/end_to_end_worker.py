@@ -24,11 +24,12 @@ from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.preprocess.dali_pipeline import HARDWARE_QUEUES, DaliPlan, make_bytes_pipeline, make_reading_pipeline
 from optpipe.preprocess.end_to_end import (
+    EndToEndFigures,
     EndToEndJob,
-    EndToEndMeasurement,
     OverlappedBatches,
     PartRates,
     PredictionCheck,
+    compute_figures,
 )
 from optpipe.preprocess.throughput import BatchTimes, compute_images_per_s
 from optpipe.preprocess.throughput_worker import time_batches, time_pipeline
@@ -216,7 +217,7 @@ PART_S = 1.5
 """Seconds of each part alone, before and after the whole."""
 
 
-def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
+def measure_job(job: EndToEndJob) -> tuple[OverlappedBatches, EndToEndFigures]:
     plan, transform, paths = job.plan, job.transform, job.paths
     entry, part_s = Store(job.workspace).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
     backend, device = BACKENDS[entry.info.backend], entry.info.device
@@ -238,9 +239,10 @@ def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
         check = _check_predictions(predictions, session, paths, transform, plan.batch_size)
     # the better of two: a disturbed part must not make the overlap look good
     preprocess, inference = max(before[0], after[0]), max(before[1][0], after[1][0])
-    return EndToEndMeasurement(
+    figures = compute_figures(
         batches,
         PartRates(read, decode, preprocess, inference),
+        plan,
         launch_share=min(before[1][1], after[1][1]),
         cpu_share=times.cpu_cores / count_cores(),
         other_cpu_cores=times.other_cpu_cores,
@@ -248,6 +250,7 @@ def measure_job(job: EndToEndJob) -> EndToEndMeasurement:
         environment={name: os.environ.get(name) for name in HARDWARE_QUEUES},
         check=check,
     )
+    return batches, figures
 
 
 def _check_predictions(

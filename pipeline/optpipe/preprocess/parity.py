@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,20 +60,15 @@ class ComparedImage:
     max_levels: float
 
 
-@dataclass
 class PixelDifferences:
-    transform: Transform
-    plan: DaliPlan
-    cumulative: list[Difference] = field(default_factory=list)
-    """After decoding, each geometric step, and normalization, including all earlier steps."""
-    alone: list[Difference] = field(default_factory=list)
-    """Of each step alone, on the reference's pixels."""
-    refused: list[RefusedImage] = field(default_factory=list)
-    """Images that Pillow reads and DALI does not."""
-
-    def __post_init__(self) -> None:
-        self.cumulative = [Difference()] * (len(self.transform.geometry) + 2)
+    def __init__(self, transform: Transform, plan: DaliPlan) -> None:
+        self.transform, self.plan = transform, plan
+        self.cumulative = [Difference()] * (len(transform.geometry) + 2)
+        """After decoding, each geometric step, and normalization, including all earlier steps."""
         self.alone = [Difference()] * len(self.cumulative)
+        """Of each step alone, on the reference's pixels."""
+        self.refused: list[RefusedImage] = []
+        """Images that Pillow reads and DALI does not."""
 
     def list_steps(self) -> tuple[StepDifference, ...]:
         names = ["decode", *(get_step_name(step) for step in self.transform.geometry), "normalize"]
@@ -256,14 +251,6 @@ NEAR_MEAN_LEVELS, NEAR_MAX_LEVELS = 0.5, 8.0
 """A file whose result stays within these is the same image; above them it is another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parity:
-    record: ParityRecord
-    rows: "pl.DataFrame"
-    """One row per image, as `proof` describes; the figures follow from them."""
-    worst: tuple[ComparedImage, ...]
-
-
 def prove_parity(
     paths: Sequence[Path],
     transform: Transform,
@@ -276,11 +263,13 @@ def prove_parity(
     classifies: bool,
     threads: int = 2,
     decoder: PredictionDecoder | None = None,
-) -> Parity:
+) -> "tuple[ParityRecord, pl.DataFrame, Sequence[ComparedImage]]":
     """Compares on `paths`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
 
     `labels` belong to `paths`; `decoder` compares the predictions of a detector or segmenter. Raises BadInputError if DALI
     decodes none of the images.
+
+    Returns the record, one row per image as `proof` describes, and the worst images.
     """
     import numpy as np
     import polars as pl
@@ -334,7 +323,7 @@ def prove_parity(
         refused=tuple(pixels.refused),
         edge_cases=check_edge_cases(transform, plan),
     )
-    return Parity(record, rows, tuple(worst))
+    return record, rows, worst
 
 
 def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile, ...]:

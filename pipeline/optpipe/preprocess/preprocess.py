@@ -23,9 +23,9 @@ from optpipe.models.inputs.sample_set import format_unreadable
 from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali
-from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, Parity, prove_parity, save_side_by_side
+from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, ComparedImage, prove_parity, save_side_by_side
 from optpipe.preprocess.proof import open_prediction_decoder
-from optpipe.preprocess.records import ImagesRecord, PipelineRecord, PreprocessRecord, RefusedImage
+from optpipe.preprocess.records import ImagesRecord, ParityRecord, PipelineRecord, PreprocessRecord, RefusedImage
 from optpipe.preprocess.throughput import (
     Throughput,
     ThroughputTuning,
@@ -115,7 +115,7 @@ def derive_preprocessing(
         TemporaryDirectory(prefix="optpipe-") as scratch,
         redirect_output(Path(scratch, "dali.log")),
     ):  # DALI's decoders print messages about edge cases; the proof lists the differences
-        proof = prove_parity(
+        parity, rows, most_different = prove_parity(
             images.paths,
             transform,
             plan,
@@ -127,10 +127,10 @@ def derive_preprocessing(
             threads=count_cores(),
             decoder=decoder,
         )
-    _warn_about_differences(proof, listener)
+    _warn_about_differences(parity, most_different[0], listener)
     with open_run(store.workspace, "preprocess") as run:
-        write_parquet(run.path / ROWS, proof.rows)
-        worst = enumerate(proof.worst, 1)
+        write_parquet(run.path / ROWS, rows)
+        worst = enumerate(most_different, 1)
         saved = tuple(save_side_by_side(run.path / f"worst-{rank}.png", each, transform) for rank, each in worst)
         if times:
             write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
@@ -142,9 +142,9 @@ def derive_preprocessing(
             trained=trained,
             pipeline=PipelineRecord(artifact.id, pipeline.name, sha256, plan, tuple(transform.to_dict()["steps"])),
             images=ImagesRecord(images.folder.name, len(images.paths), unreadable, images.left_out),
-            parity=replace(proof.record, worst=saved),
+            parity=replace(parity, worst=saved),
             throughput=speed,
-            verdict=proof.record.proof.verdict,
+            verdict=parity.proof.verdict,
             run_dir=run.name,
             task=card.task,
             model_sha256=hash_model(exported.manifest),
@@ -234,11 +234,9 @@ def open_model_function(
         yield infer
 
 
-def _warn_about_differences(proof: Parity, listener: Listener) -> None:
+def _warn_about_differences(record: ParityRecord, most: ComparedImage, listener: Listener) -> None:
     """Names single images that differ, which a verdict over all images hides."""
-    record = proof.record
     if record.far:
-        most = proof.worst[0]
         listener.warn(
             f"{record.far} of {record.images} images differ visibly (mean over {NEAR_MEAN_LEVELS:g} or max over"
             f" {NEAR_MAX_LEVELS:g} levels); worst: {most.name} (mean {most.mean_levels:.1f}, max {most.max_levels:.0f})"

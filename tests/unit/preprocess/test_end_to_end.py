@@ -11,7 +11,6 @@ from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.document import document_from_end_to_end, document_from_preprocess
 from optpipe.preprocess.end_to_end import (
-    EndToEndMeasurement,
     EndToEndRecord,
     EndToEndResult,
     OverlappedBatches,
@@ -30,17 +29,22 @@ GPU = DaliPlan(decode="mixed", device="gpu", batch_size=100)
 CPU = DaliPlan(batch_size=100)
 
 
-def batches(count=700):
+def batches(count):
     named = {"batch_ns": 10, "latency_ns": 25, "wait_ns": 6, "launch_ns": 1, "output_ns": 2}
     return OverlappedBatches(**{name: (ms * 1_000_000,) * count for name, ms in named.items()})
 
 
-def measured(cpu_share=0.3, launch_share=0.1, **parts):
-    return EndToEndMeasurement(
-        batches(),
-        PartRates(**{"read": 90_000, "decode": 12_000, "preprocess": 11_000, "inference": 20_000, **parts}),
-        launch_share=launch_share,
-        cpu_share=cpu_share,
+def parts(**changed):
+    return PartRates(**{"read": 90_000, "decode": 12_000, "preprocess": 11_000, "inference": 20_000, **changed})
+
+
+def figures(plan, count=700):
+    return compute_figures(
+        batches(count),
+        parts(),
+        plan,
+        launch_share=0.1,
+        cpu_share=0.3,
         other_cpu_cores=0.1,
         handover="none: DLPack",
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
@@ -49,34 +53,34 @@ def measured(cpu_share=0.3, launch_share=0.1, **parts):
 
 
 @pytest.mark.parametrize(
-    ("plan", "found", "name"),
+    ("plan", "rates", "cpu", "launch", "name"),
     [
-        (GPU, measured(read=10_500), "I/O"),
-        (GPU, measured(), "GPU"),
-        (GPU, measured(cpu_share=0.97), "CPU"),
-        (CPU, measured(), "CPU"),
-        (GPU, measured(preprocess=30_000, decode=31_000), "GPU"),
-        (GPU, measured(preprocess=30_000, decode=31_000, launch_share=0.9), "launch"),
-        (CPU, measured(preprocess=30_000, cpu_share=0.95), "CPU"),
-        (DaliPlan(decode="cpu", device="gpu"), measured(decode=30_000), "copy"),
-        (DaliPlan(decode="cpu", device="gpu"), measured(), "CPU"),
+        (GPU, parts(read=10_500), 0.3, 0.1, "I/O"),
+        (GPU, parts(), 0.3, 0.1, "GPU"),
+        (GPU, parts(), 0.97, 0.1, "CPU"),
+        (CPU, parts(), 0.3, 0.1, "CPU"),
+        (GPU, parts(preprocess=30_000, decode=31_000), 0.3, 0.1, "GPU"),
+        (GPU, parts(preprocess=30_000, decode=31_000), 0.3, 0.9, "launch"),
+        (CPU, parts(preprocess=30_000), 0.95, 0.1, "CPU"),
+        (DaliPlan(decode="cpu", device="gpu"), parts(decode=30_000), 0.3, 0.1, "copy"),
+        (DaliPlan(decode="cpu", device="gpu"), parts(), 0.3, 0.1, "CPU"),
     ],
 )
-def test_the_bottleneck_is_named_with_its_numbers(plan, found, name):
-    bottleneck, reason = find_bottleneck(10_000, found, plan)
+def test_the_bottleneck_is_named_with_its_numbers(plan, rates, cpu, launch, name):
+    bottleneck, reason = find_bottleneck(10_000, rates, plan, cpu, launch)
     assert bottleneck == name
     assert any(character.isdigit() for character in reason)
 
 
 def test_the_figures_are_rates_latencies_and_the_shares_of_the_timeline():
-    found = compute_figures(measured(), GPU)
+    found = figures(GPU)
     assert found.images_per_s == pytest.approx(10_000)
     assert found.of_slower_part == pytest.approx(10_000 / 11_000)
     assert (found.latency_p50_ns, found.latency_p99_ns) == (25e6, 25e6)
     assert sum(found.timeline.values()) == pytest.approx(1)
     assert found.environment
-    assert not compute_figures(measured(), CPU).environment
-    few = compute_figures(replace(measured(), batches=batches(70)), GPU)
+    assert not figures(CPU).environment
+    few = figures(GPU, 70)
     assert (few.latency_p50_ns, few.latency_p99_ns) == (25e6, None)  # which 70 batches cannot support
 
 
@@ -131,9 +135,10 @@ def test_a_proof_of_a_detector():
 
 def test_files_to_predictions():
     named = {"batch_ns": 10, "latency_ns": 25, "wait_ns": 6, "launch_ns": 1, "output_ns": 2}
-    measured = EndToEndMeasurement(
+    figures = compute_figures(
         OverlappedBatches(**{name: (ms * 1_000_000,) * 70 for name, ms in named.items()}),
         PartRates(90_000, 12_000, 7_000, 20_000),
+        TUNED_GPU,
         launch_share=0.1,
         cpu_share=0.3,
         other_cpu_cores=0.1,
@@ -142,7 +147,7 @@ def test_files_to_predictions():
         check=PredictionCheck(32, 20, 1),
     )
     results = (
-        EndToEndResult("ab", "tensorrt fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, compute_figures(measured, TUNED_GPU)),
+        EndToEndResult("ab", "tensorrt fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, figures),
         EndToEndResult("cd", "onnxruntime fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, error="out of memory"),
     )
     record = EndToEndRecord("/images", 2048, 10**8, results, Verdict.FAIL, "/runs/end-to-end-1")

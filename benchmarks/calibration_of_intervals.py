@@ -31,7 +31,7 @@ from optpipe.core.measurement import (
     format_percentile_name,
 )
 from optpipe.core.quantity import Dimension, Estimate
-from optpipe.core.verdict import Missing
+from optpipe.core.verdict import Blocker
 from optpipe.evaluate.tasks.contract import measure_scores
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.embedding import Embedding
@@ -415,7 +415,7 @@ def observed_load(generator, limit, level, between, count=5, slow=0.0, gap=0.05,
     )
     build = JudgedBuild("m", "a", "simulated", "fp32")
     found = observe(limit, BuildEvidence(build, tries))
-    assert not isinstance(found, Missing)
+    assert not isinstance(found, Blocker)
     return found[0]
 
 

@@ -173,6 +173,8 @@ class ScaledTail:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
+    """Why a figure is missing or may not be judged, and the command or step that helps."""
+
     reason: str
     remedy: str
 
@@ -198,12 +200,6 @@ class Observation:
     """Processes that a time or rate is the mean of; 0 for other figures."""
     left_out_gap: float = 0.0
     """Maximum distance of left-out processes from that mean, as the logarithm of a ratio."""
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    reason: str
-    remedy: str
 
 
 RANDOM_WEIGHTS = Blocker(

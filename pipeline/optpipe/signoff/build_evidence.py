@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.quantity import format_quantity
-from optpipe.core.verdict import Blocker, Missing, Observation, ScaledTail, Tail
+from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
 from optpipe.measure.figures import SENSOR_SHARE
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
@@ -97,13 +97,13 @@ def evidence_from_runs(
     )
 
 
-def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> Sequence[Observation] | Missing:
+def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> Sequence[Observation] | Blocker:
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.to_text() or "this build"
         wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
         command = suggest_bench(evidence.build, criterion.where, evidence.options, name)
-        return Missing(f"not measured: {wanted}", command)
+        return Blocker(f"not measured: {wanted}", command)
     return [observe_group(criterion, group, name, evidence) for group in found]
 
 

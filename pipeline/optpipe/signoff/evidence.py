@@ -15,7 +15,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import Recomputed
-from optpipe.core.verdict import Blocker, Missing, Observation, ScaledTail
+from optpipe.core.verdict import Blocker, Observation, ScaledTail
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Evaluation
 from optpipe.measure.groups import (
@@ -72,13 +72,13 @@ from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE
 
 
-def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """The loss of every load that the criterion selects, as a fraction."""
     if not evidence.baseline:
-        return Missing("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
+        return Blocker("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
     found = select_groups(criterion.where, evidence.measured)
     if not found:
-        return Missing(
+        return Blocker(
             "not measured", suggest_bench(evidence.build, criterion.where, evidence.options, criterion.metric)
         )
     return [_observe_loss(criterion, group, evidence) for group in found]
@@ -261,7 +261,7 @@ class LossTail:
         return self.change.compute_p_value_below(log1p(limit))
 
 
-Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Missing]
+Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Blocker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +274,11 @@ class EvidenceKind:
     """The record type of each JSON file of a run."""
 
 
-def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """Observations for `criterion` in its base unit, with the way out."""
     kind = KINDS[find_kind(criterion.section)]
     found = kind.observers[criterion.section](criterion, evidence)
-    if isinstance(found, Missing):
+    if isinstance(found, Blocker):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
     return [
@@ -299,18 +299,18 @@ def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -
     return "" if needed is None else f"; about {needed:,} samples like these would show that the limit holds"
 
 
-def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     seen = {
         one.environment.get_fact(criterion.metric): one.run
         for group in select_groups(LoadFilter(), evidence.measured)
         for one in group.valid or group.tries
     }
     if not seen:
-        return Missing("nothing was measured", suggest_bench(evidence.build, LoadFilter(), evidence.options))
+        return Blocker("nothing was measured", suggest_bench(evidence.build, LoadFilter(), evidence.options))
     return [Observation(name, source=run) for name, run in seen.items()]
 
 
-def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     wanted = {
         "maximum_drop": "drop",
         "minimum_score": "score",
@@ -325,11 +325,11 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
         known = [each.removeprefix("drop of ") for each in evidence.accuracy if each.startswith("drop of ")]
         if criterion.score is not None and known:
             there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
-            return Missing(there, "change the policy's [accuracy]")
+            return Blocker(there, "change the policy's [accuracy]")
         command = f"optpipe evaluate {evidence.build.argument} --data DIR"
         if not evidence.accuracy and "evaluate" in evidence.other_file:
-            return Missing("the evaluated file differs from the one being judged (sha256 mismatch)", command)
-        return Missing(f"the {name} was not evaluated for this build", command)
+            return Blocker("the evaluated file differs from the one being judged (sha256 mismatch)", command)
+        return Blocker(f"the {name} was not evaluated for this build", command)
     if criterion.dimension is Dimension.POINTS:
         low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
         tail = None if figure.tail is None else ScaledTail(figure.tail, 100)
@@ -337,50 +337,50 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
     return [figure]
 
 
-def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
         command = f"optpipe preprocess {evidence.build.argument} --images DIR"
         if evidence.preprocessing and criterion.metric == "minimum_agreement":
-            return Missing(
+            return Blocker(
                 "the parity proof compares no predictions: the model has none, or the same for every image",
                 f"limit minimum_snr instead, or use images on which predictions differ: {command}",
             )
-        return Missing("preprocessing parity was not verified for this model", command)
+        return Blocker("preprocessing parity was not verified for this model", command)
     return [figure]
 
 
-def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """Observes the output that the criterion names, or all outputs."""
     known, command = evidence.outputs, f"{suggest_build_again(evidence.build)} --data PATH"
     if not known:
-        return Missing("the errors of each sample's outputs are not recorded for this build", command)
+        return Blocker("the errors of each sample's outputs are not recorded for this build", command)
     if criterion.output is not None and criterion.output not in known:
         there = f"this build has no output {criterion.output}; it has {', '.join(known)}"
-        return Missing(there, "change the policy's [outputs]")
+        return Blocker(there, "change the policy's [outputs]")
     name = criterion.metric.partition("_")[2]
     return [each[name] for output, each in known.items() if criterion.output in (None, output)]
 
 
-def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:
+def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     shares = evidence.build.macs_share
     if not shares:
-        return Missing("the precision of this build was not verified", suggest_build_again(evidence.build))
+        return Blocker("the precision of this build was not verified", suggest_build_again(evidence.build))
     share = float(shares.get(criterion.metric, 0.0))
     return [Observation(share, about="counted in the built network", source=evidence.record)]
 
 
-def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
+def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:  # noqa: ARG001
     if evidence.build.size_bytes is None:
-        return Missing("the size of this build is not recorded", suggest_build_again(evidence.build))
+        return Blocker("the size of this build is not recorded", suggest_build_again(evidence.build))
     return [Observation(float(evidence.build.size_bytes), about="exact, of the file", source=evidence.record)]
 
 
-def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Missing:  # noqa: ARG001
+def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:  # noqa: ARG001
     if evidence.tensor_core_share is None:
         other = "profile" in evidence.other_file
         reason = "the profiled file differs from the one being judged (sha256 mismatch)"
-        return Missing(reason if other else "not profiled on a GPU", suggest_profile(evidence.build))
+        return Blocker(reason if other else "not profiled on a GPU", suggest_profile(evidence.build))
     return [evidence.tensor_core_share]
 
 

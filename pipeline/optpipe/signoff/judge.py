@@ -14,9 +14,9 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.quantity import Dimension, format_quantity, format_snr
 from optpipe.core.verdict import (
+    Blocker,
     CriterionResult,
     JudgedArtifact,
-    Missing,
     Note,
     Observation,
     PolicyReference,
@@ -49,7 +49,7 @@ from optpipe.workspace.file_names import BUILDS
 
 
 def judge_criteria(
-    observed: Sequence[tuple[Criterion, Sequence[Observation] | Missing]], confidence: float, look: int = 1
+    observed: Sequence[tuple[Criterion, Sequence[Observation] | Blocker]], confidence: float, look: int = 1
 ) -> list[CriterionResult]:
     """Judges all criteria; the worst observation of a criterion decides it.
 
@@ -57,7 +57,7 @@ def judge_criteria(
     Holm's procedure over all observations to reject the limit at half of the error that the confidence leaves to this `look`.
     """
     confidence = compute_look_confidence(confidence, look)
-    every = [(criterion, one) for criterion, found in observed if not isinstance(found, Missing) for one in found]
+    every = [(criterion, one) for criterion, found in observed if not isinstance(found, Blocker) for one in found]
     tests = [
         (id(one), p)
         for criterion, one in every
@@ -69,10 +69,10 @@ def judge_criteria(
 
 
 def _judge_criterion(
-    criterion: Criterion, found: Sequence[Observation] | Missing, broken: set[int], tests: int
+    criterion: Criterion, found: Sequence[Observation] | Blocker, broken: set[int], tests: int
 ) -> CriterionResult:
-    if isinstance(found, Missing) or not found:
-        absent = found if isinstance(found, Missing) else Missing("no measurement", "measure it first")
+    if isinstance(found, Blocker) or not found:
+        absent = found if isinstance(found, Blocker) else Blocker("no measurement", "measure it first")
         return _make_result(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
     verdict, _, worst = min(

@@ -12,7 +12,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
-from optpipe.core.verdict import Missing
+from optpipe.core.verdict import Blocker
 from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.recompute import list_artifact_measurements
 from optpipe.models.artifacts.facts import judged_build_from_entry
@@ -253,7 +253,7 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
         if criterion.section == "regression":  # without a baseline it is always missing
             if not select_groups(criterion.where, evidence.measured):
                 yield criterion
-        elif isinstance(observe(criterion, evidence), Missing) or _has_too_few_processes(criterion, evidence):
+        elif isinstance(observe(criterion, evidence), Blocker) or _has_too_few_processes(criterion, evidence):
             yield criterion
 
 

@@ -15,7 +15,7 @@ from optpipe.core.files import Files
 from optpipe.core.measurement import Reason, Subject
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import json_from_record
-from optpipe.core.verdict import Blocker, Missing, Observation, Verdict
+from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
@@ -71,7 +71,7 @@ def test_a_wider_interval_never_turns_inconclusive_into_a_verdict(seen, limit, e
 def test_a_cap_or_missing_evidence_never_passes(found, limit):
     capped = [*found, Observation(0.0, 0.0, 0.0, blockers=(CAP,))]
     assert judge_criterion(criterion(Sense.AT_MOST, limit), capped).verdict is not Verdict.PASS
-    assert judge_criterion(criterion(Sense.AT_MOST, limit), Missing("none", "measure")).verdict is Verdict.INCONCLUSIVE
+    assert judge_criterion(criterion(Sense.AT_MOST, limit), Blocker("none", "measure")).verdict is Verdict.INCONCLUSIVE
     assert judge_criterion(criterion(Sense.AT_MOST, limit), []).verdict is Verdict.INCONCLUSIVE
 
 

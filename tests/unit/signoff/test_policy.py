@@ -10,7 +10,7 @@ import pytest
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.core.verdict import Missing, Observation
+from optpipe.core.verdict import Blocker, Observation
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
@@ -171,11 +171,11 @@ def test_a_limit_names_its_score_and_finds_it(limit: str, name: str, said: str, 
     criterion = read_criterion(limit)
     assert (criterion.name, criterion.limit) == (name, said)
     found = observe_limit(limit)
-    assert not isinstance(found, Missing)
+    assert not isinstance(found, Blocker)
     assert found[0].value == pytest.approx(value)
 
 
 def test_a_score_that_the_task_has_not_is_said() -> None:
     found = observe_limit('maximum_drop = "0.5 mIoU"')
-    assert isinstance(found, Missing)
+    assert isinstance(found, Blocker)
     assert found.reason == "this model's task has no score mIoU; it has AP, AP50"

@@ -300,7 +300,7 @@ def run_evaluation(
                 kind=task.sample_kind or samples.kind,
                 sha256=samples.sha256,
                 count=task.count_samples(rows[0].predictions.values),
-                unreadable=tuple(str(each.path) for each in unreadable),
+                unreadable=tuple(str(path) for path, _ in unreadable),
                 labeled=truths is not None,
                 classes=classes,
                 labels=labels,

@@ -135,7 +135,7 @@ def derive_preprocessing(
         if times:
             write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
         pipeline, sha256 = artifact.file(PIPELINE), artifact.sha256(PIPELINE)
-        unreadable = tuple(RefusedImage(each.path.name, each.reason) for each in images.unreadable)
+        unreadable = tuple(RefusedImage(path.name, reason) for path, reason in images.unreadable)
         record = PreprocessRecord(
             model=card.name,
             classifies=card.task is Task.CLASSIFICATION,

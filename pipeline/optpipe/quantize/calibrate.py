@@ -15,7 +15,7 @@ from optpipe.core.events import Listener, SilentListener
 from optpipe.core.plan import for_workspace
 from optpipe.core.precision import Precision
 from optpipe.models.inputs.image_set import image_set_from_path
-from optpipe.models.inputs.sample_set import FEW_SAMPLES, SampleSet, UnreadableFile, refuse_other_model, refuse_overlap
+from optpipe.models.inputs.sample_set import FEW_SAMPLES, SampleSet, Unusable, refuse_other_model, refuse_overlap
 from optpipe.models.inputs.task_data import (
     drop_unknown_labels,
     fit_batch_size,
@@ -46,7 +46,7 @@ def load_calibration_data(
     seed: int,
     listener: Listener,
     held_out: Collection[str] = (),
-) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
+) -> tuple[SampleSet, tuple[Unusable, ...]]:
     """The samples of `source`, or of the model's card, without those whose hash is in `held_out`; and the unreadable ones.
 
     Raises BadInputError if there is no set, it was drawn for another model, or it has validation samples.

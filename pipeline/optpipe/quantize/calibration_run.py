@@ -128,7 +128,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(path, best)
     graph, placed = quantize_graph(onnx.load(exported.file(ONNX)), best, plan.target)
-    own, bad = entry.info.set, tuple(str(each.path) for each in unreadable)
+    own, bad = entry.info.set, tuple(str(path) for path, _ in unreadable)
     path_of_set = str(files[CALIBRATION_SET])
     return CalibrationResult(
         model=exported.info.name,

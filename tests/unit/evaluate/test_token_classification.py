@@ -90,7 +90,7 @@ def test_tags_are_read_and_those_that_do_not_fit_are_refused(tmp_path):
     file.write_text(json.dumps(good) + "\n" + json.dumps({"tokens": ["a b"], "tags": ["O"]}) + "\n")
     found, bad = text_set_from_path(file)
     assert TASK.read_truths(found, CARD, 5) == [["B-PER", "O"]]
-    assert [each.reason for each in bad] == ['its "tokens" are not a list of words without spaces']
+    assert [reason for _, reason in bad] == ['its "tokens" are not a list of words without spaces']
     file.write_text(json.dumps(good | {"tags": ["B-PER", "B-LOC"]}))
     with pytest.raises(BadInputError, match="line 1: tag 'B-LOC' is not a label of tagger: O, B-PER"):
         TASK.read_truths(text_set_from_path(file)[0], CARD, 5)

@@ -50,7 +50,7 @@ def test_unreadable_files_are_named_with_their_reasons(folder):
     (folder / "3.jpg").write_bytes((folder / "2.jpg").read_bytes()[:-400])
     (folder / "4.png").write_bytes(b"")
     found = find_readable_images(folder)
-    assert [bad.path.name for bad in found.unreadable] == ["3.jpg", "4.png"]
+    assert [path.name for path, _ in found.unreadable] == ["3.jpg", "4.png"]
     assert "truncated" in format_unreadable(found.unreadable)
     assert format_unreadable(found.unreadable, shown=1).endswith("and 1 more")
     assert len(found.paths) == 3
@@ -148,7 +148,7 @@ def test_unreadable_files_are_replaced_and_named_until_they_are_too_many(pets) -
     (pets / "cat" / "0.png").write_bytes(b"no picture")
     found, bad = image_set_from_path(pets)
     assert len(found.files) == 39
-    assert [each.path.name for each in bad] == ["0.png"]
+    assert [path.name for path, _ in bad] == ["0.png"]
     for index in range(1, 8):
         (pets / "cat" / f"{index}.png").write_bytes(b"")
     with pytest.raises(BadInputError, match="8 of 40 images cannot be read; at most 5 % allowed"):

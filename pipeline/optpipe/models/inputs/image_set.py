@@ -18,7 +18,7 @@ from optpipe.models.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
-    UnreadableFile,
+    Unusable,
     draw_subset,
     format_unreadable,
     stratify_indices,
@@ -38,7 +38,7 @@ class ImageFolder:
 
     folder: Path
     paths: tuple[Path, ...]
-    unreadable: tuple[UnreadableFile, ...] = ()
+    unreadable: tuple[Unusable, ...] = ()
     left_out: int = 0
 
 
@@ -106,7 +106,7 @@ def find_readable_images(
     found = find_images(folder, limit)
     with ThreadPoolExecutor(threads) as pool:
         read = list(zip(found.paths, pool.map(find_read_error, found.paths), strict=True))
-    bad = tuple(UnreadableFile(path, why) for path, why in read if why)
+    bad = tuple((path, why) for path, why in read if why)
     good = tuple(path for path, why in read if not why)
     if not good or (max_unreadable is not None and len(bad) > max_unreadable):
         allowed = f"; at most {max_unreadable} allowed (--max-unreadable)" if good else ""
@@ -138,7 +138,7 @@ def check_image_set(found: ImageSet) -> ImageSet:
 
 def image_set_from_path(
     source: Path, count: int | None = None, seed: int = 0, step: ProgressStep = UNWATCHED
-) -> tuple[ImageSet, tuple[UnreadableFile, ...]]:
+) -> tuple[ImageSet, tuple[Unusable, ...]]:
     """The set that `source` names: a manifest, or `count` images drawn from a folder; and unusable files.
 
     Only `images/` of a folder with annotations is read. If all images lie in class folders, these are the labels, and
@@ -162,10 +162,10 @@ def image_set_from_path(
     return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
 
 
-def _find_other_files(source: Path, pictures: int) -> tuple[UnreadableFile, ...]:
+def _find_other_files(source: Path, pictures: int) -> tuple[Unusable, ...]:
     """Files that are neither images nor usual documentation. Raises BadInputError if they outnumber the images."""
     others = tuple(
-        UnreadableFile(path, "not an image file extension")
+        (path, "not an image file extension")
         for path in sorted(walk_files(source))
         if path.is_file()
         and path.suffix.lower() not in SUFFIXES
@@ -188,10 +188,10 @@ def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
 
 def _select_readable(
     paths: Sequence[Path], wanted: int, source: Path, step: ProgressStep
-) -> tuple[list[Path], tuple[UnreadableFile, ...]]:
+) -> tuple[list[Path], tuple[Unusable, ...]]:
     """The first `wanted` images that decode; the next in line replaces an unreadable one."""
     kept: list[Path] = []
-    bad: list[UnreadableFile] = []
+    bad: list[Unusable] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         waiting = list(paths)
         while waiting and len(kept) < wanted:
@@ -199,7 +199,7 @@ def _select_readable(
             chunk, waiting = waiting[:size], waiting[size:]
             for path, reason in zip(chunk, pool.map(_find_defect, chunk), strict=True):
                 kept += [] if reason else [path]
-                bad += [UnreadableFile(path, reason)] if reason else []
+                bad += [(path, reason)] if reason else []
             step.advance(len(chunk))
     if not kept or len(bad) > max(1, MAX_UNREADABLE_SHARE * (len(kept) + len(bad))):
         raise BadInputError(

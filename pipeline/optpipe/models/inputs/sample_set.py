@@ -16,12 +16,8 @@ MAX_UNREADABLE_SHARE = 0.05
 FEW_SAMPLES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableFile:
-    """An image that cannot be decoded, or a line without text."""
-
-    path: Path
-    reason: str
+Unusable = tuple[Path, str]
+"""An image that cannot be decoded, or a line without text, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +29,9 @@ class SetFile:
     label: str | None = None
 
 
-def format_unreadable(unreadable: Iterable[UnreadableFile], shown: int = 5) -> str:
+def format_unreadable(unreadable: Iterable[Unusable], shown: int = 5) -> str:
     every = tuple(unreadable)
-    named = ", ".join(f"{bad.path.name} ({bad.reason})" for bad in every[:shown])
+    named = ", ".join(f"{path.name} ({reason})" for path, reason in every[:shown])
     return named + (f" and {len(every) - shown} more" if len(every) > shown else "")
 
 

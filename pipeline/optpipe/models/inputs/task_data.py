@@ -17,7 +17,7 @@ from optpipe.models.inputs.annotations import image_set_from_coco, is_coco, list
 from optpipe.models.inputs.image_set import ANNOTATIONS, ImageSet, image_set_from_path, walk_files
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, count_rows
-from optpipe.models.inputs.sample_set import AnySet, SampleSet, UnreadableFile, format_unreadable
+from optpipe.models.inputs.sample_set import AnySet, SampleSet, Unusable, format_unreadable
 from optpipe.models.inputs.tensor_set import FORMS, TensorSet, holds_tensors, read_tensor_set
 from optpipe.models.inputs.text_set import (
     TextSet,
@@ -44,7 +44,7 @@ def load_sample_set(
     listener: Listener,
     *,
     truncate: bool = False,
-) -> tuple[SampleSet, tuple[UnreadableFile, ...]]:
+) -> tuple[SampleSet, tuple[Unusable, ...]]:
     """The samples in `source` for this model: images, or JSON lines for a text model, or tensors for any; and unusable ones.
 
     Reports omitted samples. Raises BadInputError for a model that takes none of these, and for texts that are longer

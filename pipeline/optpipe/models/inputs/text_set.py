@@ -20,7 +20,7 @@ from optpipe.models.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
-    UnreadableFile,
+    Unusable,
     draw_indices,
     draw_subset,
     format_unreadable,
@@ -93,9 +93,7 @@ Line = tuple[str, str | None, str | None]
 """(text, label, pair)."""
 
 
-def text_set_from_path(
-    source: Path, count: int | None = None, seed: int = 0
-) -> tuple[TextSet, tuple[UnreadableFile, ...]]:
+def text_set_from_path(source: Path, count: int | None = None, seed: int = 0) -> tuple[TextSet, tuple[Unusable, ...]]:
     """The set that `source` names: a manifest, or `count` lines drawn from a file of JSON lines; and the bad lines.
 
     The sample is stratified by labels. Raises BadInputError for a file without a usable line, or with more than
@@ -143,7 +141,7 @@ def _name_pairs(lines: Mapping[int, Line]) -> dict[str, str]:
     return {str(number): pair for number, (_, _, pair) in lines.items() if pair is not None}
 
 
-def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[UnreadableFile, ...]]:
+def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[Unusable, ...]]:
     """Lines by number from 1, and bad lines. Blank lines do not count.
 
     If any line has a label, those without one are bad.
@@ -160,7 +158,7 @@ def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[UnreadableFile, .
         bad |= dict.fromkeys(unlabelled, "no label, although other lines have one")
         for number in unlabelled:
             del lines[number]
-    return lines, tuple(UnreadableFile(Path(f"line {number}"), bad[number]) for number in sorted(bad))
+    return lines, tuple((Path(f"line {number}"), bad[number]) for number in sorted(bad))
 
 
 def _read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:

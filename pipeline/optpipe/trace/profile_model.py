@@ -49,7 +49,7 @@ from optpipe.trace.records import (
     StageSubject,
     TraceProfile,
 )
-from optpipe.trace.report import DiffSide, ProfileDiff, diff_profiles, profile_from_trace
+from optpipe.trace.report import ProfileDiff, diff_profiles, profile_from_trace
 from optpipe.trace.roofline import GraphCosts, graph_costs_from_roofline
 from optpipe.trace.tensor_cores import select_layered_part
 from optpipe.workspace.entry import Entry, Status
@@ -268,5 +268,5 @@ def diff_recordings(before: Path, after: Path, range_name: str | None, listener:
             whole = analysis_from_trace(trace_from_path(path))
             measured, (facts, graph) = select_measured_part(whole, range_name), _find_stage_facts(path, range_name)
             layered, layer_ns = select_layered_part(whole, measured), graph.layer_ns if graph else {}
-            sides.append(DiffSide(measured, layered, layer_ns, facts.unprofiled_iteration_ns))
+            sides.append((measured, layered, layer_ns, facts.unprofiled_iteration_ns))
     return diff_profiles(*sides)

@@ -1,7 +1,7 @@
 """Judges a trace: quality, tables, limiting factor, findings; and compares two."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import nan
 
@@ -192,16 +192,6 @@ class TraceChange(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DiffSide:
-    measured: Analysis
-    layered: Analysis | None = None
-    """Part with marked layers, if it is not the measured part."""
-    layer_ns: Mapping[str, float] = field(default_factory=dict)
-    """Times of one inference's layers on a CPU, which recordings do not contain."""
-    unprofiled_iteration_ns: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DiffRow:
     """A kernel, layer, or range in both profiles; 0 if one profile does not have it. Times are in the unit of `ProfileDiff`."""
 
@@ -234,21 +224,24 @@ class ProfileDiff:
     ranges: tuple[DiffRow, ...]
 
 
-def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
-    """Aligns kernels, layers, and ranges by name."""
-    sides = one, other
-    per_iteration = all(side.measured.iterations.height for side in sides)
-    unprofiled = bool(per_iteration and one.unprofiled_iteration_ns and other.unprofiled_iteration_ns)
+DiffSide = tuple[Analysis, Analysis, Mapping[str, float], float | None]
+"""Measured part, part with marked layers, times of layers that the recording lacks, and an iteration without the profiler."""
+
+
+def diff_profiles(*sides: DiffSide) -> ProfileDiff:
+    """Aligns kernels, layers, and ranges of two profiles by name."""
+    per_iteration = all(measured.iterations.height for measured, *_ in sides)
+    unprofiled = per_iteration and all(unprofiled_ns for *_, unprofiled_ns in sides)
     counts: list[int] = []
     times: list[tuple[float, float, float]] = []
     kernels, ranges, layers = [], [], []
-    for side in sides:
-        measured, iterations = side.measured, side.measured.iterations
+    for measured, part, layer_ns, unprofiled_ns in sides:
+        iterations = measured.iterations
         span_ns, busy_ns = measured.timeline.span_ns, measured.timeline.busy.total_ns
         host_ns: float = span_ns
         launched, marked = measured.kernels.select("name", "count", ns="total_ns"), measured.ranges
         if per_iteration:
-            host_ns = (side.unprofiled_iteration_ns if unprofiled else measured.iteration_ns) or 0.0
+            host_ns = (unprofiled_ns if unprofiled else measured.iteration_ns) or 0.0
             span_ns = int((iterations["gpu_end_ns"] - iterations["gpu_start_ns"]).sum())
             busy_ns = int(iterations["busy_ns"].sum())
             # the ranges that bound iterations say nothing about an iteration
@@ -258,7 +251,6 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
         times.append((host_ns, span_ns / count, busy_ns / count))
         kernels.append(launched.with_columns(pl.col("ns", "count") / count))
         ranges.append(marked.select("name", "count", ns="wall_ns").with_columns(pl.col("ns", "count") / count))
-        part = side.layered or measured
         found = (
             attribute_kernels(part)
             .group_by(name="layer")
@@ -268,7 +260,7 @@ def diff_profiles(one: DiffSide, other: DiffSide) -> ProfileDiff:
         if found.is_empty():
             schema = {"name": pl.String, "count": pl.Float64, "ns": pl.Float64}
             found = pl.DataFrame(
-                [(name, float(rounds), rounds * ns) for name, ns in side.layer_ns.items()], schema, orient="row"
+                [(name, float(rounds), rounds * ns) for name, ns in layer_ns.items()], schema, orient="row"
             )
         layers.append(found.with_columns(pl.col("ns", "count") / rounds))
     host, span, busy = zip(*times, strict=True)

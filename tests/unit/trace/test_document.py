@@ -15,7 +15,7 @@ from optpipe.trace.document import document_from_diff, document_from_profile, do
 from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.read import Trace
 from optpipe.trace.records import FailedStage, StageFacts, StageProfile, StageSubject, TraceProfile
-from optpipe.trace.report import DiffSide, diff_profiles, profile_from_trace
+from optpipe.trace.report import diff_profiles, profile_from_trace
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
@@ -97,7 +97,8 @@ def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(read: Cal
 
 def test_a_diff_of_two_profiles(read: Callable[[Recording], Trace]) -> None:
     before, after = (
-        DiffSide(analysis_from_trace(read(build()))) for build in (phenomena.launch_bound, phenomena.gpu_bound)
+        (part := analysis_from_trace(read(build())), part, {}, None)
+        for build in (phenomena.launch_bound, phenomena.gpu_bound)
     )
     assert_golden(text_of(document_from_diff(diff_profiles(before, after))), "profile-diff.txt")
     nothing_new = text_of(document_from_diff(diff_profiles(before, before)))

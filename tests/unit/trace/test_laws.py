@@ -15,7 +15,7 @@ from optpipe.core.records import json_from_record, record_from_json
 from optpipe.trace.analysis import Analysis, analysis_from_trace
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.records import TraceProfile
-from optpipe.trace.report import DiffSide, TraceChange, diff_profiles, profile_from_trace
+from optpipe.trace.report import TraceChange, diff_profiles, profile_from_trace
 from optpipe.trace.timeline import (
     complement_intervals,
     intersect_intervals,
@@ -105,7 +105,8 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
 @given(recordings())
 def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
     analysis = _analysis(recording)
-    same = diff_profiles(DiffSide(analysis), DiffSide(analysis))
+    side = (analysis, analysis, {}, None)
+    same = diff_profiles(side, side)
     assert all(row.change is TraceChange.SAME and row.change_ns == 0 for row in same.kernels)
 
 
@@ -113,7 +114,7 @@ def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
 @pytest.mark.slow
 def test_diff_mirrors(one: Recording, other: Recording) -> None:
     forth, back = (
-        diff_profiles(*(pair := (DiffSide(_analysis(one)), DiffSide(_analysis(other))))),
+        diff_profiles(*(pair := [(part := _analysis(each), part, {}, None) for each in (one, other)])),
         diff_profiles(*pair[::-1]),
     )
     mirror = {"faster": "slower", "slower": "faster", "appeared": "vanished", "vanished": "appeared", "same": "same"}

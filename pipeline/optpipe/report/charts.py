@@ -120,9 +120,8 @@ def draw_points(
         y=alt.Y("y:Q", title=y, scale=upwards, axis=alt.Axis(tickCount=6)),
         color=_encode_color(labels),
     )
-    layers = [
-        base.mark_point(filled=True, size=55, opacity=1).encode(shape=_encode_shape(labels), description="label:N")
-    ]
+    shape = alt.Shape("series:N", scale=_cycle(labels, tuple(SHAPES), len(SERIES)), legend=None)
+    layers = [base.mark_point(filled=True, size=55, opacity=1).encode(shape=shape, description="label:N")]
     if any(each.group for each in points):
         layers.insert(0, base.mark_line(strokeWidth=2, aria=False).encode(detail="group:N", order="at:Q"))
     if any(each.low is not None for each in points):
@@ -274,17 +273,10 @@ def choose_axis_scale(values: Sequence[float], padding: int) -> "alt.Scale":
 
 
 def _encode_color(labels: Sequence[str], field: str = "series") -> "alt.Color":
-    """One color for each distinct label, in their order; `_encode_shape` separates labels of one color."""
+    """One color for each distinct label, in their order; points of one color differ in shape."""
     import altair as alt
 
     return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=None)
-
-
-def _encode_shape(labels: Sequence[str]) -> "alt.Shape":
-    """Another mark for each round through the colors."""
-    import altair as alt
-
-    return alt.Shape("series:N", scale=_cycle(labels, tuple(SHAPES), len(SERIES)), legend=None)
 
 
 def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Scale":
@@ -295,7 +287,7 @@ def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Sc
 
 
 def _list_legend(labels: Sequence[str], mark: str | None = None) -> tuple[LegendEntry, ...]:
-    """The legend of `_encode_color` and `_encode_shape`; every entry has `mark` if set."""
+    """The legend of the colors, and of the shapes of points unless every entry has `mark`."""
     marks = tuple(SHAPES.values())
     return tuple(
         LegendEntry(label, f"var(--series-{at % len(SERIES) + 1})", mark or marks[at // len(SERIES) % len(marks)])

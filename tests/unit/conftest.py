@@ -36,6 +36,7 @@ from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.measure import figures
+from optpipe.measure import recompute as measure_recompute
 from optpipe.measure.measure import write_measurements
 from optpipe.measure.pair import comparison_from_measurements, draw_names
 from optpipe.measure.recompute import recompute_measurement
@@ -310,8 +311,8 @@ def write_drawn(run, found, drawn):
 
 @pytest.fixture(scope="session", autouse=True)
 def _recompute_once():
-    """Thousands of equal samples are judged, in dossier after dossier: each is computed once, known by all that it follows from."""
-    known = {}
+    """Thousands of equal samples are judged, in dossier after dossier: each is read and computed once, known by its content."""
+    known, read = {}, {}
 
     def recompute(stored, measured, machine, **how):
         rows = [each.hash_rows().to_numpy().tobytes() for each in (measured, machine)]
@@ -320,9 +321,17 @@ def _recompute_once():
             known[key] = recompute_from_samples(stored, measured, machine, **how)
         return replace(known[key], started_utc=stored.started_utc)
 
+    def read_once(function, files, name, *how):
+        key = function, name and files.read(name), *how
+        if key not in read:
+            read[key] = function(files, name, *how)
+        return read[key]
+
     recompute_from_samples = figures.recompute_from_samples
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "recompute_from_samples", recompute)
+        for name in ("read_samples", "_read_machine_rows"):
+            patch.setattr(measure_recompute, name, partial(read_once, getattr(measure_recompute, name)))
         yield
 
 

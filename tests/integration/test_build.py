@@ -35,11 +35,6 @@ def test_the_document_has_what_it_promises(digits: Path) -> None:
     assert any("in fp32 instead" in warning for warning in document["warnings"])
 
 
-def test_a_second_build_comes_from_the_store(digits: Path) -> None:
-    again = optpipe("build", "digits", "--precision", "fp32,fp16", "--json", cwd=digits).document
-    assert all(stage["cached"] for stage in again["stages"])
-
-
 def test_a_stored_model_is_built_again_without_torch(tmp_path: Path) -> None:
     build = [
         "build", "torchvision:squeezenet1_1", "--weights", "random", "--precision", "fp32", "--backend",

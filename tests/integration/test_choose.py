@@ -52,10 +52,3 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
     refused = optpipe("signoff", "digits", "--policy", policy, "--no-measure", cwd=folder)
     assert refused.status == 2
     assert "--precision auto chose" in refused.stderr
-
-
-def test_a_budget_that_nothing_keeps_fails_with_the_nearest(chosen: tuple[Path, Ran]) -> None:
-    folder, _ = chosen
-    failed = optpipe(*AUTO, "--backend", "onnxruntime", "--device", "cpu", "--budget", "190dB", cwd=folder)
-    assert failed.status == 1
-    assert "the nearest is onnxruntime fp32 (cpu)" in failed.stdout

@@ -154,22 +154,6 @@ def test_figures_are_drawn_in_the_colours_of_the_scheme(page):
     )
 
 
-def test_axis_titles_do_not_lie_on_tick_labels(page):
-    overlaps = page.evaluate("""() => { const found = [];
-        for (const axis of document.querySelectorAll('figure svg .role-axis')) {
-            const title = axis.querySelector('.role-axis-title text');
-            if (!title || !title.textContent) continue;
-            const a = title.getBoundingClientRect();
-            for (const label of axis.querySelectorAll('.role-axis-label text')) {
-                const b = label.getBoundingClientRect();
-                if (label.textContent && b.width && a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)
-                    found.push(title.textContent + ' on ' + label.textContent);
-            }
-        }
-        return found; }""")
-    assert overlaps == []
-
-
 def test_filter_choose_and_sort(page):
     assert shown(page, "builds-table") == 12
     tools = page.locator(".table-tools[data-for=builds-table]")

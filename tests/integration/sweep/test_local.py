@@ -74,18 +74,6 @@ def test_a_batch_size_outside_of_the_profile_is_a_row(swept):
     assert wider.document["rows"][0]["figures"]["throughput"]["value"] > 0
 
 
-def test_what_is_stored_is_not_measured_again(swept):
-    folder, before = swept
-    done = [row for row in before.document["rows"] if row["state"] == "done"]
-    ran = sweep(folder, "digits", "--precision", "fp32", "--batch", "1,8,16", "--dry-run")
-    planned = {row["cell"]["load"]["batch_size"]: row for row in ran.document["rows"]}
-    for row in done:
-        again = planned[row["cell"]["load"]["batch_size"]]
-        assert (again["state"], again["run"], again["stored"]) == ("done", row["run"], True)
-    assert planned[16]["state"] == "to run"
-    assert planned[16]["seconds"] > 0
-
-
 def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
     arguments = ("digits", "--precision", "fp32", "--batch", "2,4")
     shards = [exported(tmp_path / name) for name in ("one", "two")]

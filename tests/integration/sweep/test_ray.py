@@ -39,20 +39,6 @@ def test_a_kind_without_a_node_is_a_row(cluster, tmp_path):
     assert [row.state for row in record.rows] == ["done", "elsewhere"]
 
 
-def test_a_task_that_no_node_takes_ends_in_a_row(cluster, tmp_path):
-    from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
-
-    cells = cells_from_matrix(
-        Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
-    )
-    ghost = replace(list_cluster_slots()[0], kind="cpu-gone")
-    executor = RayExecutor([ghost], Store(tmp_path), SweepOptions(pending_s=3), program=EMPTY)
-    found = run_cells([replace(cells[0], kind="cpu-gone")], [ghost], tmp_path, executor)
-    assert [(one.state, one.reason) for one in found] == [
-        ("failed", "no node of kind cpu-gone took it within 3 s (--set pending-timeout)")
-    ]
-
-
 def test_real_jobs_of_a_real_model(cluster, tmp_path):
     program = (sys.executable, "-m", "optpipe.sweep.task")
     record = sweep(tmp_path, (1,), kinds=("cpu-b",), program=program, models=("digits",))

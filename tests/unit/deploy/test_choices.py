@@ -12,7 +12,7 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.measurement import Scenario, Subject
-from optpipe.deploy.choices import choose_settings, leave_out_batching
+from optpipe.deploy.choices import choose_settings
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.signoff.policy import policy_from_toml
 
@@ -77,13 +77,6 @@ def test_a_batch_without_more_throughput_is_not_preferred():
     assert found.preferred == ()
 
 
-def test_what_was_not_measured_is_said():
-    found = settings({})
-    assert found.max_batch_size == 64
-    for name in ("max_batch_size", "preferred_batch_size"):
-        assert source(found, name).startswith("no VALID single-stream measurement")
-
-
 @pytest.mark.parametrize(("low", "high"), [(8, 8), (4, 16)])
 def test_a_fixed_batch_is_not_batched_by_the_server(low, high):
     found = settings({8: 6.0}, known=card(low, high))
@@ -109,12 +102,6 @@ def test_a_request_that_waits_and_follows_a_whole_batch_keeps_the_limit(latencie
         assert found.delay_us / 1e3 + 2 * slowest <= limit * (1 + 1e-9)
     assert found.max_batch_size in latencies
     assert set(found.preferred) <= {size for size in latencies if size <= found.max_batch_size}
-
-
-def test_without_batching_no_number_of_it_is_left():
-    found = leave_out_batching(settings({1: 2.0, 8: 6.0}, limit_ms=50))
-    assert (found.batching, found.preferred, found.delay_us, found.max_batch_size) == (False, (), 0, 8)
-    assert [each.value for each in found.choices if "batching" in each.setting] == ["off"]
 
 
 def test_of_several_lengths_the_longest_decides_by_its_own_limit():

@@ -9,8 +9,7 @@ from tests.fakes.text_models import make_tokenizer
 from optpipe.core.card import Task
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import MissingError
-from optpipe.models.sources.base import NoWeightsError
-from optpipe.models.sources.hub import HuggingFaceSource, TimmSource, use_hub
+from optpipe.models.sources.hub import HuggingFaceSource, use_hub
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub: uv sync --extra hf")
 
@@ -52,16 +51,6 @@ def test_a_model_that_is_not_cached_is_one_message_with_the_way_out(port, monkey
         "use a local folder (hf:FOLDER), or fill the cache with `hf download org/none` where there is a network and HF_HUB_OFFLINE is "
         "not set",
     ]
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_weights_of_timm_are_given_up_at_once(port, capfd):
-    pytest.importorskip("timm", reason="needs timm: uv sync --extra timm")
-    with pytest.raises(
-        NoWeightsError, match=r"cannot be reached .* and the Hugging Face cache does not have this model"
-    ):
-        TimmSource("resnet18").load(WeightsRequest())
     assert capfd.readouterr().err == ""
 
 

@@ -88,11 +88,6 @@ def test_filled_sequences_are_real_tokens_in_their_order_without_padding(lengths
         assert at == [(at[0] + step) % len(order) for step in range(length)]
 
 
-def test_padding_is_what_the_mask_leaves_out():
-    assert compute_padding(make_rows([2, 4])) == 0.25
-    assert compute_padding({"input_ids": np.ones((2, 4))}) == 0
-
-
 def test_the_length_is_the_one_open_axis_or_a_text_models_own():
     assert CARD_SEQUENCES.length_axes == {"input_ids": 1, "attention_mask": 1}
     assert CARD_SEQUENCES.length_range == (8, 512)
@@ -186,15 +181,6 @@ def test_a_few_bad_lines_are_named(source):
     found, bad = text_set_from_path(source)
     assert (len(found.files), [str(path) for path, _ in bad]) == (40, ["line 41", "line 42"])
     assert 'line 41 (not an object with a "text"), line 42 (invalid JSON' in format_unreadable(bad, 3)
-
-
-def test_a_file_without_long_texts_and_questions_are_taken_as_they_are(source, tmp_path):
-    pytest.importorskip("tokenizers")
-    card, reader = make_card(), make_card(Task.QUESTION_ANSWERING)
-    source.write_text('{"text": "word word"}\n')
-    assert resolve_texts(source, card, make_tokenizer(), tmp_path / "sets", truncate=True) == source
-    assert resolve_texts(source, reader, make_tokenizer(), tmp_path / "sets", truncate=False) == source
-    assert not (tmp_path / "sets").exists()
 
 
 def test_a_seed_gives_the_same_tensor_and_another_seed_another():

@@ -46,12 +46,6 @@ def test_version_one_compose_with_to_tensor_before_the_resize_is_exact_within_fl
     assert np.allclose(apply_transform(transform, PICTURE), compose(Image.fromarray(PICTURE)).numpy(), atol=2e-6)
 
 
-def test_grayscale_first_is_a_way_to_decode():
-    compose = v2.Compose([v2.Grayscale(), v2.Resize(64), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
-    transform = transform_from_torchvision(compose)
-    assert (transform.decode.channels, transform.channels) == ("L", 1)
-
-
 @pytest.mark.parametrize(
     ("stages", "said"),
     [

@@ -24,7 +24,7 @@ from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image, preprocess_file
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.synthetic import make_edge_case_files, make_synthetic_image
-from optpipe.preprocess.artifact import CONFIG, PIPELINE, build_preprocessing_artifact, make_triton_config
+from optpipe.preprocess.artifact import CONFIG, PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.preprocess import choose_images, open_model_function
 from optpipe.workspace.store import Store
@@ -164,13 +164,6 @@ def test_a_process_with_nothing_but_dali_serves_it_as_the_configuration_says(tmp
     for row, name in enumerate(chosen):
         apart = np.abs(found[row].astype(float) - preprocess_file(every[name], transform)) * scale
         assert apart.max() <= 1.3, name
-
-
-def test_a_gpus_configuration_says_so():
-    config = parsed(make_triton_config(TRANSFORMS["planes"], DaliPlan(decode="mixed", device="gpu", threads=4)))
-    assert config.instance_group[0].kind == import_triton().ModelInstanceGroup.KIND_GPU
-    assert config.parameters["num_threads"].string_value == "4"
-    assert config.HasField("dynamic_batching")
 
 
 def test_the_same_pipeline_comes_from_the_store_and_another_plan_s_or_model_s_does_not(tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from optpipe.core.errors import StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.measure import trials
@@ -144,12 +143,6 @@ def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
     found = tuned(DaliPlan(batch_size=8), cores=2)
     assert found.dali.plan.threads == 1
     assert {row.error for row in found.tried} == {None, "out of memory"}
-
-
-def test_nothing_that_works_is_a_failed_stage(monkeypatch):
-    simulated(monkeypatch, lambda _: None, lambda _: 100)
-    with pytest.raises(StageError, match="out of memory"):
-        tuned(DaliPlan(batch_size=8), cores=2)
 
 
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])

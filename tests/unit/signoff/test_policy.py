@@ -173,9 +173,3 @@ def test_a_limit_names_its_score_and_finds_it(limit: str, name: str, said: str, 
     found = observe_limit(limit)
     assert not isinstance(found, Blocker)
     assert found[0].value == pytest.approx(value)
-
-
-def test_a_score_that_the_task_has_not_is_said() -> None:
-    found = observe_limit('maximum_drop = "0.5 mIoU"')
-    assert isinstance(found, Blocker)
-    assert found.reason == "this model's task has no score mIoU; it has AP, AP50"

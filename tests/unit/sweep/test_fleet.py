@@ -131,11 +131,6 @@ def test_the_whole_text():
     assert_golden(text_of(document_from_fleet(found), width=150), "fleet.txt")
 
 
-def test_nothing_measured_is_said():
-    with pytest.raises(BadInputError, match="measure with `optpipe sweep"):
-        compare_fleet({})
-
-
 ONE = {1: 1.0}
 
 
@@ -164,12 +159,6 @@ def test_the_distribution_of_waits_is_erlangs(wait):
         shares.append(float(np.mean(waits <= wait + 1e-9)))
     error = np.std(shares, ddof=1) / np.sqrt(len(shares))
     assert abs(np.mean(shares) - md1_wait_distribution(rate, wait)) < 4.5 * error
-
-
-def test_the_delay_makes_batches_of_what_comes_within_it():
-    found = simulate_queue(0.01, 5, {1: 1.0, 100: 1.0}, requests=500, delay_s=0.5)
-    assert found.min() == pytest.approx(1.0, abs=0.5)
-    assert found.max() == pytest.approx(1.5)
 
 
 rates = st.floats(0.1, 6)

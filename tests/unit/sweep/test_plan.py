@@ -159,12 +159,6 @@ def test_dividing_ends_no_later_than_before_by_more_than_one_load(works, slots):
     assert ended <= together + longest
 
 
-def test_no_gpu_stands_idle_while_another_has_several_loads_left():
-    ended, ran = run([make_work(10, 3.0)] * 5, 2)
-    assert run([make_work(10, 3.0)] * 5, 2, divide=False)[0] == 105
-    assert (ended, [len(work.cells) for work in ran]) == (90.0, [10, 10, 10, 10, 5, 5])
-
-
 def test_an_interrupted_sweep_waits_for_the_task_that_runs_and_records_it(tmp_path, monkeypatch):
     def run_task(task, slot, options, stop, program):
         outcome = CellOutcome(JobState.DONE, artifact="artifact")

@@ -274,12 +274,6 @@ def test_a_node_without_a_gpu_says_its_kind_and_environment():
     assert sorted(describe_node()) == ["optpipe/fingerprint", "optpipe/kind"]
 
 
-def test_ray_reads_a_selector_as_we_do():
-    assert (selector_from_text("mig=off").label, selector_from_text("mig=off").for_ray) == ("optpipe/mig", "off")
-    assert (selector_from_text("ray.io/zone!=a").label, selector_from_text("x!=a").for_ray) == ("ray.io/zone", "!a")
-    assert [str(selector_from_text(each)) for each in ("mig=off", "a/b!=c d")] == ["mig=off", "a/b!=c_d"]
-
-
 @pytest.mark.parametrize("text", ["mig", "=off", "mig=", "!=x", ""])
 def test_what_is_no_selector_is_refused(text):
     with pytest.raises(BadInputError, match="expected LABEL=VALUE or LABEL!=VALUE, such as"):

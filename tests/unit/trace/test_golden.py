@@ -248,12 +248,6 @@ def test_setup_and_warm_up_are_outside_of_what_is_measured(judged: Judge) -> Non
     assert profile.whole.timeline.span_ns == 650 * US  # the first launch is the first thing recorded, at 840
 
 
-@pytest.mark.parametrize("name", ["iteration N", "iteration 2"])
-def test_numbered_iterations_are_asked_for_together_or_one_by_one(read, name):
-    part = judge(read(phenomena.setup_ahead_of_numbered_iterations()), name).measured
-    assert part.trace.kernels.height == (12 if name == "iteration N" else 3)
-
-
 def test_numbered_layers_are_no_iterations(judged: Judge) -> None:
     trace = Recording()
     for number in range(3):

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ from optpipe.trace.roofline import (
     Peaks,
     Quadrant,
     compute_roofline,
-    graph_costs_from_roofline,
-    peaks_from_data_sheet,
 )
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
@@ -69,13 +66,6 @@ def test_what_tensor_cores_cannot_take() -> None:
     assert odd.ineligible == "channels 3 and 64 are not multiples of 8"
 
 
-def test_known_devices() -> None:
-    h200 = peaks_from_data_sheet("NVIDIA H200")
-    assert h200 is not None
-    assert (h200.flops("fp16"), h200.bytes_per_s, h200.source) == (989.4e12, 4.8e12, "data sheet")
-    assert peaks_from_data_sheet("some other GPU") is None
-
-
 def _graph(directory: Path) -> Path:
     nodes = [
         ("Conv", "x weight", "conv_out", {"name": "node_conv", "pads": [1, 1, 1, 1]}),
@@ -114,12 +104,6 @@ def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:
     found = compute_roofline(GraphCosts((quantized,), PEAKS, 1, edge_bytes=10))
     assert (found.bound_ns, found.fused.ns) == (1, 100)
     assert found.types_without_peak == ("int8",)
-
-
-def test_a_roofline_holds_what_the_figures_were_made_of() -> None:
-    graph = GraphCosts((MATH, replace(MEMORY, fused_bytes=0)), PEAKS, 1, edge_bytes=300)
-    found = compute_roofline(graph, 400.0, {"conv": 150.0})
-    assert compute_roofline(graph_costs_from_roofline(found), 400.0) == found
 
 
 WEAK_PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)

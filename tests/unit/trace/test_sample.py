@@ -1,4 +1,4 @@
-"""The trace of a real H200: ResNet-50 FP16, five eager iterations and one graph replay (tests/golden/traces/README.md)."""
+"""The trace of a real H200, ResNet-50 FP16 (tests/golden/traces/README.md), and kernel names of every library, sorted by hand."""
 
 import sqlite3
 from contextlib import closing
@@ -11,6 +11,7 @@ from tests.unit.trace.conftest import SAMPLE, Judged
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
 from optpipe.trace.bottleneck import LimitingFactor, find_range_bottleneck
+from optpipe.trace.kernels import KernelKind, classify_kernel, uses_tensor_cores
 from optpipe.trace.records import TraceProfile
 
 
@@ -65,3 +66,68 @@ def test_the_record_adds_up_and_comes_back_from_its_json(sample: Judged) -> None
         assert totals.busy_ns + totals.idle_ns == totals.span_ns
         assert sum(totals.idle_by_cause.values()) == totals.idle_ns
     assert record_from_json(json_from_record(sample.profile), TraceProfile, "profile") == sample.profile
+
+
+ON_TENSOR_CORES = [
+    "sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize64x64x64_warpgroupsize1x1x1_g1_execute_kernel__5x_cudnn",
+    "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize96x64x32_stage3_warpsize2x2x1_tensor16x8x16_execute_kernel_trt",
+    "nvjet_sm90_hsh_64x256_64x5_1x4_h_bz_TNN",
+    "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop_optimized_f16_128x128_32x5_nhwc_align8>(T1::Params)",
+    "void cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4",
+    "volta_h884gemm_64x64_ldg8_tn",
+    "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn",
+    "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_f2f_stages_64x6_tn",
+    "sm80_xmma_fprop_implicit_gemm_indexed_i8i8_i8i32_f32_nchw_vect_c_32kcrs_vect_c_32_tilesize128x64x64_imma_execute_kernel_trt",
+    "void cutlass::device_kernel<flash::FlashAttnFwd<cutlass::bfloat16_t>>",
+    "fmha_v2_flash_attention_fp16_64_32_S_64_sm80_kernel",
+    "cublasLt_hgmma_128x128",
+]
+ON_ORDINARY_UNITS = [
+    "ampere_sgemm_128x64_tn",
+    "volta_sgemm_32x32_sliced1x4_nn",
+    "ampere_scudnn_128x64_relu_interior_nn_v1",
+    "void cudnn::winograd_nonfused::winogradForwardOutput4x4<float, float>(int)",
+    "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nhwc_tilesize128x64x8_stage3_warpsize2x2x1_g1_ffma_execute_kernel__5x_cudnn",
+    "void cutlass__5x_cudnn::Kernel<cutlass_simt_sgemm_128x128_8x5_tn_align1>(T1::Params)",
+    "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1, false, false, true>(int)",
+    "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __half, float>(int)",
+    "void cudnn::cnn::conv2d_grouped_direct_kernel<false, true, false, false, 0, 0, int, float>",
+    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<c10::Half>>(int)",
+    "void nchwToNhwcKernel<__half, __half, float, true, false>",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "used"), [*((name, True) for name in ON_TENSOR_CORES), *((name, False) for name in ON_ORDINARY_UNITS)]
+)
+def test_where_a_kernel_computes(name: str, used: bool) -> None:
+    assert uses_tensor_cores(name) is used
+
+
+def test_a_triton_template_does_not_tell() -> None:
+    assert uses_tensor_cores("triton_tem_fused_convolution_3") is None
+    assert uses_tensor_cores("triton_poi_fused_relu_1") is False
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void at::native::batch_norm_transform_input_channels_last_kernel<c10::Half>(int)", KernelKind.NORMALIZATION),
+        ("void at::native::<unnamed>::max_pool_forward_nhwc<c10::Half, int>(int)", KernelKind.POOLING),
+        (
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>(int)",
+            KernelKind.CAST,
+        ),
+        (
+            "void op_generic_tensor_kernel<(int)4, __half>(cudnnTensorStruct, reducedDivisorArray, int)",
+            KernelKind.ELEMENTWISE,
+        ),
+        ("void nhwcAddPaddingKernel<__half, __half>(int)", KernelKind.LAYOUT),
+        ("nvjpeg::DCT::decode_kernel", KernelKind.IMAGE),
+        ("void softmax_warp_forward<float>(int)", KernelKind.SOFTMAX),
+        ("something_new", KernelKind.OTHER),
+    ],
+)
+def test_kinds(name: str, kind: KernelKind) -> None:
+    assert classify_kernel(name) is kind

@@ -15,7 +15,6 @@ from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.models.artifacts.lookup import (
-    explain_different_weights,
     find_artifacts,
     find_stored_source,
     format_model_argument,
@@ -126,13 +125,6 @@ def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:
     assert find_artifacts("net.make", store)[0].entry.id == later.id
     built(store, "net.make", "net.py:make", "a")
     assert find_artifacts("net.make", store)[0].entry.id == former.id
-
-
-def test_builds_from_before_and_after_training_are_told_apart(store: Store) -> None:
-    built(store, "net.make", "net.py:make", "a", "int8")
-    assert explain_different_weights(find_artifacts("net.make", store)) is None
-    built(store, "net.make", "net.py:make", "b", "fp32")
-    assert "different versions of net.make" in str(explain_different_weights(find_artifacts("net.make", store)))
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,6 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
-    """Error of one output against its reference, over all samples."""
-
     name: str
     max_abs: float
     mean_abs: float
@@ -76,8 +74,6 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """A reason why a graph may be slower or less accurate than possible, with advice."""
-
     rule: str
     layer: str
     message: str
@@ -116,8 +112,6 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceInfo:
-    """The source model's outputs on the samples that builds are verified on."""
-
     KIND: ClassVar[str] = "reference"
 
     samples_kind: str
@@ -137,8 +131,6 @@ class ReferenceInfo:
 
 @dataclass(frozen=True, slots=True)
 class VerificationInfo:
-    """An artifact's outputs against the source model's."""
-
     KIND: ClassVar[str] = "verification"
 
     reference: str

@@ -16,8 +16,6 @@ from optpipe.core.errors import BadInputError
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files below `root` whose paths begin with `prefix`."""
-
     root: Path
     prefix: str = ""
     kept: dict[str, bytes] | None = None

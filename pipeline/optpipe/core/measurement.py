@@ -107,8 +107,6 @@ class Validity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something that readers of a measurement must know, and its remedy."""
-
     code: str
     """Stable and machine-readable: `drift`, `dispersion`, `wrong-output`, …; measure.validity has all."""
     message: str
@@ -219,8 +217,6 @@ class LatencySummary:
 
 @dataclass(frozen=True, slots=True)
 class OutputCheck:
-    """Comparison of a random sample of the timed outputs with the reference."""
-
     checked: int
     passed: bool
     reference: str
@@ -235,8 +231,6 @@ class OutputCheck:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The measured artifact and its configuration."""
-
     artifact: str
     backend: str
     precision: str
@@ -270,7 +264,6 @@ class InputPool:
     seed: int
     sha256: str
     rotated: int = 0
-    """Number of batches in rotation."""
     rotated_bytes: int = 0
     """Device memory of the rotated batches, which is not the artifact's."""
     padding: float = 0.0
@@ -311,12 +304,10 @@ class Measurement:
     arrivals_seed: int | None = None
     """Server: drawn for every measurement, so that none repeats another's luck."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Validity thresholds in force."""
     caveats: tuple[str, ...] = ()
     """Facts that cap a sign-off: random weights, synthetic inputs, a fallback."""
     interrupted: bool = False
     process: int = 0
-    """Index of the worker process in the run."""
     second_stage: bool = False
     """Whether the scatter of earlier processes required this one (Stein's two-stage rule)."""
     samples_file: str | None = None
@@ -423,8 +414,6 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementGroup:
-    """All processes of one artifact with the same settings and load."""
-
     subject: Subject
     load: LoadSpec
     processes: int

@@ -48,8 +48,6 @@ NAMES_OF_KINDS = {bool: "true or false", int: "a whole number", float: "a number
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A record's field that is a parameter."""
-
     name: str
     kind: Any
     """The type without None."""

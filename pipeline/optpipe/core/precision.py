@@ -55,8 +55,6 @@ class LayerType:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionShare:
-    """Share of layers and of MACs by type in a built network."""
-
     layers: Mapping[str, float]
     macs: Mapping[str, float]
     total_macs: int
@@ -98,9 +96,7 @@ class Placement:
     provider: str
     nodes: int
     count: int
-    """Nodes that run elsewhere."""
     share: float
-    """Share of `unit` that runs elsewhere."""
     elsewhere: tuple[PlacedNode, ...]
     """In descending order of share, at most MAX_OTHERS."""
     unit: str = "MACs"
@@ -109,8 +105,6 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionProof:
-    """Whether a built network has the requested precision, and which layers differ."""
-
     share: PrecisionShare
     proven: bool
     reason: str
@@ -160,8 +154,6 @@ EXACT_DB = 200.0
 
 @dataclass(frozen=True, slots=True)
 class PrecisionCost:
-    """Effect of a lower precision on the outputs."""
-
     snr_db: float | None
     """Minimum over the outputs, within ±EXACT_DB; None if an output's size differs from FP32, such as detected boxes."""
     drop: float | None = None
@@ -199,7 +191,6 @@ class Budget:
 
 
 def budget_from_text(text: str, flag: str) -> Budget:
-    """Reads `0.5pt`, `0.5%` or `30dB`."""
     limit, dimension = read_quantity(text, flag, Dimension.POINTS, Dimension.SHARE, Dimension.DECIBEL)
     if dimension is Dimension.DECIBEL:
         if not 0 < limit <= EXACT_DB:
@@ -210,8 +201,6 @@ def budget_from_text(text: str, flag: str) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """A layer that a mixed build keeps in floating point."""
-
     layer: str
     op: str
     macs: int

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
-"""From Linux's prctl(2)."""
 _PARENT = "OPTPIPE_PARENT"
 
 

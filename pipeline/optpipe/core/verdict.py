@@ -94,11 +94,9 @@ class VerdictRecord:
     criteria: tuple[CriterionResult, ...]
     notes: tuple[Note, ...]
     baseline: str | None
-    """Approved dossier that regressions were tested against."""
     expires_if: tuple[str, ...]
     """Changes that void the verdict."""
     runs: tuple[str, ...]
-    """Bench runs of the judged measurements."""
     created_utc: str
     optpipe: str
     groups: tuple[MeasurementGroup, ...] = ()
@@ -193,9 +191,7 @@ class Observation:
     tail: Tail | None = None
     """None if the figure is exact, or only its interval is known."""
     to_narrow: str = ""
-    """Remedy if the interval straddles a limit."""
     to_fix: str = ""
-    """Remedy if the figure breaks a limit."""
     processes: int = 0
     """Processes that a time or rate is the mean of; 0 for other figures."""
     left_out_gap: float = 0.0

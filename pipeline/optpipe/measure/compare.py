@@ -279,7 +279,6 @@ class _Names:
 
     builds: frozenset[_Build]
     differing: Mapping[_Build, tuple[str, ...]]
-    """Names of the settings that differ between measurements of a build."""
 
     @classmethod
     def of(cls, measured: Sequence[RecordedMeasurement]) -> "_Names":

@@ -142,7 +142,6 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
 
 
 def _get_scatter(group: MeasurementGroup) -> tuple[float | None, float | None]:
-    """Scatter of p50 between processes and within one."""
     found = group.figures.get("p50")
     return (found.between, found.inside) if found else (None, None)
 
@@ -162,7 +161,6 @@ def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:
 
 
 def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
-    """Unique names of artifacts: `onnxruntime fp32`, with model or id if necessary."""
     model = len({row.subject.model for row in rows}) > 1
     names = {
         row.subject.artifact: f"{row.subject.model if model else ''} {row.subject.backend} {row.subject.precision}".strip()

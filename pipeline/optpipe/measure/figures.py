@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MIN_WINDOW_S = 10.0
 ENERGY_SECONDS = MIN_WINDOW_S + 2
-"""Minimum measurement time if energy is requested."""
 SENSOR_SHARE = 0.05
 """Relative error of the board's power sensor (NVML documentation of nvmlDeviceGetPowerUsage)."""
 

@@ -207,11 +207,8 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class FigureRatio:
-    """Ratio of two groups' figures."""
-
     change: Mean
     processes: int
-    """The smaller of both groups' counts."""
     gap: float
     percent: float
     """The percentile, if it is over all requests; 0 for other figures."""
@@ -316,7 +313,6 @@ def count_more_processes(group: ProcessGroup, share: float, confidence: float = 
 
 
 def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGroup]:
-    """Groups in the order of their newest try."""
     groups: dict[object, list[RecordedMeasurement]] = {}
     for one in sorted(measured, key=lambda each: (each.measurement.started_utc, each.run)):
         of = one.measurement.subject

@@ -236,7 +236,6 @@ class RecordedPair:
     first_rounds: int
     """Rounds whose scatter determined the total."""
     rounds: tuple[tuple[RecordedMeasurement, RecordedMeasurement], ...]
-    """(baseline, contender) per round, in order."""
 
 
 def pairs_from_runs(

@@ -50,8 +50,6 @@ class RacedTimes:
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """The winner at one batch size, and the others' times against it."""
-
     winner: str | None
     times: Mapping[str, RacedTimes]
     ratios: Mapping[str, Ratio]
@@ -59,7 +57,6 @@ class RaceResult:
     dropped: Mapping[str, Ratio] = field(default_factory=dict)
     """Times of the others over the winner's, from common rounds of the race; empty without final rounds."""
     scatter: Scatter | None = None
-    """Scatter of processes in the final rounds."""
 
     def compute_slowdown(self, name: str) -> float | None:
         """Geometric mean of the time over the winner's, from all common rounds; None if one has no figure."""

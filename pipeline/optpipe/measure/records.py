@@ -90,7 +90,6 @@ class TrialRecord:
     verdicts: Mapping[int, tuple[Validity, ...]]
     reasons: Mapping[int, tuple[str, ...]]
     wrong_outputs: tuple[int, ...]
-    """Batch sizes with wrong outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,6 @@ class BenchRecord:
     exit_status: int
     groups: tuple[MeasurementGroup, ...] = ()
     baseline: str | None = None
-    """With `--against`."""
     contender: str | None = None
     comparison: PairedComparison | None = None
     """None if it was interrupted."""

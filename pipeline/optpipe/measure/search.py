@@ -26,7 +26,6 @@ class Slo:
         return f"{format_percentile_name(self.percent)} ≤ {format_quantity(self.limit_ns, Dimension.TIME)}"
 
     def is_met_by(self, measurement: Measurement) -> bool:
-        """Whether the percentile's upper bound is inside the limit."""
         found = self.read(measurement)
         return found is not None and found.bounds[1] <= self.limit_ns
 

@@ -121,7 +121,6 @@ def document_from_entry(found: EntryDetails) -> Document:
 
 
 def _describe_proof(proof: Mapping[str, Any], found: EntryDetails) -> Iterator[Sentence]:
-    """Whether the precision is proven, and the nodes on another execution provider."""
     tone, word = (Tone.STRONG, "proven") if proof["proven"] else (Tone.BAD, "NOT proven")
     yield Sentence(f"{found.entry.precision}: {word}, {proof['reason']}", tone, "precision")
     recorded = proof.get("placement")
@@ -145,7 +144,6 @@ def _describe_kept(found: EntryDetails) -> Iterator[Sentence]:
 
 
 def _list_layers(found: EngineLayers) -> Iterator[Table | Sentence]:
-    """The first layers of an engine: input types, output types, and the kernel if known."""
     counted = ", ".join(f"{count} {kind}" for kind, count in found.count_types().items())
     rows = [
         (each.name, each.op, ", ".join(each.inputs), ", ".join(each.outputs), each.tactic)

@@ -82,8 +82,6 @@ class EntryInfo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Info of all kinds of runs."""
-
     KIND: ClassVar[str] = "run"
 
     model: str | None = None

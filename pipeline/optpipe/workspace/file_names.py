@@ -7,17 +7,14 @@ REFERENCE = "reference.npz"
 TOKENIZER = "tokenizer.json"
 # a verification
 OUTPUT_ERRORS = "errors.parquet"
-"""One row per output and sample."""
 # a calibration
 CALIBRATION_SET = "set.json"
 MODELOPT_LOG = "modelopt.log"
-"""Output of ModelOpt, kept with the graph."""
 # runs
 PREDICTIONS = "predictions.parquet"
 EVALUATION = "evaluate.json"
 PREPROCESSING = "preprocess.json"
 ROWS = "images.parquet"
-"""One row per image of a parity proof."""
 END_TO_END = "end-to-end.json"
 PROFILE = "profile.json"
 # a dossier

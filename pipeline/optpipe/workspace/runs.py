@@ -139,12 +139,10 @@ def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]
 
 
 def note_removal(workspace: Path, run: Run) -> None:
-    """Keeps the manifest of a run that is removed on request."""
     write_bytes(workspace / REMOVED / run.name / MANIFEST, json_from_record(replace(run.manifest, files={})))
 
 
 def list_removed_runs(workspace: Path, parent: str) -> tuple[str, ...]:
-    """Names of the removed bench runs of the artifact `parent`."""
     return tuple(
         run.name
         for run in runs_from_files(Files(workspace), REMOVED)

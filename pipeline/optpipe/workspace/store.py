@@ -137,7 +137,6 @@ class Store:
                 unlock(file)
 
     def lock_path(self, name: str) -> Path:
-        """The lock file of the entry or scratch folder `name`."""
         return self.workspace / LOCKS / name
 
     @staticmethod

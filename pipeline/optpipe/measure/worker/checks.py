@@ -101,9 +101,7 @@ def make_unseen_batch(
 
 
 PROBE_SECONDS = 10.0
-"""Limits the probes of a slow artifact."""
 MAX_OUTPUT_BYTES = 1 << 28
-"""Maximum size of kept answers, on the host and on a GPU."""
 MAX_UNTIMED_SECONDS = 15.0
 CHUNK_VALUES = 1 << 22
 
@@ -260,7 +258,6 @@ def _compare_to_reference(
 
 
 def count_reference_inputs(reference: Mapping[str, "np.ndarray"]) -> int:
-    """Number of inputs, the first of the pool, that have a reference."""
     return min((len(array) for array in reference.values()), default=0)
 
 

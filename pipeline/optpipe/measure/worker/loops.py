@@ -221,9 +221,7 @@ class PointRun:
     inputs: int
     kept: Reservoir
     on_measuring: Callable[[], None]
-    """Called once, between warm-up and measuring."""
     seed: int = 0
-    """Seed of the arrivals."""
     steady: bool = False
     service_ns: float = 0.0
     """Median time of one query in the last window of the warm-up."""

@@ -19,13 +19,10 @@ class WorkerStart:
     affinity: tuple[int, ...] | None = None
     """The processors it may use, set before any library counts them."""
     imports: tuple[str, ...] = ()
-    """Modules to import, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """How to load the artifact, and which inputs to rotate."""
-
     loader: str
     """`module:function`; called with `arguments`, returns a backends.base.Session."""
     arguments: Mapping[str, Any]

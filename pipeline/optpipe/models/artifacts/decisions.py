@@ -93,7 +93,6 @@ class LeftOut:
     """Empty if a backend is left out in all precisions."""
     reason: str
     failed: bool
-    """Whether its build was tried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,3 @@
-"""Lists and removes stored entries and runs."""
-
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -169,7 +167,6 @@ def find_run(store: Store, prefix: str) -> Path | None:
 
 
 def _find_dependents(ident: str, entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
-    """Everything made from an entry, nearest first."""
     entries = list(entries)
     found: list[Entry[Any]] = []
     wave = {ident}

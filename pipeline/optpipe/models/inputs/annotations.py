@@ -21,7 +21,6 @@ from optpipe.models.inputs.sample_set import SetFile, draw_subset
 
 IGNORED = 255
 _ROTATED = (5, 6, 7, 8)
-"""EXIF orientations that swap width and height."""
 
 
 class NothingJudgedError(BadInputError):

@@ -27,7 +27,6 @@ from optpipe.models.inputs.sample_set import (
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
 IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
 ANNOTATIONS = (MASKS, LABELS, COCO)
-"""Files that make a folder with `images/` an annotated set."""
 CHECKED_AT_ONCE = 64
 DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
@@ -189,7 +188,6 @@ def _labels_from_folders(root: Path, paths: Sequence[Path]) -> list[str | None]:
 def _select_readable(
     paths: Sequence[Path], wanted: int, source: Path, step: ProgressStep
 ) -> tuple[list[Path], tuple[Unusable, ...]]:
-    """The first `wanted` images that decode; the next in line replaces an unreadable one."""
     kept: list[Path] = []
     bad: list[Unusable] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -292,7 +292,6 @@ class TimmSource:
         return {"source": self.name, "torch": get_package_version("torch"), "timm": get_package_version("timm")}
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """Preprocessing and size come from timm's data configuration."""
         if get_package_version("timm") is None:
             raise MissingError(f"{self.name} requires timm; install it with `uv sync --extra timm`")
         import timm

@@ -116,7 +116,6 @@ class CardSource:
         }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
-        """The card's own weights are the `default` ones."""
         own = self._find_weights()
         if weights.kind == "default" and self._table.get("weights") == "random":
             weights = replace(weights, kind="random")

@@ -30,8 +30,6 @@ _READING: list[set[str]] = []
 
 @dataclass
 class UserCode:
-    """One file, imported once, with everything that it loaded since."""
-
     path: Path
     modules: dict[str, ModuleType] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)

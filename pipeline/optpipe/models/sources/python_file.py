@@ -11,7 +11,7 @@ import re
 import sys
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -40,6 +40,9 @@ class PythonFileSource:
     card: ModelCard | None = None
     has_module: ClassVar[bool] = True
     runs_code: ClassVar[bool] = True
+    _records: dict[WeightsRequest, WeightsRecord] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _returned: list["weakref.ref[Any]"] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The tensors of all modules that were returned."""
 
     @property
     def name(self) -> str:
@@ -87,14 +90,6 @@ class PythonFileSource:
     def _code(self) -> UserCode:
         return UserCode(self.path)
 
-    @cached_property
-    def _records(self) -> dict[WeightsRequest, WeightsRecord]:
-        return {}
-
-    @cached_property
-    def _returned_tensors(self) -> list["weakref.ref[Any]"]:
-        return []
-
     def _make_module(self) -> Any:
         """The factory's module, which shares no tensor with earlier ones. To be called in `_code.running`."""
         factory = self._find_factory()
@@ -105,11 +100,11 @@ class PythonFileSource:
         _require_usable(module, self.name)
         module.cpu()
         tensors = [*module.parameters(), *module.buffers()]
-        given = {id(tensor) for each in self._returned_tensors if (tensor := each()) is not None}
+        given = {id(tensor) for each in self._returned if (tensor := each()) is not None}
         if any(id(each) in given for each in tensors):  # the factory reuses a module, so changes need a copy
             module = copy.deepcopy(module)
             tensors = [*module.parameters(), *module.buffers()]
-        self._returned_tensors.extend(map(weakref.ref, tensors))
+        self._returned.extend(map(weakref.ref, tensors))
         return module
 
     def _find_factory(self) -> Any:

@@ -309,45 +309,39 @@ def bench_artifacts(
         each.resolve_effective_options(plan.options)
     run = begin_run(store.workspace, "bench")
     with offer_recovery(run, listener), store.scratch("bench") as scratch, WorkerPool(scratch, plan.affinity) as pool:
-        return _measure_and_finish(artifacts, sizes, BenchState(run, plan, store, listener, scratch, pool))
-
-
-def _measure_and_finish(
-    artifacts: Sequence[StoredArtifact], sizes: Mapping[str, Sequence[int]], bench_run: BenchState
-) -> BenchRecord:
-    run, plan, store = bench_run.run, bench_run.plan, bench_run.store
-    limits: list[ArtifactLimit] = []
-    tunings: list[TuningRecord] = []
-    try:
-        subjects: list[BenchSubject] = []
-        bench_run.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
-        for artifact in artifacts:
-            one = BenchSubject(artifact, bench_run)
-            one.measure_all(sizes[artifact.entry.id], tunings)
-            subjects.append(one)
-            if bench_run.interrupted:
-                break
-        _repeat(subjects, bench_run)
-        limits = [] if plan.slo is None else [each.judge_limit(plan.slo) for each in subjects if each.searched]
-    except KeyboardInterrupt as interruption:  # between two measurements, or a second time within one
-        bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
-        if not bench_run.measurements:
-            raise
-        acknowledge_interrupt(interruption)
-        bench_run.interrupted = True
-    found = add_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
-    if bench_run.refusals and not any(has_figures(each) for each in found):
-        raise bench_run.refusals[0]
-    write_measurements(run.path, found)
-    if tunings:
-        write_bytes(run.path / TUNING_FILE, json_from_record({"tuning": tunings, "schema_version": 1}))
-    limit = None if plan.slo is None else combine_limits(plan.slo, limits)
-    finished = finish_run(
-        run,
-        parents=[each.entry.id for each in artifacts],
-        status="interrupted" if bench_run.interrupted else "complete",
-    )
-    return record_from_run(finished, found, limit, tuple(tunings), interrupted=bench_run.interrupted)
+        bench_run = BenchState(run, plan, store, listener, scratch, pool)
+        limits: list[ArtifactLimit] = []
+        tunings: list[TuningRecord] = []
+        try:
+            subjects: list[BenchSubject] = []
+            bench_run.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
+            for artifact in artifacts:
+                one = BenchSubject(artifact, bench_run)
+                one.measure_all(sizes[artifact.entry.id], tunings)
+                subjects.append(one)
+                if bench_run.interrupted:
+                    break
+            _repeat(subjects, bench_run)
+            limits = [] if plan.slo is None else [each.judge_limit(plan.slo) for each in subjects if each.searched]
+        except KeyboardInterrupt as interruption:  # between two measurements, or a second time within one
+            bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
+            if not bench_run.measurements:
+                raise
+            acknowledge_interrupt(interruption)
+            bench_run.interrupted = True
+        found = add_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
+        if bench_run.refusals and not any(has_figures(each) for each in found):
+            raise bench_run.refusals[0]
+        write_measurements(run.path, found)
+        if tunings:
+            write_bytes(run.path / TUNING_FILE, json_from_record({"tuning": tunings, "schema_version": 1}))
+        limit = None if plan.slo is None else combine_limits(plan.slo, limits)
+        finished = finish_run(
+            run,
+            parents=[each.entry.id for each in artifacts],
+            status="interrupted" if bench_run.interrupted else "complete",
+        )
+        return record_from_run(finished, found, limit, tuple(tunings), interrupted=bench_run.interrupted)
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:

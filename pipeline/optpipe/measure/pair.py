@@ -73,7 +73,8 @@ def run_interleaved(
         read_pair_figure(found, metric)
         every.append(found)
         if len(every) == 2 * rounds:
-            last = decide_rounds(every, rounds, metric)
+            baseline, contender = (_list_figures(every, side, metric) for side in "ab")
+            last = decide_rounds(baseline, contender, rounds)
     return comparison_from_measurements(every, rounds, metric, seed)
 
 
@@ -90,12 +91,7 @@ def draw_names(seed: int) -> Iterator[str]:
         yield from (f"{side}{turn:03}" for side in order.draw("ab"))
 
 
-def decide_rounds(measured: Sequence[Measurement], first: int, metric: PairMetric) -> int:
-    baseline, contender = (_list_figures(measured, side, metric)[:first] for side in "ab")
-    return decide_round_count(baseline, contender, first)
-
-
-def decide_round_count(baseline: Sequence[float], contender: Sequence[float], first: int) -> int:
+def decide_rounds(baseline: Sequence[float], contender: Sequence[float], first: int) -> int:
     """Total rounds, from the figures of the `first` rounds alone."""
     needed = count_rounds_needed(ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE), RESOLUTION)
     return max(first, min(needed, first * MAX_ROUND_FACTOR))
@@ -273,7 +269,8 @@ def recompute_pair(run: Run) -> Iterator[Recomputed]:
     measured = [recompute_requested(by_id[name], run.files) for name in names]
     again = comparison_from_measurements(measured, stored.first_rounds, stored.metric, stored.seed)
     yield COMPARISON_FILE, stored, again
-    rounds = decide_rounds(measured, stored.first_rounds, stored.metric)
+    first = again.baseline_ns[: stored.first_rounds], again.contender_ns[: stored.first_rounds]
+    rounds = decide_rounds(*first, stored.first_rounds)
     yield f"{COMPARISON_FILE}: number of rounds", len(stored.baseline_ns), rounds
 
 
@@ -309,7 +306,7 @@ def compare_environments(
         after.append(other)
         on_round()
         if len(before) == rounds:
-            last = decide_round_count(before, after, rounds)
+            last = decide_rounds(before, after, rounds)
     return judge_rounds(before, after, rounds)
 
 

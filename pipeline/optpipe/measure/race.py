@@ -133,13 +133,14 @@ class Heat:
         if len(finalists) < 2:
             return RaceResult(next(iter(finalists), None), self.times, {})
         leader = min(finalists, key=lambda name: sum(map(log, self.times[name].final)))
-        winner = next(name for name in finalists if not self._is_slower(name, leader, len(finalists)))
+        winner = next(
+            name
+            for name in finalists
+            if name == leader or self._compare(name, leader, len(finalists)).change is not Change.SLOWER
+        )
         ratios = {name: self._compare(name, winner, len(finalists)) for name in finalists if name != winner}
         scatter = scatter_from_rounds([self.times[name].final for name in finalists])
         return RaceResult(winner, self.times, ratios, self._compare_dropped(winner, finalists, scatter), scatter)
-
-    def _is_slower(self, name: str, leader: str, finalists: int) -> bool:
-        return name != leader and self._compare(name, leader, finalists).change is Change.SLOWER
 
     def _compare_dropped(self, winner: str, finalists: Sequence[str], scatter: Scatter) -> dict[str, Ratio]:
         left = {name: own.race for name, own in self.times.items() if own.race and name not in finalists}

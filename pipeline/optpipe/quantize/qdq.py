@@ -126,12 +126,15 @@ class _Writer:
                         node.input[position] = f"{name}_dq"
 
     def weights(self, layer: str, *, bias: bool) -> None:
-        """Turns a layer's weights into INT8 or FP8 with a DequantizeLinear, and optionally its bias into INT32."""
+        """Turns a layer's weights into INT8 or FP8 with a DequantizeLinear, and optionally its bias into INT32.
+
+        On a CPU, each layer that shares weights reads a copy: ONNX Runtime without VNNI converts them for each (see `EXACT_SUMS`).
+        """
         node = self._nodes[layer]
         transposed = node.op_type == "Gemm" and any(each.name == "transB" and each.i for each in node.attribute)
         name, axis = node.input[1], 0 if node.op_type == "Conv" or transposed else 1  # axis of the output channels
-        target = f"{name}_dq{axis}"
-        if f"{name}_q{axis}" not in self._initializers:
+        stem = f"{layer}_{name}" if self._target == "cpu" and f"{name}_q{axis}" in self._initializers else name
+        if f"{stem}_q{axis}" not in self._initializers:
             import onnx
 
             values = onnx.numpy_helper.to_array(self._graph.weights[name])
@@ -140,10 +143,10 @@ class _Writer:
                 steps: Any = round_to_e4m3(values, scale)
             else:
                 steps, scale = quantize_weights(values, axis)
-            self._dequantize(name, axis, steps, scale, np.zeros(scale.shape, steps.dtype))
-        node.input[1] = target
+            self._dequantize(stem, axis, steps, scale, np.zeros(scale.shape, steps.dtype))
+        node.input[1] = f"{stem}_dq{axis}"
         if bias and len(node.input) > 2 and node.input[2] in self._graph.weights:
-            self._bias(node, name, axis)
+            self._bias(node, stem, axis)
 
     def _bias(self, node: Any, weight: str, axis: int) -> None:
         import onnx

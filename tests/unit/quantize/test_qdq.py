@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import helper, numpy_helper
+from tests.fakes.graphs import onnx_model
 
 from optpipe.core.errors import BadInputError
 from optpipe.quantize.placement import place_qdq
@@ -86,6 +87,24 @@ def test_tensorrt_has_no_pair_between_convolution_addition_and_relu(residual_mod
     zeros = [each for each in quantized.graph.initializer if "zero_point" in each.name]
     assert {each.data_type for each in zeros} == {onnx.TensorProto.INT8}
     assert all(not numpy_helper.to_array(each).any() for each in zeros)
+
+
+def test_layers_on_a_cpu_read_their_own_copies_of_a_shared_weight() -> None:
+    nodes = [("Conv", "x w b", "a"), ("Conv", "a w b", "y")]
+    model = onnx_model(
+        nodes,
+        {"x": ["n", 4, 8, 8]},
+        {"y": ["n", 4, 8, 8]},
+        w=np.ones((4, 4, 1, 1), np.float32),
+        b=np.ones(4, np.float32),
+    )
+    placed = place_qdq(model, "cpu")
+    quantized = qdq_from_onnx(model, placed, {name: TensorRange(1.0, -1.0, 1.0) for name in placed.tensors})
+    stored = {each.name for each in quantized.graph.initializer if each.data_type == onnx.TensorProto.INT8}
+    assert Counter(name for node in quantized.graph.node for name in node.input if name in stored) == dict.fromkeys(
+        stored, 1
+    )
+    assert len(stored) == 4  # two weights and their zero points
 
 
 def test_a_table_of_another_graph_is_refused(residual_model) -> None:

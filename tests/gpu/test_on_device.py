@@ -1,10 +1,23 @@
-"""Ranges and histograms computed in the GPU's memory are those of the CPU."""
+"""On a real GPU: calibration in its memory, captured requests, AOTInductor's single batch sizes, and cuDNN's fused convolutions."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tests.fakes.entries import artifact_info
+from tests.fakes.fp8_models import VIT, draw, make_request
 from tests.fakes.graphs import onnx_model
 
-from optpipe.core.errors import StageError
+from optpipe.backends.inductor import Inductor
+from optpipe.backends.inductor_packages import GENERAL, name_static_package
+from optpipe.backends.torch_eager import load_program
+from optpipe.core.card import TensorSpec
+from optpipe.core.entries import ArtifactInfo, WeightsRecord
+from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.precision import Precision, prove_precision
+from optpipe.deploy.session_process import CapturedSession, can_capture
 from optpipe.quantize.collect import Collector
 from optpipe.quantize.ranges import METHODS, compute_range
 
@@ -51,3 +64,102 @@ def test_what_is_not_finite_is_named(graph) -> None:
     poisoned[3, 0, 0, 0] = np.nan
     with pytest.raises(StageError, match="tensor 'x' contains NaN or Inf"):
         Collector(graph, TENSORS, histograms=True, device="cuda").add({"x": poisoned})
+
+
+def test_captured_batches_are_those_of_the_session():
+    import torch
+
+    from optpipe.backends.torch_program import TorchSession
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 3).cuda().eval()
+    tensors = {
+        "inputs": [TensorSpec("x", "float32", ("batch", 8)).to_dict()],
+        "outputs": [TensorSpec("y", "float32", ("batch", 3)).to_dict()],
+    }
+    info = artifact_info(backend="torch", device="cuda", details=tensors)
+    session = TorchSession(lambda given: (layer(given).relu(),), info, {"cuda_graph": True})
+    assert can_capture(session)
+    captured, draw = CapturedSession(session, 12), np.random.default_rng(0)
+    for sizes in ([1], [3], [2, 5], [12], [1, 1, 1]):
+        requests = [{"x": draw.standard_normal((size, 8), np.float32)} for size in sizes]
+        whole = session.run({"x": np.concatenate([each["x"] for each in requests])})["y"]
+        np.testing.assert_allclose(captured.run(requests)["y"], whole, rtol=1e-5, atol=1e-6)
+    with pytest.raises(BadInputError, match="13 samples exceed the largest batch, 12"):
+        captured.run([{"x": np.zeros((13, 8), np.float32)}])
+    with pytest.raises(BadInputError, match=r"input 'x' is \[1, 1\]"):
+        captured.run([{"x": np.zeros((1, 1), np.float32)}])
+
+
+def test_code_for_single_batch_sizes_gives_the_same_outputs_and_stays_where_it_is_faster(tmp_path):
+    wanted = replace(make_request(VIT, tmp_path, "cuda"), precision=Precision.FP16, options={"static_batches": "1,8"})
+    built = Inductor().build(wanted)
+    kept = built.details["static_batches"]
+    assert {each.name for each in wanted.directory.glob("*.pt2")} == {GENERAL, *map(name_static_package, kept)}
+    assert [f"batch {size} runs" in "; ".join(built.remarks) for size in (1, 8)] == [
+        size not in kept for size in (1, 8)
+    ]
+    info = ArtifactInfo(
+        wanted.card.name, wanted.card.source, "inductor", Precision.FP16, "cuda", GENERAL, WeightsRecord("random", ""),
+        prove_precision(Precision.FP16, built.layers), options=built.options, details=built.details,
+    )  # fmt: skip
+    general = replace(info, details={**built.details, "static_batches": []})
+    rows = np.concatenate([draw(wanted.card.inputs[0]).numpy()] * 8)[:8]
+    name = wanted.card.inputs[0].name
+    with (
+        Inductor().load(wanted.directory, info, {}) as own,
+        Inductor().load(wanted.directory, general, {}) as all_sizes,
+    ):
+        for size in (1, 8, 3):
+            found, expected = ({**each.run({name: rows[:size]})} for each in (own, all_sizes))
+            for output, values in expected.items():
+                np.testing.assert_allclose(found[output], values, atol=0.02 * np.abs(values).max())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """torchvision's ResNet-18 in FP16, channels last, with statistics drawn at random, exported with an open batch."""
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    model = resnet18(weights=None).eval()
+    for each in model.modules():
+        if isinstance(each, torch.nn.BatchNorm2d):
+            each.running_mean.uniform_(-0.3, 0.3)
+            each.running_var.uniform_(0.5, 1.5)
+            torch.nn.init.uniform_(each.bias, -0.3, 0.3)
+    model = model.to(device="cuda", dtype=torch.float16, memory_format=torch.channels_last)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    path = tmp_path_factory.mktemp("program") / "model.pt2"
+    with torch.no_grad():
+        torch.export.save(torch.export.export(model, (pictures(2),), dynamic_shapes=({0: batch},)), path)
+    return path
+
+
+def pictures(count: int) -> torch.Tensor:
+    return torch.randn(count, 3, 224, 224, device="cuda").half().to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_fused_and_plain_agree(saved: Path, batch: int) -> None:
+    given = pictures(batch)
+    with torch.inference_mode():
+        plain = load_program(saved, {"fuse": False})(given).float()
+        fused = load_program(saved, {"fuse": True})(given).float()
+    assert 10 * torch.log10(plain.square().mean() / (plain - fused).square().mean()) > 40  # dB
+
+
+def test_normalization_and_relu_have_no_kernels_of_their_own(saved: Path) -> None:
+    def kernels(*, fuse: bool) -> list[str]:
+        program, given = load_program(saved, {"fuse": fuse}), pictures(8)
+        with torch.inference_mode():
+            program(given)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+                program(given)
+                torch.cuda.synchronize()
+        return [event.name for event in recorded.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+    assert any("batch_norm" in name for name in kernels(fuse=False))
+    fused = kernels(fuse=True)
+    # three shortcuts have a convolution; its bias joins the sum, so nothing is normalized by itself
+    assert not any("batch_norm" in name or "clamp" in name for name in fused), fused

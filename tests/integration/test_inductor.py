@@ -30,20 +30,8 @@ def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_proces
     assert artifact["precision_proof"]["proven"]
     assert artifact["parity"]["passed"]
     assert artifact["parity"]["top1_accuracy"] > 0.99
-    quick = [
-        "--processes",
-        "1",
-        "--batch",
-        "2",
-        "--min-time",
-        "0.2",
-        "--percentile",
-        "50",
-        "--set",
-        "max-warm-up=1",
-        "--max-cv",
-        "100%",
-    ]
+    pace = "--batch 2 --processes 1 --min-time 0.2 --percentile 50 --set max-warm-up=1 --max-cv 100%"
+    quick = pace.split()
     (measured,) = done("bench", "digits", "--backend", "inductor", *quick, workspace=workspace)["measurements"]
     assert measured["output_check"]["passed"]
     assert measured["samples"] > 10

@@ -149,7 +149,7 @@ def test_a_folder_without_vocabulary_has_no_tokenizer(folder: Path, tmp_path: Pa
 def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder: Path) -> None:
     model = f"hf:{folder / 'reviews'}"
     assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
-    quick = [
+    quick = (
         "--batch",
         "2",
         "--processes",
@@ -161,7 +161,7 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
         "--percentile",
         "50",
         "--json",
-    ]
+    )
     found = run("bench", "reviews", "--precision", "fp32", "--length", "8,32", *quick)
     assert found.status in {0, ExitStatus.STAGE_FAILED}, found.stderr
     by_length = {each["load"]["length"]: each for each in found.document["measurements"]}

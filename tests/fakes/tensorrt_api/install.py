@@ -27,20 +27,8 @@ def install(folder: Path) -> None:
     (folder / "lib").mkdir(parents=True)
     for name in LIBRARIES:
         file = f"lib{name}.so.11"
-        subprocess.run(
-            [
-                "cc",
-                "-shared",
-                "-fPIC",
-                "-O1",
-                f"-Wl,-soname,{file}",
-                "-o",
-                folder / "lib" / file,
-                HERE / "shim.c",
-                "-ldl",
-            ],
-            check=True,
-        )
+        flags = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{file}", "-o", str(folder / "lib" / file)]
+        subprocess.run(["cc", *flags, str(HERE / "shim.c"), "-ldl"], check=True)
     bindings = metadata.distribution("tensorrt-cu13-bindings")
     shutil.copytree(str(bindings.locate_file("tensorrt_bindings")), folder / "site/tensorrt")
     info = folder / f"site/tensorrt_cu13-{bindings.version}.dist-info"  # the package that users install

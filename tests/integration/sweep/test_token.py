@@ -49,23 +49,9 @@ def sweep(addresses, tmp_path_factory):
 
     def run(*arguments, client=False, **variables):
         folder = tmp_path_factory.mktemp("sweep")
-        where = (
-            "--precision",
-            "fp32",
-            "--backend",
-            "onnxruntime",
-            "--gpu",
-            "cpu",
-            "--on",
-            addresses[1] if client else "ray",
-        )
-        return optpipe(
-            *("sweep", "digits", *where, *arguments),
-            workspace=folder / "w",
-            RAY_ADDRESS=addresses[0],
-            HOME=str(folder),
-            **variables,
-        )
+        where = ("--backend", "onnxruntime", "--gpu", "cpu", "--on", addresses[1] if client else "ray")
+        found = {"RAY_ADDRESS": addresses[0], "HOME": str(folder), **variables}
+        return optpipe("sweep", "digits", "--precision", "fp32", *where, *arguments, workspace=folder / "w", **found)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):

@@ -1,4 +1,4 @@
-"""Scores, drops and verdicts of an evaluation, and which one is judged."""
+"""Scores, drops and verdicts of an evaluation, a user's own task, which evaluation is judged, and the texts."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.entries import artifact_info
+from tests.fakes.console import assert_golden, text_of
+from tests.fakes.entries import HASH, artifact_info
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
-from optpipe.core.errors import BadInputError
+from optpipe.core.entries import WeightsRecord
+from optpipe.core.errors import BadInputError, ExitStatus
+from optpipe.core.verdict import Verdict
+from optpipe.evaluate.document import document_from_evaluation
 from optpipe.evaluate.evaluate import (
     EvaluatedArtifact,
     Predictions,
@@ -19,10 +23,21 @@ from optpipe.evaluate.evaluate import (
     score_artifacts,
 )
 from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.evaluate.result import (
+    Accuracy,
+    Agreement,
+    ClassScore,
+    Dataset,
+    EvaluatedModel,
+    Evaluation,
+    Score,
+    TaskScores,
+)
 from optpipe.evaluate.tasks.classification import list_best_classes
 from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
@@ -239,3 +254,116 @@ def test_the_newest_evaluation_on_the_validation_set_counts_whatever_gave_it(jud
 
 def test_without_it_the_newest_counts_and_is_named(judge) -> None:
     assert judge({**VALIDATION, "validation": False}, TRAINING) == (1, "1000 images of digits/train (bbbbbbbbbbbb)")
+
+
+BRIGHTNESS = """
+class Brightness:
+    name = "brightness"
+
+    def read_truths(self, paths):
+        return [float(path.stem) / 10 for path in paths]
+
+    def decode(self, outputs, path):
+        return round(float(outputs["mean"].mean()), 3)
+
+    def score(self, prediction, truth):
+        return max(0.0, 1 - abs(prediction - truth))
+
+TASK = Brightness()
+"""
+CARD = ModelCard("m", "s", Task.OTHER, (), (TensorSpec("mean", "float32", (1, 2)),))
+SAMPLES = ImageSet("s", Path("root"), 0, tuple(SetFile(f"{index}.png", "0") for index in range(8)))
+
+
+def make_task(tmp_path, text: str = BRIGHTNESS) -> UserTask:
+    (tmp_path / "task.py").write_text(text)
+    return UserTask(tmp_path / "task.py")
+
+
+def decode(task: UserTask, shift: float):
+    truths = task.read_truths(SAMPLES, CARD, None)
+    values = np.arange(8)[:, None] / 10 + np.full((8, 2), shift)
+    return truths, task.decode({"mean": values}, SAMPLES.files, SAMPLES, CARD)
+
+
+def test_the_mean_of_the_users_scores_is_the_score_and_needs_no_code_again(tmp_path) -> None:
+    task = make_task(tmp_path)
+    truths, source = decode(task, 0.0)
+    _, found = decode(task, 0.2)
+    assert truths is not None
+    scored = StoredScores().score_predictions(truths, source, found)
+    assert scored.scores[0].value == pytest.approx(0.8)
+    assert scored.scores[0].drop == pytest.approx(0.2)
+    parity = StoredScores().compute_parity(source, source)
+    assert parity is not None
+    assert parity.share == 1
+    assert task.name == "user:brightness"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("TASK = Brightness()", ""), "defines no TASK"),
+        (("def score", "def rate"), r"its TASK has no score\(\)"),
+        (('name = "brightness"', "name = 3"), "its TASK has no name"),
+        (("1 - abs(prediction - truth)", "3.0"), "score gives 3.0 for 0.png; it must be a number from 0 to 1"),
+        (("round(float(", "undefined(float("), "decode raised NameError"),
+        (("return [float", "return [1] + [float"), "read_truths gives 9 truths for 8 samples"),
+        (('outputs["mean"].mean()), 3)', 'outputs["mean"].mean()), 3) * 1j'), "JSON cannot hold a complex"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_one_line(tmp_path, change, message) -> None:
+    assert change[0] in BRIGHTNESS
+    with pytest.raises(BadInputError, match=message):
+        decode(make_task(tmp_path, BRIGHTNESS.replace(*change)), 0.0)
+
+
+def make_scores(drop: float) -> TaskScores:
+    scores = [
+        Score(name, value - drop, (value - drop - 0.02, value - drop + 0.02), drop, (drop - 0.004, drop + 0.004))
+        for name, value in (("AP", 0.584), ("AP50", 0.819), ("AP75", 0.687))
+    ]
+    return TaskScores(tuple(scores), (ClassScore("circle", 0.6, drop * 2), ClassScore("square", 0.58, drop / 2)))
+
+
+def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:
+    agreement = Agreement(0.984, (0.98, 0.99), ())
+    rows = (
+        EvaluatedModel("source", "source", "cpu", 250, agreement=Agreement(1.0, (1.0, 1.0), ()), scores=make_scores(0.0)),
+        EvaluatedModel(
+            "onnxruntime", "int8", "cpu", 250, "7d95a3c42e4a", snr_db=49.0, agreement=agreement,
+            scores=make_scores(0.03), verdict=Verdict.FAIL,
+        ),
+        EvaluatedModel("tensorrt", "fp16", "cuda", 250, "0732e95c196b", "no GPU"),
+    )  # fmt: skip
+    dataset = Dataset(
+        "shapes/validation", "images", "92c930fec99e0000", 250, (), True, 3, ("circle", "square", "triangle")
+    )
+    found = Evaluation(
+        "shapes-detector", "s", "m", WeightsRecord("default:x", "0"), dataset, 0.01, rows, "/w/runs/evaluate-1",
+        task="detection", scoring="yolov8 head, NMS outside the engine per class (IoU 0.5)",
+    )  # fmt: skip
+    assert_golden(text_of(document_from_evaluation(found)), "evaluate-scores.txt")
+
+
+def evaluation(kind="images", *, labeled=True):
+    accuracy = Accuracy(0.985, (0.97, 0.99), 0.999, 0.98, 0.004, (-0.001, 0.009), 0.005, (-0.002, 0.012), 9, 5, 0.42)
+    source = EvaluatedModel("source", "source", "cpu", 800, accuracy=accuracy if labeled else None)
+    rows = (
+        source,
+        EvaluatedModel("onnxruntime", "int8", "cpu", 800, "0123456789ab", snr_db=31.4,
+                       agreement=Agreement(0.99, (0.98, 0.995), ()), accuracy=accuracy if labeled else None,
+                       verdict=Verdict.INCONCLUSIVE),
+        EvaluatedModel("onnxruntime", "fp32", "cpu", 800, "1123456789ab", verdict=Verdict.PASS),
+        EvaluatedModel("tensorrt", "fp16", "cuda", 800, "2123456789ab", why_not="no NVIDIA GPU on this machine"),
+        EvaluatedModel("torch", "fp32", "cpu", 800, "3123456789ab", why_not="model.pt2: changed", failed=True),
+    )  # fmt: skip
+    dataset = Dataset("digits/validation", kind, HASH, 800, (), labeled, 10)
+    weights = WeightsRecord("file" if labeled else "random", HASH)
+    return Evaluation("digits", "card:digits", "m", weights, dataset, 0.01, rows, "/w/runs/evaluate-1")
+
+
+def test_an_evaluation():
+    assert evaluation().status is ExitStatus.STAGE_FAILED
+    text = text_of(document_from_evaluation(evaluation()), document_from_evaluation(evaluation("texts", labeled=False)))
+    assert_golden(text, "evaluate.txt")

@@ -81,12 +81,14 @@ def test_a_head_that_is_not_in_the_checkpoint_is_random(tmp_path) -> None:
     assert first.sha256 == again.sha256 != other.sha256
 
 
+@pytest.mark.slow
 def test_an_encoder_without_a_head_is_an_embedding_with_its_own_weights(tmp_path) -> None:
     found = save_checkpoint(tmp_path, "BertModel").load(WeightsRequest())
     assert found.card.task is Task.EMBEDDING
     assert found.weights.trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stated", "allowed"), [(1024, 1024), (4096, 2048), (None, 512)])
 def test_a_wider_shape_admits_texts_as_long_as_the_tokenizer_says(tmp_path, stated, allowed) -> None:
     source = save_checkpoint(tmp_path, "BertForSequenceClassification", positions=2048)
@@ -99,6 +101,7 @@ def test_a_wider_shape_admits_texts_as_long_as_the_tokenizer_says(tmp_path, stat
     assert card.inputs[0].max == (64, 512)  # the default profile
 
 
+@pytest.mark.slow
 def test_a_local_folder_is_named_without_its_place_and_its_pooling_is_part_of_it(tmp_path, monkeypatch) -> None:
     (tmp_path / "topics").mkdir()
     source = save_checkpoint(tmp_path / "topics", "BertModel")

@@ -30,8 +30,6 @@ class Net(nn.Module):
         self.linear, self.table = nn.Linear(8, 4), nn.Embedding(10, 4)
         self.register_buffer("calls", torch.zeros(1))
 """
-SLOW = pytest.mark.slow
-"""A second of PyTorch's exporter each; the fast tier exports once."""
 TWO = 'INPUTS += [dict(name="ids", dtype="int64", min=[1, 5], opt=[4, 5], max=[16, 5])]\n'
 
 
@@ -82,9 +80,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("forward", "error", "said"), [pytest.param(*each, marks=SLOW if at else ()) for at, each in enumerate(REFUSED)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("forward", "error", "said"), REFUSED)
 def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, capsys, forward, error, said) -> None:
     with pytest.raises(error, match=said):
         checked(tmp_path, forward, TWO if "ids" in forward else "")

@@ -227,8 +227,8 @@ def test_functions_nested_beyond_any_time_are_refused(tmp_path, monkeypatch) -> 
     made = [helper.make_function("own", f"f{n}", ["x"], ["y"], body, opsets) for n, body in enumerate(calls)]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy")
     graph = helper.make_graph([helper.make_node("f40", ["x"], ["y"], domain="own")], "g", [x], [y])
-    monkeypatch.setattr("optpipe.models.sources.onnx_file.INFERENCE_S", 2)
-    with pytest.raises(BadInputError, match="nested functions or subgraphs cannot be inferred within 2 s"):
+    monkeypatch.setattr("optpipe.models.sources.onnx_file.INFERENCE_S", 1)
+    with pytest.raises(BadInputError, match="nested functions or subgraphs cannot be inferred within 1 s"):
         source(tmp_path, helper.make_model(graph, opset_imports=opsets, functions=made, ir_version=9)).load(
             WeightsRequest()
         )

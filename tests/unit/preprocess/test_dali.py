@@ -26,7 +26,6 @@ from optpipe.core.transform import (
 from optpipe.measure.worker.jobs import JobFailure
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.models.inputs.synthetic import make_edge_case_files, make_synthetic_image
-from optpipe.preprocess.dali_graph import is_border_hidden
 from optpipe.preprocess.dali_pipeline import (
     INPUT,
     SHARE_PARTS,
@@ -205,25 +204,6 @@ def test_faster_arithmetic_stays_near_inside_the_crop(arithmetic):
 def test_steps_that_dali_cannot_reproduce_are_named(step, said):
     with pytest.raises(BadInputError, match=said):
         dali_from_transform(Transform((Decode(), step, Pack(dtype="uint8"))), PLAN)
-
-
-@pytest.mark.parametrize(
-    ("resize", "crop", "hidden"),
-    [
-        (Resize((232,)), CenterCrop(224, 224), True),
-        (Resize((225,)), CenterCrop(224, 224), False),
-        (Resize((226,)), CenterCrop(224, 224), True),
-        (Resize((224, 300), "exact"), CenterCrop(224, 224), False),
-        (Resize((235,), interpolation="bicubic"), CenterCrop(224, 224), True),
-        (Resize((230,), interpolation="bicubic"), CenterCrop(224, 224), False),
-        (Resize((256,), interpolation="lanczos"), CenterCrop(224, 224), False),
-        (Resize((256,), "long"), CenterCrop(224, 224), False),
-        (Resize((256,)), Resize((224,)), False),
-        (Resize((256,)), None, False),
-    ],
-)
-def test_the_border_is_left_alone_only_where_the_crop_cuts_it_off(resize, crop, hidden):
-    assert is_border_hidden(resize, crop) is hidden
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

@@ -30,7 +30,7 @@ from optpipe.preprocess.throughput import (
     tune_preprocessing,
     warn_about_other_load,
 )
-from optpipe.preprocess.throughput_worker import has_enough_batches, time_batches
+from optpipe.preprocess.throughput_worker import time_batches
 from optpipe.stats.ratio import compute_ratio_interval
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
@@ -248,27 +248,3 @@ def test_the_interval_of_a_ratio_mirrors_that_of_its_inverse(one, other, spread,
     assert mine[0] / theirs[1] <= low * (1 + 1e-9)
     back = compute_ratio_interval(other, theirs, one, mine)
     assert (1 / back[1], 1 / back[0]) == pytest.approx((low, high))
-
-
-STEADY, UNSTEADY = [1000, 1001] * 24, [1000] * 24 + [1500] * 24
-
-
-@pytest.mark.parametrize(
-    ("batch_ns", "group", "elapsed_s", "patience", "is_enough"),
-    [
-        ([1000] * 24, 1, 3.0, 2.0, True),
-        ([1000] * 24, 1, 2.9, 2.0, False),
-        ([1000] * 20, 1, 3.0, 2.0, False),
-        ([1000] * 16, 16, 6.0, 2.0, True),
-        ([1000] * 8, 16, 6.0, 2.0, False),
-        ([1000] * 3, 1, 6.0, 2.0, False),
-        (STEADY, 1, 3.0, 2.0, True),
-        (UNSTEADY, 1, 3.0, 2.0, False),
-        (UNSTEADY, 1, 6.0, 2.0, True),
-        (UNSTEADY, 1, 3.0, 1.0, True),
-    ],
-)
-def test_a_slow_configuration_ends_with_fewer_batches_and_an_unsteady_one_later(
-    batch_ns, group, elapsed_s, patience, is_enough
-):
-    assert has_enough_batches(batch_ns, group, elapsed_s, 3.0, patience) is is_enough

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.measurement import name_sample
 from optpipe.core.quantity import Estimate
-from optpipe.report.document import Figure, LegendEntry, RawFile, clean_text
+from optpipe.report.document import Figure, RawFile, clean_text
 
 if TYPE_CHECKING:
     import altair as alt
@@ -30,8 +30,8 @@ _VARIABLES = {color: f"var(--series-{number})" for number, color in enumerate(SE
     BAD: "var(--fail)",
 }
 _FLAGS = {
-    "INVALID": (LegendEntry("INVALID", _VARIABLES[BAD], "✚"), {"shape": "cross", "color": BAD, "filled": True, "size": 110}),
-    "frontier": (LegendEntry("on the frontier", _VARIABLES[INK], "◯"), {"shape": "circle", "color": INK, "filled": False, "size": 160}),
+    "INVALID": (("INVALID", _VARIABLES[BAD], "✚"), {"shape": "cross", "color": BAD, "filled": True, "size": 110}),
+    "frontier": (("on the frontier", _VARIABLES[INK], "◯"), {"shape": "circle", "color": INK, "filled": False, "size": 160}),
 }  # fmt: skip
 """The legend and the extra mark of a flagged point."""
 
@@ -286,11 +286,11 @@ def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Sc
     return alt.Scale(domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))])
 
 
-def _list_legend(labels: Sequence[str], mark: str | None = None) -> tuple[LegendEntry, ...]:
+def _list_legend(labels: Sequence[str], mark: str | None = None) -> tuple[tuple[str, str, str], ...]:
     """The legend of the colors, and of the shapes of points unless every entry has `mark`."""
     marks = tuple(SHAPES.values())
     return tuple(
-        LegendEntry(label, f"var(--series-{at % len(SERIES) + 1})", mark or marks[at // len(SERIES) % len(marks)])
+        (label, f"var(--series-{at % len(SERIES) + 1})", mark or marks[at // len(SERIES) % len(marks)])
         for at, label in enumerate(dict.fromkeys(labels))
     )
 
@@ -300,7 +300,7 @@ def _draw(
     title: str,
     caption: str,
     files: tuple[RawFile, ...],
-    legend: tuple[LegendEntry, ...],
+    legend: tuple[tuple[str, str, str], ...],
     *,
     width: int = WIDTH,
     height: int = HEIGHT,

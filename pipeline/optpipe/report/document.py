@@ -124,16 +124,6 @@ class RawFile:
 
 
 @dataclass(frozen=True, slots=True)
-class LegendEntry:
-    """One line of a figure's legend, which the page sets outside the drawing so that long names wrap."""
-
-    label: str
-    color: str
-    """A color in CSS: `var(--series-1)`."""
-    mark: str = "●"
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
     """A drawing and its data files; `image` is SVG, or a picture as a `data:` URI."""
 
@@ -141,7 +131,8 @@ class Figure:
     caption: str
     image: str
     files: tuple[RawFile, ...] = ()
-    legend: tuple[LegendEntry, ...] = ()
+    legend: tuple[tuple[str, str, str], ...] = ()
+    """Label, CSS color (`var(--series-1)`), and mark of each entry; the page sets it outside the drawing so that names wrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +149,6 @@ Document = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Highlight:
-    """A key figure: `Lowest p99 latency`, `1.20 ms`, and the build that has it."""
-
-    name: str
-    value: str
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
 class Page:
     """A separate report: the answer first, then sections, then the machine and the files."""
 
@@ -177,7 +159,8 @@ class Page:
     tally: tuple[tuple[str, int], ...] = ()
     """Number of criteria with each verdict."""
     alerts: tuple[Sentence, ...] = ()
-    highlights: tuple[Highlight, ...] = ()
+    highlights: tuple[tuple[str, str, str], ...] = ()
+    """Key figures: `Lowest p99 latency`, `1.20 ms`, and the build that has it."""
     facts: tuple[tuple[str, str], ...] = ()
     """The measurement environment, by name."""
     files: tuple[RawFile, ...] = ()

@@ -18,7 +18,6 @@ from optpipe.report.document import (
     Document,
     Figure,
     Gauge,
-    Highlight,
     Page,
     Part,
     RawFile,
@@ -227,7 +226,7 @@ def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], file
         summarize_comparison(comparison),
         tuple(section for section in sections if section.parts),
         highlights=tuple(
-            Highlight(names[goal], comparison.best_reason[goal], comparison.row(row).label)
+            (names[goal], comparison.best_reason[goal], comparison.row(row).label)
             for goal, row in comparison.best.items()
             if row is not None
         ),
@@ -241,22 +240,22 @@ def _make_builds_section(comparison: Comparison) -> Section:
     return Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
 
 
-def _highlight_judged_build(record: VerdictRecord, comparison: Comparison) -> Iterator[Highlight]:
+def _highlight_judged_build(record: VerdictRecord, comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     rows = [row for row in comparison.rows if row.artifact == record.artifact.id and row.valid]
     percentile = "p99" if any("p99" in row.latency_ns for row in rows) else "p50"
     sample = name_sample(row.load.sample for row in rows)
     if timed := [(row.latency_ns[percentile].value, row.label) for row in rows if percentile in row.latency_ns]:
         value, label = min(timed)
-        yield Highlight(f"Lowest {percentile} latency", format_quantity(value, Dimension.TIME), label)
+        yield f"Lowest {percentile} latency", format_quantity(value, Dimension.TIME), label
     if counted := [(row.throughput_images_per_s.value, row.label) for row in rows if row.throughput_images_per_s]:
         value, label = max(counted)
-        yield Highlight("Highest throughput", format_quantity(value, choose_dimension(Dimension.RATE, sample)), label)
+        yield "Highest throughput", format_quantity(value, choose_dimension(Dimension.RATE, sample)), label
     if metered := [(row.energy_j_per_image.value, row.label) for row in rows if row.energy_j_per_image]:
         value, label = min(metered)
         energy = format_quantity(value, choose_dimension(Dimension.ENERGY, sample))
-        yield Highlight("Least energy", f"≈ {energy}", label)
+        yield "Least energy", f"≈ {energy}", label
     if size := record.artifact.size_bytes:
-        yield Highlight("Engine", format_bytes(size), f"sha256 {str(record.artifact.sha256)[:12]}")
+        yield "Engine", format_bytes(size), f"sha256 {str(record.artifact.sha256)[:12]}"
 
 
 def _list_facts(environment: Environment) -> Iterator[tuple[str, str]]:

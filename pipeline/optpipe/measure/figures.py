@@ -6,7 +6,7 @@ The same code computes them when the measurement is made and when a sign-off or 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
 from optpipe.core.quantity import Estimate
@@ -67,21 +67,31 @@ WORTH_PER_GROUP = 8
 
 def judge_measurement(
     blank: Measurement,
-    reasons: Sequence[Reason],
+    witnessed: Sequence[Reason],
     evidence: ValidityEvidence,
     highest: float = 99.0,
     confidence: float = CONFIDENCE,
 ) -> Measurement:
-    measured = evidence.samples
-    energy = estimate_energy_per_image(
-        evidence.machine, int(measured["images"].sum()), _compute_seconds(measured), confidence
-    )
+    """`blank` with figures, percentiles up to p99 or `highest`, and the verdict of the `witnessed` and all found reasons."""
+    measured, load = evidence.samples, blank.load
+    reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
+    percents = tuple(sorted({percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest)}))
+    latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
+    seconds = float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
+    throughput = estimate_throughput(measured, load.scenario, confidence)
+    tokens = (load.length or 0) * (1 - (blank.inputs.padding if blank.inputs else 0.0))
+    energy = estimate_energy_per_image(evidence.machine, int(measured["images"].sum()), seconds, confidence)
     return replace(
         blank,
         verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
         reasons=tuple(reasons),
         samples=len(measured),
-        **compute_figures(blank, measured, highest, confidence),
+        latency_ns=summary_from_ns(latency, percents, confidence),
+        parts_ns=_summarize_parts(measured, percents, load.scenario, confidence),
+        duration_s=seconds,
+        throughput_images_per_s=throughput,
+        throughput_batches_per_s=throughput.value / load.batch_size,
+        throughput_tokens_per_s=replace(throughput.scale(tokens), note="tokens without padding") if tokens else None,
         energy_j_per_image=None if isinstance(energy, str) else energy,
         energy_why_not=energy if isinstance(energy, str) else None,
     )
@@ -104,29 +114,9 @@ def recompute_from_samples(
         replace(stored, output_check=None, interrupted=False), measured, select_rows_during(machine, measured)
     )
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
-    reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
-    found = judge_measurement(stored, reasons, evidence, highest, confidence)
+    found = judge_measurement(stored, witnessed, evidence, highest, confidence)
     peak = compute_worker_peak_bytes(machine, stored.inputs.rotated_bytes if stored.inputs else None)
     return found if peak is None else replace(found, device_peak_bytes=peak)
-
-
-def compute_figures(
-    blank: Measurement, measured: "pl.DataFrame", highest: float = 99.0, confidence: float = CONFIDENCE
-) -> dict[str, Any]:
-    """Fields of a `Measurement` from its samples and load; percentiles up to p99 or `highest`."""
-    wanted = (percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest))
-    percents = tuple(sorted(set(wanted)))
-    latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
-    throughput = estimate_throughput(measured, blank.load.scenario, confidence)
-    tokens = (blank.load.length or 0) * (1 - (blank.inputs.padding if blank.inputs else 0.0))
-    return {
-        "latency_ns": summary_from_ns(latency, percents, confidence),
-        "parts_ns": _summarize_parts(measured, percents, blank.load.scenario, confidence),
-        "duration_s": _compute_seconds(measured),
-        "throughput_images_per_s": throughput,
-        "throughput_batches_per_s": throughput.value / blank.load.batch_size,
-        "throughput_tokens_per_s": replace(throughput.scale(tokens), note="tokens without padding") if tokens else None,
-    }
 
 
 def _summarize_parts(
@@ -169,10 +159,6 @@ def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence
     interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
     low, high = (None, None) if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
     return Estimate(int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9, low, high, note)
-
-
-def _compute_seconds(measured: "pl.DataFrame") -> float:
-    return float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
 
 
 def select_rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":

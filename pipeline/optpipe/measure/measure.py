@@ -41,7 +41,7 @@ from optpipe.measure.figures import (
 )
 from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
-from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
+from optpipe.measure.validity import LIMITS, ValidityEvidence
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan
 from optpipe.measure.worker.spool import frame_from_spool
 from optpipe.models.artifacts.facts import hash_engine
@@ -120,7 +120,7 @@ def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess
         wanted_samples=done.queries_needed if done else count_samples_needed(blank.load.percentile),
         cache_probe=done.cache_probe if done else CacheProbe(),
     )
-    return judge_measurement(filled, (*failure, *find_reasons(evidence)), evidence, blank.load.percentile)
+    return judge_measurement(filled, failure, evidence, blank.load.percentile)
 
 
 def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.DataFrame]":

@@ -12,9 +12,10 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import LoadSpec, Measurement, Scenario, Subject, Validity
 from optpipe.core.quantity import Dimension, Estimate
-from optpipe.measure.figures import GROUPS, PARTS, compute_figures, estimate_energy_per_image, estimate_throughput
+from optpipe.measure.figures import GROUPS, PARTS, estimate_energy_per_image, estimate_throughput, judge_measurement
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
 from optpipe.measure.process import MachineSampler, read_busy_ticks
+from optpipe.measure.validity import ValidityEvidence
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
 from optpipe.signoff.policy import Criterion
@@ -64,9 +65,9 @@ def test_a_query_of_several_streams_is_as_many_batches():
     whole = frame([2_000_000] * 100, images=8).with_columns(
         pl.col("start_ns").alias("scheduled_ns"), *(pl.lit(None, pl.Int64).alias(f"{part}_ns") for part in PARTS)
     )
-    found = compute_figures(blank, whole)
-    assert found["throughput_images_per_s"].value == pytest.approx(4000)
-    assert found["throughput_batches_per_s"] == pytest.approx(1000)
+    found = judge_measurement(blank, (), ValidityEvidence(blank, whole, pl.DataFrame()))
+    assert found.throughput_images_per_s.value == pytest.approx(4000)
+    assert found.throughput_batches_per_s == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(("calls", "has_one"), [(1, False), (2, False), (3, True), (GROUPS + 1, True)])

@@ -8,7 +8,8 @@ from tests.fakes.text_models import make_tokenizer
 
 from optpipe.core.card import Task
 from optpipe.core.entries import WeightsRequest
-from optpipe.core.errors import MissingError
+from optpipe.core.errors import BadInputError, MissingError
+from optpipe.models.export.model import Model
 from optpipe.models.sources.hub import HuggingFaceSource, use_hub
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub: uv sync --extra hf")
@@ -99,6 +100,9 @@ def test_a_wider_shape_admits_texts_as_long_as_the_tokenizer_says(tmp_path, stat
     card = source.load(WeightsRequest()).card
     assert card.tokenization.max_length == allowed
     assert card.inputs[0].max == (64, 512)  # the default profile
+    beyond = {each.name: ((1, 1), (1, 8), (1, allowed + 1)) for each in card.inputs}
+    with pytest.raises(BadInputError, match=f"takes up to {allowed} tokens, not {allowed + 1}\n.*position table"):
+        Model(source, WeightsRequest(), shapes=beyond).load()
 
 
 @pytest.mark.slow

@@ -257,6 +257,7 @@ FORGERIES = {
     "engine's size": (in_artifact("files", "model.onnx", "size_bytes", value=1), STATED_BUILDS),
     "machine": (in_run("environment", "cpu", value="another"), "hardware, driver and package versions: stated by"),
     "SNR of the outputs": (in_verification("snr_db", value=99.0), "trust.outputs: stated by builds/verification-"),
+    "agreement of the boxes": (in_verification("box_agreement", value=1.0), "trust.outputs: stated by builds/verification-"),
     "reference": (in_verification("reference", value=ESCAPE), "trust.outputs: stated by builds/verification-"),
     "name of the data": (in_data("name", value="ImageNet"), "hash of the data set 'ImageNet': stated by"),
     "swapped pictures": (swap_pictures, "pictures, and differences of steps and images: stated by"),

@@ -26,6 +26,7 @@ from optpipe.measure.records import (
     TuningRecord,
     UnjudgedPoint,
 )
+from optpipe.measure.validity import HOST_CAUSES
 from optpipe.report.charts import Bar, Curve, draw_comparison
 from optpipe.report.document import (
     PAGE_ONLY,
@@ -260,7 +261,8 @@ def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Ite
         for reason in row.reasons:
             key = (reason.invalidates, reason.code, reason.remedy)
             found.setdefault(key, []).append(f"{_format_where(row, called)}: {reason.message}")
-    for (invalid, code, remedy), seen in found.items():
+    causes_first = sorted(found.items(), key=lambda item: (not item[0][0], item[0][1] not in HOST_CAUSES))
+    for (invalid, code, remedy), seen in causes_first:
         tone, label = (Tone.DOUBTFUL, "INVALID") if invalid else (Tone.FAINT, "note")
         yield Sentence(code, tone, label, _shorten_list(seen), remedy)
 

@@ -127,6 +127,12 @@ def table_of(*rows, sort=BenchSort.GIVEN, width=160, **more):
     )
 
 
+def test_causes_on_the_host_come_before_what_follows_from_them():
+    loaded = Reason("loaded-host", "other processes ran", "stop them", invalidates=True)
+    text = table_of(row(1, 1.0, DRIFT), row(1, 1.0, loaded, DRIFT))
+    assert text.index("loaded-host") < text.index("drift")
+
+
 def test_both_parts_of_the_scatter_are_shown():
     figures = (4.0, 4.1, 3.9, 4.05)
     rows = [replace(row(8, latency, samples=700 + at), process=at) for at, latency in enumerate(figures)]

@@ -118,17 +118,14 @@ def list_records(workspace: Path, kind: type[Info], prefix: str = "") -> Iterato
 
 def list_runs(workspace: Path, kind: RunKind | None = None) -> tuple[Run, ...]:
     """Finished runs, oldest first; of one `kind` if given."""
-    finished = (path for path in list_run_folders(workspace, kind) if (path / MANIFEST).is_file())
-    return tuple(sorted(map(_load_listed_run, finished), key=lambda run: run.manifest.started_utc))
-
-
-def _load_listed_run(path: Path) -> Run:
-    try:
-        return load_run(path)
-    except BadInputError as error:
-        raise BadInputError(
-            f"{error}\ndelete the run with `{for_workspace(f'optpipe store rm {path.name}')}`"
-        ) from error
+    found = []
+    for path in list_run_folders(workspace, kind):
+        try:
+            found += [load_run(path)] if (path / MANIFEST).is_file() else []
+        except BadInputError as error:
+            remove = for_workspace(f"optpipe store rm {path.name}")
+            raise BadInputError(f"{error}\ndelete the run with `{remove}`") from error
+    return tuple(sorted(found, key=lambda run: run.manifest.started_utc))
 
 
 def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]:

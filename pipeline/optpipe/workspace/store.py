@@ -32,7 +32,7 @@ from optpipe.workspace.entry import (
     finish_entry,
     get_utc_time,
 )
-from optpipe.workspace.files import hold_lock, lock, measure_folder_bytes, open_lock, try_lock, unlock
+from optpipe.workspace.files import hold_lock, list_files, lock, measure_folder_bytes, open_lock, try_lock, unlock
 from optpipe.workspace.places import explain_os_errors
 
 LOCKS = "locks"
@@ -91,30 +91,22 @@ class Store:
             if (self.root / name).exists():
                 listener.warn(f"store entry {name} was damaged and is being rebuilt")
                 shutil.rmtree(self.root / name)
-            return self._make(kind, name, recipe, make, parents), False
-
-    def _make(
-        self,
-        kind: type[Info],
-        name: str,
-        recipe: Mapping[str, Any],
-        make: Callable[[Path], Info],
-        parents: tuple[str, ...],
-    ) -> Entry[Info]:
-        scratch = self.workspace / "tmp" / name  # under the lock, so existing files are a dead run's
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        try:
-            started = get_utc_time("microseconds")
-            info = make(scratch)
-            ident = compute_entry_id(kind, recipe)
-            made = finish_entry(scratch, kind.KIND, ident, info, started, recipe=recipe, parents=parents)
-            _flush(scratch)
-            self.root.mkdir(parents=True, exist_ok=True)
-            scratch.rename(self.root / name)
-        finally:
+            scratch = self.workspace / "tmp" / name  # under the lock, so existing files are a dead run's
             shutil.rmtree(scratch, ignore_errors=True)
-        return replace(made, files=Files(self.root / name))
+            scratch.mkdir(parents=True)
+            try:
+                started = get_utc_time("microseconds")
+                info = make(scratch)
+                ident = compute_entry_id(kind, recipe)
+                made = finish_entry(scratch, kind.KIND, ident, info, started, recipe=recipe, parents=parents)
+                for path in list_files(scratch).values():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                self.root.mkdir(parents=True, exist_ok=True)
+                scratch.rename(self.root / name)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+            return replace(made, files=Files(self.root / name)), False
 
     def _open_store_lock(self) -> IO[str]:
         path = (self.workspace / LOCKS / "store").absolute()
@@ -238,10 +230,3 @@ class Store:
 
 def _name_entry(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:
     return f"{kind.KIND}-{compute_entry_id(kind, recipe)}"
-
-
-def _flush(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())

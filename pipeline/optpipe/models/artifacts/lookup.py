@@ -71,8 +71,26 @@ def find_artifacts(
         filters = _format_filters(precisions, backends, device)
         raise BadInputError(f"{text} is {by_id[-1].info.label}, not{filters}\nuse `{model}{filters}`, or the ID alone")
     if not wanted:
-        other = not named and bool(find_builds(text, store, any_content=True))
-        _refuse(text, store, named, precisions, backends, device, other_content=other)
+        from optpipe.models.sources.resolve import source_from_text
+
+        flags = _format_filters(precisions, backends, device)
+        built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
+        here = f" (available: {', '.join(built)})" if built else ""
+        if not named and find_builds(text, store, any_content=True):
+            here = "; existing builds of that name are from a different file"
+        way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
+        unable = [name for name in backends if BACKENDS[name].needs_module]
+        if (
+            unable
+            and len(unable) == len(backends)
+            and not source_from_text(find_stored_source(text, store) or text).has_module
+        ):
+            way_out = (
+                f"{' and '.join(unable)} cannot build an ONNX file: give its PyTorch model, or leave --backend out"
+            )
+            if not built:
+                way_out += f" (`{for_workspace(f'optpipe build {shlex.quote(text)}')}` builds it)"
+        raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
     newest = {entry.info.label: entry for entry in wanted}
     return tuple(_load_artifact(entry, store) for entry in newest.values())
 
@@ -198,41 +216,10 @@ def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None
     )
 
 
-def _refuse(
-    text: str,
-    store: Store,
-    named: Sequence[Entry[ArtifactInfo]],
-    precisions: Sequence[str],
-    backends: Sequence[str],
-    device: Device | None,
-    *,
-    other_content: bool,
-) -> None:
-    flags = _format_filters(precisions, backends, device)
-    what = f"{text}{flags}"
-    built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
-    here = f" (available: {', '.join(built)})" if built else ""
-    if other_content:
-        here = "; existing builds of that name are from a different file"
-    way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
-    unable = [name for name in backends if BACKENDS[name].needs_module]
-    if unable and len(unable) == len(backends) and _is_onnx(text, store):
-        way_out = f"{' and '.join(unable)} cannot build an ONNX file: give its PyTorch model, or leave --backend out"
-        if not built:
-            way_out += f" (`{for_workspace(f'optpipe build {shlex.quote(text)}')}` builds it)"
-    raise BadInputError(f"no build of {what} in {store.workspace}{here}\n{way_out}")
-
-
 def _format_filters(precisions: Sequence[str], backends: Sequence[str], device: Device | None) -> str:
     return "".join(
         f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
     ) + (f" --device {device}" if device else "")
-
-
-def _is_onnx(text: str, store: Store) -> bool:
-    from optpipe.models.sources.resolve import source_from_text
-
-    return not source_from_text(find_stored_source(text, store) or text).has_module
 
 
 def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:

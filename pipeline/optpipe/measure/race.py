@@ -19,7 +19,6 @@ from math import exp, log
 from optpipe.core.measurement import Measurement, Options
 from optpipe.measure.groups import OWN_SAMPLES
 from optpipe.measure.records import TrialRecord, TuningRecord
-from optpipe.measure.search import has_figures
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.stats.means import Scatter, compute_pairwise_confidence
 from optpipe.stats.ratio import Change, Order, Ratio, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
@@ -240,6 +239,10 @@ def tune_options(
     return replace(blank, trials=tried.trials, chosen=chosen, final=final)
 
 
+NOISE = OWN_SAMPLES | {"too-few-samples", "loaded-host", "clocks-moved", "throttled"}
+"""Codes that do not exclude a trial: short trials compare options, and the winner is measured in full."""
+
+
 class _Interrupted(Exception):
     """A trial was interrupted: untried options cannot lose."""
 
@@ -297,14 +300,8 @@ class _Tried:
         return {
             each.load.batch_size: 1 / each.throughput_images_per_s.value
             for each in self.measure(options)
-            if has_figures(each) and each.throughput_images_per_s and is_usable(each)
+            if each.throughput_images_per_s and (each.is_valid or NOISE.issuperset(each.invalid_codes))
         }
-
-
-def is_usable(measurement: Measurement) -> bool:
-    """Valid, or invalid only for noise: short trials compare options, and the winner is measured in full."""
-    noise = OWN_SAMPLES | {"too-few-samples", "loaded-host", "clocks-moved", "throttled"}
-    return measurement.is_valid or noise.issuperset(measurement.invalid_codes)
 
 
 def trial_from_measurements(options: Options, measurements: Sequence[Measurement]) -> TrialRecord:

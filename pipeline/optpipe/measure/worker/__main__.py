@@ -90,14 +90,11 @@ class Worker:
 
     def ready(self) -> WorkerEvent:
         """The event with the facts that the parent needs to watch this process."""
-        return WorkerEvent("ready", pid=os.getpid(), gpu_uuid=self._gpu_uuid())
-
-    def _gpu_uuid(self) -> str | None:
         if not self.plan.device.startswith("cuda"):
-            return None
+            return WorkerEvent("ready", pid=os.getpid())
         import torch
 
-        return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        return WorkerEvent("ready", pid=os.getpid(), gpu_uuid=f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
     def measured(self, point: Point, events: Any) -> PointReport:
         asked = point.load

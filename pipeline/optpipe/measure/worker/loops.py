@@ -283,11 +283,19 @@ def run_load(load: PointRun) -> None:
     elif scenario is Scenario.MULTI_STREAM:
         _run_multi_stream(load)
     elif scenario is Scenario.SERVER:
-        _run_server(load)
+        if load.spec.rate_per_s is None:
+            raise ValueError("the server scenario needs a rate")
+        arrivals = iterate_arrivals(
+            load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns())
+        )  # at a low rate the end may come between two arrivals
+        _run_lane(load, 0, arrivals, count_transient_queries(load.utilization, load.spec.percentile))
     elif isinstance(load.lanes[0], CudaLane):
         _run_pipelined(load, [lane for lane in load.lanes if isinstance(lane, CudaLane)])
+    elif len(load.lanes) == 1:
+        _run_lane(load, 0, repeat(None))
     else:
-        _run_threads(load)
+        with ThreadPoolExecutor(len(load.lanes)) as threads:  # runtimes release Python's lock
+            list(threads.map(lambda stream: _run_lane(load, stream, repeat(None)), range(len(load.lanes))))
 
 
 def _warm_up(load: PointRun) -> None:
@@ -350,15 +358,6 @@ def _run_multi_stream(load: PointRun) -> None:
             count += 1
 
 
-def _run_server(load: PointRun) -> None:
-    if load.spec.rate_per_s is None:
-        raise ValueError("the server scenario needs a rate")
-    arrivals = iterate_arrivals(
-        load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns())
-    )  # at a low rate the end may come between two arrivals
-    _run_lane(load, 0, arrivals, count_transient_queries(load.utilization, load.spec.percentile))
-
-
 def _run_pipelined(load: PointRun, lanes: Sequence[CudaLane]) -> None:
     """Offline on a GPU: one thread keeps IN_FLIGHT queries on every stream, with copies of inputs inside the time."""
     rings = [[lane.create_marks() for _ in range(IN_FLIGHT)] for lane in lanes]
@@ -388,12 +387,3 @@ def _collect_query(load: PointRun, lanes: Sequence[CudaLane], query: tuple[int, 
     parts = lanes[stream].parts(marks)
     load.write(Phase.MEASURED, stream, index, load.spec.batch_size, 0, begun, begun, now, enqueue, *parts)
     return now
-
-
-def _run_threads(load: PointRun) -> None:
-    """A closed loop on every lane in a thread; runtimes release Python's lock."""
-    if len(load.lanes) == 1:
-        _run_lane(load, 0, repeat(None))
-        return
-    with ThreadPoolExecutor(len(load.lanes)) as threads:
-        list(threads.map(lambda stream: _run_lane(load, stream, repeat(None)), range(len(load.lanes))))

@@ -80,13 +80,9 @@ def make_calibrated_graph(
     if budget is None:
         return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
     lowering = lower_by_table(model, best, target)
-
-    def rank() -> tuple[LayerCost, ...]:
-        return rank_layers(model, lowering, samples, store, listener)[0].info.layers
-
-    chosen, _ = select_kept_layers(model, lowering, rank, samples, budget, store, listener)
+    chosen, _ = select_kept_layers(model, lowering, samples, budget, store, listener)
     require_lowered(chosen.info, precision)
-    ranking = rank() if chosen.info.keep else ()
+    ranking = rank_layers(model, lowering, samples, store, listener)[0].info.layers if chosen.info.keep else ()
     best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
     return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking))
 

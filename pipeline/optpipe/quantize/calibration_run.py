@@ -120,8 +120,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         lowering = lower_by_table(exported, best, plan.target)
         sensitivity = rank_layers(exported, lowering, samples, store, listener)[0].info
         if plan.budget is not None:
-            layers = sensitivity.layers
-            chosen, _ = select_kept_layers(exported, lowering, lambda: layers, samples, plan.budget, store, listener)
+            chosen, _ = select_kept_layers(exported, lowering, samples, plan.budget, store, listener)
             selection, best = chosen.info, replace(best, keep=chosen.info.keep)
             folder = plan.output or store.workspace / "tables" / f"{best.model}-{chosen.id}"
             path = folder / f"table-{best.method}-spared.json"

@@ -71,15 +71,7 @@ def convert_within_budget(
     base, _ = convert_to_half(Precision.FP16, model, reference, store, listener)
     samples = _choose_samples(model, reference, data, budget, listener)
     lowering = lower_to_half(model, base)
-    selection, _ = select_kept_layers(
-        model,
-        lowering,
-        lambda: rank_layers(model, lowering, samples, store, listener)[0].info.layers,
-        samples,
-        budget,
-        store,
-        listener,
-    )
+    selection, _ = select_kept_layers(model, lowering, samples, budget, store, listener)
     require_lowered(selection.info, Precision.FP16)
     recipe = {**_describe_recipe(Precision.FP16, model, reference), "selection": selection.id}
 

@@ -18,7 +18,7 @@ Target = Literal["tensorrt", "cpu", "fp8"]
 _ACTIVATIONS = ("Relu", "Clip")
 FP8_MULTIPLE = 16
 """Of a weight's sizes (PyTorch, `torch._scaled_mm`)."""
-_MIN_CHANNELS: dict[Target, int] = {"tensorrt": 16, "cpu": 1, "fp8": 16}
+_MIN_CHANNELS: dict[Target, int] = {"tensorrt": 16, "cpu": 1}
 """Input channels of a group below which a convolution stays in floating point. INT8 Tensor Core kernels take 16 at a time; a
 CPU's take any number, and with depthwise and narrow ones in INT8 no tensor is converted between them: 0.62 to 1.01 of the
 time (`benchmarks/README.md`).
@@ -51,8 +51,9 @@ def place_qdq(
     for node in model.graph.node:
         if node.op_type not in WEIGHTED_OPS:
             continue
-        obstacle = _find_obstacle(node, graph, target) or (_find_fp8_obstacle(node, graph) if target == "fp8" else None)
-        obstacle = obstacle or ("its input was zero in all calibration data" if node.input[0] in unseen else None)
+        obstacle = _find_obstacle(node, graph, target) or (
+            "its input was zero in all calibration data" if node.input[0] in unseen else None
+        )
         reason = "kept in floating point by request" if keep(node.name) else obstacle
         skipped.append(SkippedLayer(node.name, reason)) if reason else layers.append(node)
     skipped += _list_inner_layers(model.graph)
@@ -96,18 +97,24 @@ def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:
 
 
 def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
-    """Why INT8 would not pay or not work for a layer on a target; None if it fits."""
+    """Why the target's precision would not pay or not work for a layer; None if it fits."""
     weight = graph.weights.get(node.input[1]) if len(node.input) > 1 else None
     attributes = {each.name: each for each in node.attribute}
     if weight is None or node.input[0] in graph.weights:
         return "its weights are not constant"
     if weight.data_type != 1:
         return "its weights are not FP32"
-    if node.op_type == "MatMul":
-        return None if len(weight.dims) == 2 else "its weights are not a matrix"
-    if node.op_type == "Gemm":
-        plain = not (attributes["transA"].i if "transA" in attributes else 0)
-        return None if plain else "its data is transposed"
+    if node.op_type == "MatMul" and len(weight.dims) != 2:
+        return "its weights are not a matrix"
+    if node.op_type == "Gemm" and "transA" in attributes and attributes["transA"].i:
+        return "its data is transposed"
+    if node.op_type in ("MatMul", "Gemm"):
+        if target == "fp8" and any(size % FP8_MULTIPLE for size in weight.dims):
+            sizes = " × ".join(map(str, weight.dims))
+            return f"a matrix of {sizes}: FP8 kernels take multiples of {FP8_MULTIPLE}"
+        return None
+    if target == "fp8":
+        return "a convolution; FP8 is for linear layers"
     groups = attributes["group"].i if "group" in attributes else 1
     per_group = weight.dims[0] // groups if node.op_type == "ConvTranspose" else weight.dims[1]
     if per_group >= _MIN_CHANNELS[target]:
@@ -116,15 +123,6 @@ def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
         kind = "depthwise" if per_group == 1 else f"grouped, {per_group} channels per group"
         return f"{kind}: memory-bound; without a Tensor Core kernel INT8 loses accuracy for no speedup"
     return f"{per_group} input channels: INT8 kernels pad them to {_MIN_CHANNELS[target]}"
-
-
-def _find_fp8_obstacle(node: Any, graph: OnnxGraph) -> str | None:
-    if node.op_type not in ("MatMul", "Gemm"):
-        return "a convolution; FP8 is for linear layers"
-    sizes = graph.weights[node.input[1]].dims
-    if any(size % FP8_MULTIPLE for size in sizes):
-        return f"a matrix of {' × '.join(map(str, sizes))}: FP8 kernels take multiples of {FP8_MULTIPLE}"
-    return None
 
 
 def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]]:

@@ -279,13 +279,12 @@ class SelectionInfo:
 def select_kept_layers(
     model: Entry[ModelInfo],
     lowering: Lowering,
-    rank: Callable[[], Sequence[LayerCost]],
     samples: SampleSet,
     budget: Budget,
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[SelectionInfo], bool]:
-    """The store entry `selection`: the fewest of the first layers of `rank` to keep so that the cost is within `budget`.
+    """The store entry `selection`: the fewest of the costliest layers of `rank_layers` to keep so that the cost is within `budget`.
 
     Raises BadInputError if the budget cannot be measured: points of a model without a task or with one prediction for every
     sample, or the SNR of outputs without a common size.
@@ -304,7 +303,8 @@ def select_kept_layers(
             macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
             for kept in _search_kept_counts(len(layers), tried, budget):
                 if kept and not order:
-                    order.extend(row.layer for row in rank())
+                    ranked, _ = rank_layers(model, lowering, samples, store, listener)
+                    order += (row.layer for row in ranked.info.layers)
                 low = frozenset(layers) - frozenset(order[:kept])
                 share = sum(macs.get(layer, 0) for layer in low) / max(sum(macs.values()), 1)
                 tried[kept] = KeptTrial(kept, share, against.measure_cost(lower(low), step))

@@ -144,12 +144,6 @@ def _explain(address: str, error: Exception, log: str) -> str:
     return f"no Ray cluster at {address}: {said}\nstart one with `ray start --head`, or omit --on"
 
 
-def is_client() -> bool:
-    from ray.util.client import ray as client
-
-    return bool(client.is_connected())
-
-
 NODE_ID = "ray.io/node-id"
 ANSWER_S = 120.0
 """Seconds that nodes have to send their labels."""
@@ -329,7 +323,9 @@ class RayExecutor:
         self.slots, self.options, self.program, self.warn = slots, options, tuple(program), warn
         self.transport = Transport(store, shared)
         self.selectors = {each.label: each.for_ray for each in selectors}
-        self.starts = make_start_list() if is_client() else None
+        from ray.util.client import ray as client
+
+        self.starts = make_start_list() if client.is_connected() else None
         streaming = self.starts is None
         self.remotes = {device: make_remote(gpu=device == "cuda", streaming=streaming) for device in ("cpu", "cuda")}
         effects = list_neighbor_effects(store.workspace)

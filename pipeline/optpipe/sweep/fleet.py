@@ -268,16 +268,11 @@ def _mark(rows: Sequence[FleetRow]) -> list[FleetRow]:
     for row in rows:
         alike = [each for each in rows if (each.model, each.length) == (row.model, row.length)]
         peers = [each for each in alike if (each.kind, each.fingerprint) == (row.kind, row.fingerprint)]
-        rivals = [each for each in alike if each is not row]
         best = row.throughput.value == max(each.throughput.value for each in peers)
-        beaten = any(_dominates(each, row) for each in rivals)
+        mine, *rivals = ((-each.throughput.value, each.latency_ns.value) for each in (row, *alike))
+        beaten = any(other != mine and other[0] <= mine[0] and other[1] <= mine[1] for other in rivals)
         marked.append(replace(row, best=best, on_frontier=not beaten))
     return marked
-
-
-def _dominates(one: FleetRow, other: FleetRow) -> bool:
-    mine, theirs = ((-row.throughput.value, row.latency_ns.value) for row in (one, other))
-    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
 def _list_warnings(rows: Sequence[FleetRow], engines: Iterable[Sequence[JobRecord]], slo: Slo | None) -> list[str]:

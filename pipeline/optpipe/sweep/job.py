@@ -221,10 +221,6 @@ class JobRecord:
         return self.state in (JobState.DONE, JobState.IMPOSSIBLE)
 
 
-def _scenarios_from_text(text: str, flag: str) -> tuple[Scenario, ...]:
-    return tuple(map(Scenario, choices_from_text(text, list(Scenario), flag)))
-
-
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A sweep's matrix in TOML: every combination of the lists is a cell."""
 
@@ -241,7 +237,11 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Default: the length of the texts that verified each build."""
     scenarios: Annotated[
         tuple[Scenario, ...],
-        Param("MLPerf scenarios, comma-separated.", flag="scenario", parse=_scenarios_from_text),
+        Param(
+            "MLPerf scenarios, comma-separated.",
+            flag="scenario",
+            parse=lambda text, flag: tuple(map(Scenario, choices_from_text(text, list(Scenario), flag))),
+        ),
     ] = (Scenario.SINGLE_STREAM,)
     rates: Annotated[
         tuple[float, ...],
@@ -267,7 +267,8 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_warm_up_seconds: Annotated[float, params.MAX_WARM_UP] = 20.0
 
 
-def matrix_from_cell(cell: Cell) -> Matrix:
+def command_from_cell(cell: Cell) -> str:
+    """The command that sweeps this cell alone, without options at their defaults."""
     recipe, load = cell.recipe, cell.load
     same = {
         name: getattr(one, name)
@@ -285,14 +286,10 @@ def matrix_from_cell(cell: Cell) -> Matrix:
         "rates": () if load.rate_per_s is None else (load.rate_per_s,),
         "options": (cell.options,),
         "gpus": (cell.kind,),
+        "build_options": recipe.options,
     }
-    return Matrix(**{**same, **listed, "build_options": recipe.options})
-
-
-def command_from_cell(cell: Cell) -> str:
-    """The command that sweeps this cell alone, without options at their defaults."""
     options = [word for each in cell.options for word in ("--option", each)]
-    return to_command("sweep", cell.recipe.model, matrix_from_cell(cell), *options)
+    return to_command("sweep", recipe.model, Matrix(**{**same, **listed}), *options)
 
 
 @dataclass(frozen=True, slots=True)

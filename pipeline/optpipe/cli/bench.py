@@ -1,6 +1,6 @@
 """`optpipe bench`: latency, throughput, energy; of two builds in turn; from image files to predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,31 +136,19 @@ def bench(
 
     models = model or []
     if how.resume is not None:
-        _require_alone("--resume RUN_DIR", [f"MODEL {each}" for each in models], load, targets, how, {"resume", "sort"})
+        words = [f"MODEL {each}" for each in models]
+        _require_alone("--resume RUN_DIR", how, {"resume", "sort"}, load, *words, *params.list_words(targets))
         recovered = replace(recover_run(how.resume), exit_status=int(ExitStatus.DONE))
         return Outcome(recovered, lambda found: document_from_bench(found, how.sort))
     if not models:
         raise BadInputError(f"bench requires MODEL; `{for_workspace('optpipe store ls')}` lists what is built")
     if how.from_images is not None:
-        _require_alone(
-            "--from-images",
-            [],
-            {name: load[name] for name in load if name != "min_seconds"},
-            None,
-            how,
-            {"from_images", "batch"},
-        )
+        _require_alone("--from-images", how, {"from_images", "batch"}, load.keys() - {"min_seconds"})
         return _bench_from_images(models, targets, load, how, store, terminal)
     plan = make_bench_plan(load, targets, how)
     if how.against is not None:
-        _require_alone(
-            "--against",
-            [],
-            {},
-            None,
-            how,
-            {"against", "metric", "rounds", "batch", "length", "max_cv", "images", "affinity", "seed"},
-        )
+        beside = {"against", "metric", "rounds", "batch", "length", "max_cv", "images", "affinity", "seed"}
+        _require_alone("--against", how, beside)
         return _bench_pair(models, how.against, targets, how, plan, store, terminal)
     if how.metric is not None or how.rounds is not None:
         raise BadInputError(f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE")
@@ -173,16 +161,9 @@ def bench(
     return Outcome(record, lambda found: document_from_bench(found, how.sort), ExitStatus(record.exit_status))
 
 
-def _require_alone(
-    flag: str,
-    words: Sequence[str],
-    load: Mapping[str, Any],
-    targets: TargetOptions | None,
-    how: BenchOptions,
-    beside: set[str],
-) -> None:
+def _require_alone(flag: str, how: BenchOptions, beside: set[str], load: Collection[str] = (), *words: str) -> None:
     """Raises BadInputError for options that `flag` does not allow; those of `how` named in `beside` are allowed."""
-    given = [*words, *params.list_words(how, *beside), *(params.list_words(targets) if targets else ())]
+    given = [*words, *params.list_words(how, *beside)]
     given += [each.flag for each in params.list_fields(LoadSpec) if each.name in load]
     if given:
         raise BadInputError(f"{flag} cannot be combined with {' '.join(given)}")

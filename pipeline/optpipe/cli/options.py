@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
-def _complete_precision(incomplete: str) -> list[str]:
-    return complete_choice(incomplete, list(Precision))
-
-
 def _complete_backend(incomplete: str) -> list[str]:
     from optpipe.backends.registry import BACKENDS
 
@@ -31,7 +27,7 @@ def _complete_backend(incomplete: str) -> list[str]:
 PRECISION = Param(
     "Precisions; auto: the fastest build within --budget, or in `bench` the one that was chosen.",
     metavar=f"{'|'.join(Precision)}[,…]",
-    complete=_complete_precision,
+    complete=lambda incomplete: complete_choice(incomplete, list(Precision)),
 )
 BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]", complete=_complete_backend)
 SAMPLE_SEED = Param("Seed for sampling.", minimum=0, setting=True)

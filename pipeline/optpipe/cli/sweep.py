@@ -110,7 +110,7 @@ def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -
     from optpipe.sweep.local import LocalExecutor
     from optpipe.sweep.transport import is_bucket, require_bucket
 
-    selectors = tuple(selector_from_text(each) for each in how.node)
+    selectors = dict(map(selector_from_text, how.node))
     if how.on is None:
         if selectors or (how.store is not None and is_bucket(how.store)):
             raise BadInputError(f"{'--node' if selectors else '--store ' + str(how.store)} requires --on ray")
@@ -119,7 +119,7 @@ def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -
         raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
     if how.calibrate_host:
         raise BadInputError("--calibrate-host measures the host it runs on; run it there, without --on")
-    if len({each.label for each in selectors}) < len(selectors):
+    if len(selectors) < len(how.node):
         raise BadInputError("--node: each label may be given once")
     from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
 

@@ -62,33 +62,21 @@ def label_from_kind(kind: str) -> str:
     return kind.replace(" ", "_")
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """`--node driver=580.95.05` or `--node driver!=580.95.05`."""
+def selector_from_text(text: str) -> tuple[str, str]:
+    """Reads `LABEL=VALUE` or `LABEL!=VALUE`: the label, and the value or `!VALUE` as Ray's label selectors write it.
 
-    label: str
-    value: str
-    equal: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.label.removeprefix(PREFIX)}{'=' if self.equal else '!='}{self.value}"
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        return (labels.get(self.label) == self.value) is self.equal
-
-    @property
-    def for_ray(self) -> str:
-        return self.value if self.equal else f"!{self.value}"
-
-
-def selector_from_text(text: str) -> Selector:
-    """Reads `LABEL=VALUE` or `LABEL!=VALUE`; a label without a slash is one of ours. Raises BadInputError."""
+    A label without a slash is one of ours. Raises BadInputError.
+    """
     name, equals, value = text.partition("=")
-    label, equal = name.rstrip("!").strip(), not name.endswith("!")
+    label, unequal = name.rstrip("!").strip(), "!" if name.endswith("!") else ""
     value = label_from_kind(value.strip())
     if not equals or not label or not value:
         raise BadInputError(f"--node {text}: expected LABEL=VALUE or LABEL!=VALUE, such as driver=580.95.05 or mig=off")
-    return Selector(label if "/" in label else f"{PREFIX}{label}", value, equal)
+    return label if "/" in label else f"{PREFIX}{label}", unequal + value
+
+
+def is_selected(labels: Mapping[str, str], label: str, wanted: str) -> bool:
+    return (labels.get(label) == wanted.removeprefix("!")) is not wanted.startswith("!")
 
 
 _TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
@@ -149,7 +137,7 @@ ANSWER_S = 120.0
 """Seconds that nodes have to send their labels."""
 
 
-def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
+def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
     """A slot for each GPU of the nodes that match, one for each CPU node. Raises MissingError if there is none.
 
     The labels of nodes are trusted. If no node has ours, a short task asks each node.
@@ -163,20 +151,22 @@ def list_cluster_slots(selectors: Sequence[Selector] = ()) -> tuple[Slot, ...]:
     described = [(node, labels) for node, labels in described if LABEL in labels]
     found: list[Slot] = []
     for node, labels in described:
-        if not all(each.matches(labels) for each in selectors):
+        if not all(is_selected(labels, *each) for each in selectors.items()):
             continue
         kind, ident = labels[LABEL].replace("_", " "), node["NodeID"]  # NVML's names have no underscores
         count = int(node["Resources"].get("GPU", 0)) if choose_device_of_kind(kind) == "cuda" else 1
         slot = Slot("", kind, (), labels.get(FINGERPRINT, ""), Environment(), node=ident if asked else "")
         found += [replace(slot, name=f"{ident[:8]}-{at}") for at in range(count)]
     if not found:
-        first = next((each for each in selectors if not any(each.matches(labels) for _, labels in described)), None)
-        if not described or first is None:
+        unmet = [each for each in selectors.items() if not any(is_selected(labels, *each) for _, labels in described)]
+        if not described or not unmet:
             raise MissingError(
                 "no node of the Ray cluster matches all --node labels, has a processor and, if labeled so, a GPU"
             )
-        has = sorted({labels.get(first.label, "none") for _, labels in described})
-        raise MissingError(f"--node {first}: no node of the Ray cluster has it; nodes have {', '.join(has)}")
+        (label, value), *_ = unmet
+        has = sorted({labels.get(label, "none") for _, labels in described})
+        flag = f"--node {label.removeprefix(PREFIX)}{'!=' if value.startswith('!') else '='}{value.removeprefix('!')}"
+        raise MissingError(f"{flag}: no node of the Ray cluster has it; nodes have {', '.join(has)}")
     return tuple(found)
 
 
@@ -316,13 +306,13 @@ class RayExecutor:
         store: Store,
         options: SweepOptions,
         shared: str | None = None,
-        selectors: Sequence[Selector] = (),
+        selectors: Mapping[str, str] = {},
         program: Sequence[str] = PROGRAM,
         warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.slots, self.options, self.program, self.warn = slots, options, tuple(program), warn
         self.transport = Transport(store, shared)
-        self.selectors = {each.label: each.for_ray for each in selectors}
+        self.selectors = selectors
         from ray.util.client import ray as client
 
         self.starts = make_start_list() if client.is_connected() else None

@@ -80,13 +80,13 @@ def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_pat
 
     capped = add_node(cluster, "cpu-b", **{"optpipe/power-limit-w": "350", "optpipe/mig": "off"})
     try:
-        record = sweep(tmp_path, (1, 2), kinds=("cpu-b",), selectors=[selector_from_text("power-limit-w=350")])
+        record = sweep(tmp_path, (1, 2), kinds=("cpu-b",), selectors=dict([selector_from_text("power-limit-w=350")]))
         assert_each_once(tmp_path, record, 2)
         assert len(record.slots) == 1
         with pytest.raises(
             MissingError, match="--node mig=on: no node of the Ray cluster has it; nodes have none, off"
         ):
-            sweep(tmp_path, (1,), selectors=[selector_from_text("mig=on")])
+            sweep(tmp_path, (1,), selectors=dict([selector_from_text("mig=on")]))
     finally:
         cluster.remove_node(capped)
 

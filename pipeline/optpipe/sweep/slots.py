@@ -17,7 +17,7 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
 from optpipe.core.files import hash_text
 from optpipe.sweep.job import CPU, compute_fingerprint
-from optpipe.workspace.environment import describe_environment, select_visible_gpus
+from optpipe.workspace.environment import describe_environment, open_nvml, select_visible_gpus
 from optpipe.workspace.files import try_lock
 
 
@@ -133,14 +133,11 @@ def _read_node_cpus(node: int) -> tuple[int, ...]:
 
 @cache
 def _list_devices() -> tuple[_Device, ...]:
-    nvml = _open_nvml()
-    if nvml is None:
-        return ()
-    try:
+    with open_nvml() as nvml:
+        if nvml is None:
+            return ()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return tuple(_describe(nvml, handle) for handle in handles)
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _describe(nvml: Any, handle: Any) -> _Device:
@@ -167,33 +164,19 @@ def _read_numa_node(pci: Any) -> int:
         return -1
 
 
-def _open_nvml() -> Any:
-    try:
-        import pynvml
-    except ModuleNotFoundError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
-
-
 def list_gpu_processes(uuid: str) -> dict[int, str]:
     """Compute processes on the GPU, such as `python (process 17)`, by NVML's id, which in a container may be the host's.
 
     Empty if NVML does not say.
     """
-    nvml = _open_nvml()
-    if nvml is None:
-        return {}
-    try:
-        found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
+    with open_nvml() as nvml:
+        if nvml is None:
+            return {}
+        try:
+            found = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
+        except nvml.NVMLError:
+            return {}
         return {one.pid: f"{_name_process(nvml, one.pid)} (process {one.pid})" for one in found}
-    except nvml.NVMLError:
-        return {}
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _name_process(nvml: Any, pid: int) -> str:

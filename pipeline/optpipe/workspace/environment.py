@@ -3,7 +3,8 @@
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -33,19 +34,30 @@ def list_packages() -> dict[str, str]:
 @cache
 def list_gpus() -> tuple[Gpu, ...]:
     """NVIDIA GPUs that CUDA shows, in its order, as named by NVML; empty without a driver."""
+    with open_nvml() as nvml:
+        if nvml is None:
+            return ()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+        return tuple(_describe_gpu(nvml, index, handles[index]) for index in shown)
+
+
+@contextmanager
+def open_nvml() -> Iterator[Any]:
+    """The module `pynvml`; None without it or a driver."""
     try:
         import pynvml
     except ModuleNotFoundError:
-        return ()
+        yield None
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        yield None
+        return
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-        return tuple(_describe_gpu(pynvml, index, handles[index]) for index in shown)
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
 

@@ -78,7 +78,7 @@ def is_steady(window_medians: Sequence[float]) -> bool:
     return spread <= (1 + (STEADY_SPREAD - 1) / 2 if falling else STEADY_SPREAD)
 
 
-def find_trend(values: "np.ndarray", blocks: int = 20) -> tuple[float, float] | None:
+def find_trend(values: "np.ndarray") -> tuple[float, float] | None:
     """A change from the first to the last of `values` (samples,), or there and back, and its p-value; None for under 32 values.
 
     The change is last over first level (there and back: ends over middle), less one: 0.05 is 5% slower at the end.
@@ -87,7 +87,7 @@ def find_trend(values: "np.ndarray", blocks: int = 20) -> tuple[float, float] | 
     """
     import numpy as np
 
-    blocks = min(blocks, len(values) // 4) // 2 * 2
+    blocks = min(20, len(values) // 4) // 2 * 2
     if blocks < 8:
         return None
     medians = np.array([float(np.median(block)) for block in np.array_split(values, blocks)])

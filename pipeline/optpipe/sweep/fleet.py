@@ -46,7 +46,7 @@ def compute_highest_rate(seconds: Mapping[int, float]) -> float:
 
 
 def simulate_queue(
-    rate_per_s: float, gpus: int, seconds: Mapping[int, float], *, requests: int, delay_s: float = 0.0, seed: int = 0
+    rate_per_s: float, gpus: int, seconds: Mapping[int, float], *, requests: int, seed: int = 0
 ) -> "np.ndarray":
     """Latencies in seconds, shape `(requests,)`, in order of arrival; a batch takes `seconds` by its size. Raises BadInputError."""
     import numpy as np
@@ -63,10 +63,6 @@ def simulate_queue(
     at = 0
     while at < requests:
         begin = max(free[0], arrivals[at])
-        full = at + most - 1
-        if delay_s > 0 and (full >= requests or arrivals[full] > begin):
-            limit = max(begin, arrivals[at] + delay_s)
-            begin = min(limit, arrivals[full]) if full < requests else limit
         end = at + 1
         while end < requests and end - at < most and arrivals[end] <= begin:
             end += 1
@@ -79,13 +75,7 @@ def simulate_queue(
 
 
 def count_gpus_needed(
-    rate_per_s: float,
-    seconds: Mapping[int, float],
-    percent: float,
-    limit_s: float,
-    *,
-    delay_s: float = 0.0,
-    seed: int = 0,
+    rate_per_s: float, seconds: Mapping[int, float], percent: float, limit_s: float, *, seed: int = 0
 ) -> int | None:
     """The smallest number of GPUs whose simulated percentile of latency is within the limit; None if no number is enough."""
     if min(seconds.values()) > limit_s:
@@ -96,7 +86,7 @@ def count_gpus_needed(
 
     def percentile(gpus: int) -> float:
         if gpus not in found:
-            found[gpus] = _simulate_percentile(rate_per_s, gpus, seconds, percent, delay_s, seed)
+            found[gpus] = _simulate_percentile(rate_per_s, gpus, seconds, percent, seed)
         return found[gpus]
 
     while percentile(high) > limit_s:
@@ -110,7 +100,7 @@ def count_gpus_needed(
 
 
 def _simulate_percentile(
-    rate_per_s: float, gpus: int, seconds: Mapping[int, float], percent: float, delay_s: float, seed: int
+    rate_per_s: float, gpus: int, seconds: Mapping[int, float], percent: float, seed: int
 ) -> float:
     import numpy as np
 
@@ -119,7 +109,7 @@ def _simulate_percentile(
         return float("inf")
     left_out = count_transient_queries(utilization, percent) + gpus * max(seconds)
     requests = min(MOST_REQUESTS, left_out + count_queries_needed(utilization, percent))
-    latencies = simulate_queue(rate_per_s, gpus, seconds, requests=requests, delay_s=delay_s, seed=seed)
+    latencies = simulate_queue(rate_per_s, gpus, seconds, requests=requests, seed=seed)
     return float(np.percentile(latencies[min(left_out, requests // 2) :], percent, method="higher"))
 
 

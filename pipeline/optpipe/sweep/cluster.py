@@ -23,7 +23,7 @@ from optpipe.sweep.job import Result, SweepOptions, Task, fail_task
 from optpipe.sweep.local import PROGRAM, run_exclusively
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.neighbors import list_neighbor_effects, name_neighborhood
-from optpipe.sweep.slots import Slot, count_neighbors, describe_device, list_slots
+from optpipe.sweep.slots import Slot, list_devices, list_slots
 from optpipe.sweep.task import tell_on_one_line
 from optpipe.sweep.transport import Transport, get_chunk, list_all, pack, put_chunks, unpack
 from optpipe.workspace.store import Store
@@ -49,11 +49,11 @@ def describe_node() -> dict[str, str]:
             "this host has GPUs of one kind with different power limits or MIG modes; set them alike, or start one Ray node for "
             "each with CUDA_VISIBLE_DEVICES"
         )
-    gpu, power_w, mig = first.environment.gpus[0], *describe_device(first.gpu)
+    gpu, device = first.environment.gpus[0], next(each for each in list_devices() if each.uuid == first.gpu)
     labels |= {f"{PREFIX}driver": gpu.driver, f"{PREFIX}memory-gib": str(round(gpu.memory_bytes / 2**30))}
-    labels[f"{PREFIX}mig"] = "unsupported" if mig is None else "on" if mig else "off"
-    if power_w is not None:
-        labels[f"{PREFIX}power-limit-w"] = f"{power_w:.0f}"
+    labels[f"{PREFIX}mig"] = "unsupported" if device.mig is None else "on" if device.mig else "off"
+    if device.power_limit_w is not None:
+        labels[f"{PREFIX}power-limit-w"] = f"{device.power_limit_w:.0f}"
     return labels
 
 
@@ -218,7 +218,7 @@ def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], by
             yield json_from_record(fail_task(task, tell_on_one_line(error), given.fingerprints[0]))
             return
         serialized = name_neighborhood(slot) in given.disturbed
-        beside = 1 if serialized else count_neighbors(slot)
+        beside = 1 if serialized or slot.gpu is None else len(list_devices())
         task = replace(task, workspace=str(workspace), side_by_side=beside, serialized=serialized)
         result = run_exclusively(task, slot, given.options, threading.Event(), given.program)
         yield json_from_record(result)

@@ -299,8 +299,6 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
 
 
 LEVEL = 0.025
-METHOD = "Holm"
-TOLERANCE = 0.02
 
 
 def judge_against(
@@ -308,7 +306,7 @@ def judge_against(
     now: Mapping[str, JobRecord],
     baseline: Mapping[str, Sequence[JobRecord]],
     name: str,
-    tolerance: float = TOLERANCE,
+    tolerance: float,
 ) -> Regression:
     """Each row against the baseline's job of the same key, or else of a cell with the same names. `now` has the records by key."""
     by_name: dict[str, JobRecord] = {}
@@ -326,7 +324,7 @@ def judge_against(
         _judge(row, ratio, why, p_value, tolerance, broken=broken)
         for (row, ratio, why), p_value, broken in zip(prepared, p_values, failed, strict=True)
     ]
-    return Regression(name, tolerance, LEVEL, METHOD, tuple(cells))
+    return Regression(name, tolerance, LEVEL, "Holm", tuple(cells))
 
 
 def _compare(now: JobRecord | None, before: JobRecord | None) -> tuple[Mean | None, str]:

@@ -42,21 +42,12 @@ class Slot:
         return None if self.name.startswith(CPU) else self.name
 
 
-def count_neighbors(slot: Slot) -> int:
-    return max(1, len(_list_devices())) if slot.gpu else 1
-
-
-def describe_device(uuid: str) -> tuple[float | None, bool | None]:
-    """Power limit in W and MIG mode of a GPU; None if NVML does not say."""
-    found = next(each for each in _list_devices() if each.uuid == uuid)
-    return found.power_limit_w, found.mig
-
-
 @dataclass(frozen=True, slots=True)
-class _Device:
+class Device:
     uuid: str
     numa: int
     power_limit_w: float | None
+    """None if NVML does not say, like `mig`."""
     mig: bool | None
 
 
@@ -78,7 +69,7 @@ def list_kinds(slots: Sequence[Slot]) -> tuple[str, ...]:
 
 
 def _list_gpu_slots(environment: Environment, cpus: Sequence[int]) -> tuple[Slot, ...]:
-    devices = _list_devices()
+    devices = list_devices()
     parts = divide_cpus(cpus, [_read_node_cpus(each.numa) for each in devices])  # also for GPUs that are hidden from us
     gpus = {gpu.index: gpu for gpu in environment.gpus}
     shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), [each.uuid for each in devices])
@@ -132,7 +123,7 @@ def _read_node_cpus(node: int) -> tuple[int, ...]:
 
 
 @cache
-def _list_devices() -> tuple[_Device, ...]:
+def list_devices() -> tuple[Device, ...]:
     with open_nvml() as nvml:
         if nvml is None:
             return ()
@@ -140,7 +131,7 @@ def _list_devices() -> tuple[_Device, ...]:
         return tuple(_describe(nvml, handle) for handle in handles)
 
 
-def _describe(nvml: Any, handle: Any) -> _Device:
+def _describe(nvml: Any, handle: Any) -> Device:
     def read(call: Any, *arguments: Any) -> Any:
         try:
             return call(handle, *arguments)
@@ -152,7 +143,7 @@ def _describe(nvml: Any, handle: Any) -> _Device:
     mig = read(nvml.nvmlDeviceGetMigMode)
     power_w = None if power is None else power / 1000
     mig_on = None if mig is None else bool(mig[0])
-    return _Device(str(nvml.nvmlDeviceGetUUID(handle)), _read_numa_node(pci), power_w, mig_on)
+    return Device(str(nvml.nvmlDeviceGetUUID(handle)), _read_numa_node(pci), power_w, mig_on)
 
 
 def _read_numa_node(pci: Any) -> int:

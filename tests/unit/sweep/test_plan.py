@@ -270,10 +270,10 @@ def judge(pairs, **options):
     return judge_records(cells, before, now, **options)
 
 
-def judge_records(cells, before, now, **options):
+def judge_records(cells, before, now, tolerance=0.02):
     plan = plan_sweep(cells, [make_slot()], {})
     rows = fill_rows(plan, {one.cell.key: one for one in now})
-    return judge_against(rows, {one.key: one for one in now}, {one.key: [one] for one in before}, "base", **options)
+    return judge_against(rows, {one.key: one for one in now}, {one.key: [one] for one in before}, "base", tolerance)
 
 
 QUIET = (1.0, 1.001, 0.999, 1.0005, 0.9995)

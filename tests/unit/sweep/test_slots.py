@@ -184,11 +184,11 @@ class FakeNvml:
 def two_gpus(monkeypatch):
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    for cached in (list_gpus, slots_module._list_devices):
+    for cached in (list_gpus, slots_module.list_devices):
         cached.cache_clear()
     yield fake
     monkeypatch.undo()
-    for cached in (list_gpus, slots_module._list_devices):
+    for cached in (list_gpus, slots_module.list_devices):
         cached.cache_clear()
 
 

@@ -63,10 +63,10 @@ from optpipe.stats.means import (
     subtract_across_runs,
 )
 from optpipe.stats.paired import (
+    Share,
     compare_macro_f1,
     compute_macro_f1,
     compute_share_interval,
-    compute_share_p_value,
     figure_from_samples,
 )
 from optpipe.stats.percentiles import (
@@ -430,7 +430,7 @@ def accuracy(generator, scale) -> Iterator[Row]:
             found = {int(each): compute_share_interval(int(each), n) for each in set(hits)}
             held = [found[int(each)][0] <= truth <= found[int(each)][1] for each in hits]
             yield share(held, COVERAGE, what=f"top-1 of {truth:.1%}, {n} images", claimed="95 %")
-            wrong = [compute_share_p_value(int(each), n, truth) <= 0.025 for each in hits]
+            wrong = [Share(int(each), n).compute_p_value_below(truth) <= 0.025 for each in hits]
             yield share(
                 wrong,
                 most=0.03,

@@ -42,8 +42,13 @@ from optpipe.signoff.evidence import find_kind, observe
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter, Sense
 from optpipe.signoff.suggest import suggest_build, suggest_build_again
-from optpipe.stats.means import SPEED_GAP, compute_look_confidence, compute_unseen_p_value, reject_by_holm
-from optpipe.stats.paired import compute_normal_quantile
+from optpipe.stats.means import (
+    SPEED_GAP,
+    compute_look_confidence,
+    compute_t_quantile,
+    compute_unseen_p_value,
+    reject_by_holm,
+)
 from optpipe.workspace.entry import MANIFEST, Entry, require_unchanged
 from optpipe.workspace.file_names import BUILDS
 
@@ -114,7 +119,7 @@ def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) ->
     if seen.tail is not None:
         found = seen.tail.compute_p_value_above if at_most else seen.tail.compute_p_value_below
         return found(limit)
-    spread = (value - low if at_most else high - value) / compute_normal_quantile(confidence)
+    spread = (value - low if at_most else high - value) / compute_t_quantile(0.5 + confidence / 2, math.inf)
     distance = value - limit if at_most else limit - value
     if spread <= 0:
         return 0.0 if distance > 0 else 1.0

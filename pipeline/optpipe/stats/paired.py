@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from math import floor, inf, sqrt
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from optpipe.stats.means import compute_t_quantile, compute_t_tail
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 
 
-def compute_normal_quantile(confidence: float) -> float:
-    """Half the width, in standard deviations, that contains this share of a normal distribution: 1.96 for 95%."""
-    return NormalDist().inv_cdf(0.5 + confidence / 2)
-
-
 def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The exact interval of a share (Clopper & Pearson, Biometrika 26, 1934). Raises ValueError for no samples."""
     from scipy.special import betaincinv
@@ -30,13 +24,6 @@ def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) ->
     low = float(betaincinv(hits, n - hits + 1, tail)) if hits > 0 else 0.0
     high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
     return low, high
-
-
-def compute_share_p_value(hits: int, n: int, limit: float) -> float:
-    """The exact binomial probability of at most `hits` if the true share is `limit`."""
-    from scipy.special import bdtr
-
-    return float(bdtr(hits, n, limit))
 
 
 def compute_mcnemar_p_value(lost: int, won: int) -> float:
@@ -66,11 +53,13 @@ class Share:
 
     def compute_p_value_above(self, limit: float) -> float:
         """The probability of at least as many hits if the true share is `limit`."""
-        return compute_share_p_value(self.n - self.hits, self.n, 1 - limit)
+        return Share(self.n - self.hits, self.n).compute_p_value_below(1 - limit)
 
     def compute_p_value_below(self, limit: float) -> float:
-        """The probability of at most as many hits if the true share is `limit`."""
-        return compute_share_p_value(self.hits, self.n, limit)
+        """The exact binomial probability of at most as many hits if the true share is `limit`."""
+        from scipy.special import bdtr
+
+        return float(bdtr(self.hits, self.n, limit))
 
 
 FEWEST_SAMPLES = 20

@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from math import erfc, exp, log1p, sqrt
-from statistics import NormalDist
+from math import erfc, exp, inf, log1p, sqrt
 from typing import TYPE_CHECKING
+
+from optpipe.stats.means import compute_t_quantile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -196,5 +197,5 @@ def compute_variation_interval(values: "np.ndarray", confidence: float) -> tuple
     if worth < FEWEST_FOR_VARIATION:
         return None
     error = float(np.std(influence)) / sqrt(worth)
-    half = NormalDist().inv_cdf(0.5 + confidence / 2) * error
+    half = compute_t_quantile(0.5 + confidence / 2, inf) * error
     return deviation / mean * exp(-half), deviation / mean * exp(half)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from optpipe.stats.agreement import compute_snr_interval, compute_top1_accuracy, compute_top1_agreement, pool_errors
 from optpipe.stats.paired import (
+    Share,
     compare_macro_f1,
     compute_macro_f1,
     compute_mcnemar_p_value,
     compute_share_interval,
-    compute_share_p_value,
     count_samples_needed,
     figure_from_samples,
     mean_from_samples,
@@ -89,7 +89,7 @@ def test_neither_end_of_a_share_errs_more_often_than_it_says(n, share, confidenc
 @given(st.integers(1, 500), st.floats(0, 1), st.floats(0.01, 0.99))
 def test_a_share_is_below_a_limit_where_its_p_value_says_so(n, where, limit) -> None:
     hits = int(where * n)
-    p_value = compute_share_p_value(hits, n, limit)
+    p_value = Share(hits, n).compute_p_value_below(limit)
     assert (compute_share_interval(hits, n)[1] < limit) == (p_value < 0.025) or p_value == pytest.approx(0.025)
 
 

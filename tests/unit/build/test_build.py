@@ -1,6 +1,5 @@
 """What a build refuses before anything is loaded or built, and how outputs at each batch size are compared."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +26,8 @@ from optpipe.models.sources.resolve import source_from_text
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
 
+FP32_AND_INT8 = OnnxRuntime()
+
 
 class Unloadable:
     """In place of a model that must not be touched."""
@@ -46,15 +47,20 @@ def test_precisions_that_no_backend_has_are_refused_at_once(tmp_path):
     assert not (tmp_path / "workspace").exists()
 
 
+def refuse(tmp_path, error, said, precision=Precision.FP32, source="digits", backend=FP32_AND_INT8, **changes):
+    """What a build of the source says when it ends before anything is stored."""
+    model = Model(source_from_text(source, {}), weights_from_text("default", 0))
+    plan = BuildPlan((precision,), (backend,), named=True, device="cpu", **changes)
+    store = Store(tmp_path / "workspace")
+    with pytest.raises(error, match=said) as refused:
+        build_model(model, plan, store, SilentListener())
+    assert not list(store.list_entries(ModelInfo))
+    return str(refused.value)
+
+
 def test_a_budget_is_refused_where_the_whole_module_is_cast(tmp_path):
-    model = Model(source_from_text("digits", {}), weights_from_text("default", 0), None)
-    plan = BuildPlan((Precision.FP16,), (BACKENDS["torch"],), named=True, device="cpu", budget=Budget(90, "dB"))
-    with pytest.raises(MissingError, match="casts the whole PyTorch module to fp16, where --budget cannot keep layers"):
-        build_model(model, plan, Store(tmp_path / "workspace"), SilentListener())
-    assert not (tmp_path / "workspace").exists()
-
-
-DIGITS = find_shipped_folder("calibration") / "digits" / "calibration.json"
+    said = "casts the whole PyTorch module to fp16, where --budget cannot keep layers"
+    refuse(tmp_path, MissingError, said, Precision.FP16, backend=BACKENDS["torch"], budget=Budget(90, "dB"))
 
 
 CARD = """name = "flat"
@@ -78,14 +84,8 @@ def test_outputs_that_do_not_fit_the_task_are_refused_with_the_task_that_fits(tm
     shapes: Any = {"image": ["n", 3, 4, 4]}, {"logits": ["n", 48]}
     onnx_model([("Flatten", "image", "logits")], *shapes, path=tmp_path / "flat.onnx")
     (tmp_path / "flat.toml").write_text(CARD.format(task=task))
-    model = Model(source_from_text(str(tmp_path / "flat.toml"), {}), weights_from_text("default", 0))
-    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu")
-    store = Store(tmp_path / "workspace")
-    with pytest.raises(BadInputError) as refused:
-        build_model(model, plan, store, SilentListener())
-    assert needed in str(refused.value)
-    assert '; task = "classification" would fit' in str(refused.value)
-    assert not list(store.list_entries(ModelInfo))
+    said = refuse(tmp_path, BadInputError, '; task = "classification" would fit', source=str(tmp_path / "flat.toml"))
+    assert needed in said
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,7 @@ def test_images_that_do_not_fit_are_refused_before_the_export(tmp_path, given, s
         "images": tmp_path / "empty",
         "calibration": find_shipped_folder("calibration") / "digits" / "validation.json",
     }
-    model = Model(source_from_text("digits", {}), weights_from_text("default", 0))
-    plan = BuildPlan((Precision.INT8,), (OnnxRuntime(),), named=True, device="cpu")
-    store = Store(tmp_path / "workspace")
-    with pytest.raises(BadInputError, match=said):
-        build_model(model, replace(plan, **{given: data[given]}), store, SilentListener())
-    assert not list(store.list_entries(ModelInfo))
+    refuse(tmp_path, BadInputError, said, Precision.INT8, **{given: data[given]})
 
 
 def test_auto_refuses_points_of_random_weights_before_the_export(tmp_path):

@@ -212,27 +212,3 @@ def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(command, o
     assert ended.value.code == 2
     named = "--images/--data" if name in ("build", "calibrate") and option != "--calibration" else option
     assert capfd.readouterr().err.splitlines() == [f"optpipe: {named} nowhere: no such file or folder"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            "signoff --init --output there",
-            "--output is for the dossier; signoff --init --policy there writes the template there",
-        ),
-        ("bench digits --interval 200%", "--interval 200%: must be less than 100% of p50, such as 1%"),
-        ("bench digits --interval 1", "--interval 1: the number has no unit; write 1% or 100%"),
-        ("sweep --dry-run digits resnet5 --precision fp32", "unknown model 'resnet5': did you mean resnet50"),
-        ("sweep --dry-run nothing.onnx", "nothing.onnx: no such file"),
-        ("profile --diff before.json after.json", "before.json: no such file"),
-        ("profile --diff before.json", "Option '--diff' requires 2 arguments"),
-    ],
-)
-def test_options_that_cannot_be_meant_are_refused(arguments, said, capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        app(arguments.split())
-    assert ended.value.code == 2
-    assert capfd.readouterr().err.startswith(f"optpipe: {said}")
-    assert list(tmp_path.iterdir()) == []

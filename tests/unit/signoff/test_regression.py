@@ -23,9 +23,7 @@ def measured(make_workspace, tmp_path_factory):
     workspace = make_workspace(folder / "workspace")
     old = workspace.artifact("fp16")
     workspace.bench(old, count=2000)
-    sign_off(workspace, folder, "approved")
-    store_baseline(Files(folder / "approved"), workspace.path)
-    workspace.counter += 100
+    workspace.approve(POLICY, folder / "approved")
     new = workspace.artifact("fp16", macs=0.96)
     workspace.bench(new, count=2000, mean_ms=10.3, seed=5)
     return workspace, old.id, new.id

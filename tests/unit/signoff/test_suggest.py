@@ -7,13 +7,11 @@ from tests.command_line import parse_command
 
 from optpipe.cli.bench import bench, make_bench_plan
 from optpipe.cli.groups import read_arguments
-from optpipe.core.files import Files
 from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
-from optpipe.workspace.baselines import store_baseline
 
 EVERYTHING = """schema = 1
 [build]
@@ -110,9 +108,7 @@ def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, monkeypatch,
     (tmp_path / "DIR").mkdir()  # what a suggestion leaves to the user
     old = workspace.artifact("fp16", macs=0.96)
     workspace.bench(old)
-    judge(workspace, tmp_path, "approved", EVERYTHING % LIMITS["loose"])
-    store_baseline(Files(tmp_path / "approved"), workspace.path)
-    workspace.counter += 100
+    workspace.approve(EVERYTHING % LIMITS["loose"], tmp_path / "approved")
     new = workspace.artifact("fp16")
     workspace.bench(new, **state)
     workspace.preprocess(noise=2e-3)
@@ -141,9 +137,7 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
     """Its processes join those of the group that lacks them."""
     old = workspace.artifact("fp16", macs=0.96)
     workspace.bench(old, **load)
-    judge(workspace, tmp_path, "approved", EVERYTHING % LIMITS["loose"])
-    store_baseline(Files(tmp_path / "approved"), workspace.path)
-    workspace.counter += 100
+    workspace.approve(EVERYTHING % LIMITS["loose"], tmp_path / "approved")
     entry = workspace.artifact("fp16")
     workspace.bench(entry, processes=2, **load)
     found = judge(workspace, tmp_path, "one", EVERYTHING % LIMITS["straddling"])

@@ -151,6 +151,11 @@ class VerificationInfo:
     box_agreement: float | None = None
     """Of a detector's `selected` outputs, instead of errors: the mean F1 of the boxes of the samples in which either model finds any."""
 
+    @property
+    def by_boxes(self) -> tuple[str, ...]:
+        """Outputs without errors of their own: no value of theirs can be compared in place."""
+        return () if self.box_agreement is None else self.selected
+
 
 @dataclass(frozen=True, slots=True)
 class GraphInfo:

@@ -257,7 +257,7 @@ def _compare_outputs(
         before = outputs_of_interpreter(old, build, known.inputs, options)
         changes = tuple(list_output_changes(before, found, classifies=classifies))
         return changes, "to the last bit, both environments here"
-    if build.verification is None or build.verification.info.box_agreement is not None:
+    if build.verification is None or build.verification.info.by_boxes:
         raise BadInputError(
             f"{build.folder} has no verification of the artifact's outputs; pass --python with the old environment"
         )

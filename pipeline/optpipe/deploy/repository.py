@@ -164,6 +164,7 @@ def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage
     import numpy as np
 
     known = reference_from_file(build.samples.file(REFERENCE))
+    by_boxes = build.verification.info.by_boxes if build.verification else ()
     first = {each.name: each.batch for each in build.card.inputs} | {
         each.name: each.batch for each in build.card.outputs
     }
@@ -172,6 +173,7 @@ def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage
         f"{side}:{name}": array[:REQUEST_ROWS] if first.get(name, 0) == 0 else array
         for side, arrays in (("input", known.inputs), ("output", known.outputs))
         for name, array in arrays.items()
+        if name not in by_boxes
     }
     folder.mkdir()
     np.savez(folder / TENSORS, allow_pickle=False, **rows)

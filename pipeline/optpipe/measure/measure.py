@@ -346,7 +346,7 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> "tuple[dict[str, np
         )
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
     verified = [one.info for one in store.list_entries(VerificationInfo) if artifact.entry.id in one.manifest.parents]
-    by_boxes = {name for one in verified if one.box_agreement is not None for name in one.selected}
+    by_boxes = {name for one in verified for name in one.by_boxes}
     inputs, outputs = (
         {name: array[:POOL_LIMIT] for name, array in each.items() if name not in by_boxes}
         for each in (known.inputs, known.outputs)

@@ -21,12 +21,13 @@ from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import TensorSpec
-from optpipe.core.entries import Environment
+from optpipe.core.entries import Environment, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.measurement import Subject
 from optpipe.deploy.choices import Settings
 from optpipe.deploy.kserve import MANIFEST, require_service, write_service
+from optpipe.deploy.repository import write_requests
 from optpipe.deploy.triton_config import (
     TYPES,
     fill_tensors,
@@ -115,6 +116,23 @@ def written(folder, *, device="cpu", options=None, image=None, backend="onnxrunt
     document = yaml.safe_load((folder / MANIFEST).read_text())
     jsonschema.validate(document, SCHEMA)
     return document, {each.setting: each for each in choices}
+
+
+def test_rows_that_were_verified_by_boxes_are_no_answers_to_requests(tmp_path):
+    rows = {"input:x": np.zeros((4, 3)), "output:boxes": np.ones((4, 9, 4)), "output:y": np.ones((4, 2))}
+    np.savez(tmp_path / "reference.npz", allow_pickle=False, **rows)
+    info = VerificationInfo(
+        "graph", 4, 0.3, 50.0, None, None, None, (), 80, True, selected=("boxes",), box_agreement=0.9
+    )
+    card = SimpleNamespace(
+        inputs=[TensorSpec("x", "float32", (4, 3))], outputs=[TensorSpec("boxes", "float32", (4, 9, 4))]
+    )
+    build: Any = SimpleNamespace(
+        samples=SimpleNamespace(file=lambda _: tmp_path / "reference.npz"),
+        card=card,
+        verification=SimpleNamespace(info=info),
+    )
+    assert set(write_requests(build, (), tmp_path / "requests").outputs) == {"y"}
 
 
 def test_the_manifest_is_one_of_kserve_s_api_and_says_what_was_signed_off(tmp_path):

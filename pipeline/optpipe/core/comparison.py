@@ -121,7 +121,3 @@ class Comparison:
 
     def row(self, row_id: str) -> ComparisonRow:
         return next(one for one in self.rows if one.id == row_id)
-
-    @property
-    def frontier(self) -> tuple[ComparisonRow, ...]:
-        return tuple(one for one in self.rows if one.on_frontier)

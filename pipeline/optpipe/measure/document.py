@@ -380,7 +380,8 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
         figure_column("processes", rank=TEXT_ONLY),
         Column("artifact", ColumnKind.NAME, rank=TEXT_ONLY + 1),
     ]
-    caption = f"{len(comparison.rows)} measurements, {len(comparison.frontier)} on the frontier; brackets are confidence intervals"
+    on_frontier = sum(row.on_frontier for row in comparison.rows)
+    caption = f"{len(comparison.rows)} measurements, {on_frontier} on the frontier; brackets are confidence intervals"
     rows = [_list_comparison_cells(row, comparison) for row in comparison.rows]
     return make_table(columns, rows, id="builds", caption=caption)
 

@@ -82,7 +82,8 @@ class Store:
         with suppress(OSError):  # if no lock can be made, nothing can be removed either
             lock(self._open_store_lock(), shared=True)
         if (entry := self.get(kind, recipe)) is not None:
-            self._note_use(entry)
+            with suppress(OSError):  # a read-only store can still be read
+                entry.file(USED).write_text(get_utc_time("microseconds"), encoding="utf-8")
             return entry, True
         name = _name_entry(kind, recipe)
         with explain_os_errors(self.workspace), hold_lock(self.lock_path(name)):
@@ -130,12 +131,6 @@ class Store:
 
     def lock_path(self, name: str) -> Path:
         return self.workspace / LOCKS / name
-
-    @staticmethod
-    def _note_use(entry: Entry[Any]) -> None:
-        """Notes that a build used `entry` again: among several entries that fit a name, the last used is meant."""
-        with suppress(OSError):  # a read-only store can still be read
-            entry.file(USED).write_text(get_utc_time("microseconds"), encoding="utf-8")
 
     @staticmethod
     def _last_use(entry: Entry[Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.errors import OptpipeError, first_line, is_out_of_memory
-from optpipe.core.measurement import LoadSpec, OutputCheck, Scenario
+from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.process import end_with_parent
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker.checks import (
@@ -121,7 +121,15 @@ class Worker:
             host_peak_bytes=max(0, _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)),
             rotated=len(turns.batches),
             rotated_bytes=turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
-            output_check=self._checked(kept, lanes, before, turns),
+            output_check=check_outputs(
+                [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept],
+                before,
+                self.reference,
+                turns.rows,
+                self.plan.tolerance,
+                self.plan.reference_name,
+                self.plan.output_axes,
+            ),
             cache_probe=probe_cache(
                 self.sessions[0],
                 lanes[0],
@@ -160,13 +168,6 @@ class Worker:
         if self.streams[number] is None:
             return CpuLane(self.sessions[number], turns, asked.mode)
         return CudaLane(self.sessions[number], turns, asked.mode, self.streams[number])
-
-    def _checked(self, kept: Reservoir, lanes: list[Lane], before: Any, turns: Rotation) -> OutputCheck:
-        answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
-        plan = self.plan
-        return check_outputs(
-            answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name, plan.output_axes
-        )
 
 
 def _reserve_stdout_for_events() -> Any:

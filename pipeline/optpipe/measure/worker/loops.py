@@ -230,7 +230,7 @@ class PointRun:
     started_ns: int = 0
     count: int = 0
     _enough: int = 0
-    """Total samples; decided once, when there would be enough independent ones."""
+    """Total samples: of a server by its utilization, otherwise by one look when there would be enough independent ones."""
 
     def __post_init__(self) -> None:
         self.write = self.spool.writer()
@@ -241,16 +241,12 @@ class PointRun:
             return True
         if (now_ns - started_ns) / 1e9 < self.spec.min_seconds or count < count_samples_needed(self.spec.percentile):
             return False
-        if not self._enough:
-            self._enough = self._decided(count)
+        if not self._enough and self.spec.scenario is Scenario.SERVER:
+            self._enough = self.queries_needed
+        elif not self._enough:
+            latencies = self.spool.read_last_latencies_ns(count)
+            self._enough = plan_sample_count(latencies, self.spec.percentile, MAX_SAMPLE_FACTOR * count)
         return count >= self._enough
-
-    def _decided(self, count: int) -> int:
-        """Total samples: of a server by its utilization, otherwise by one look at the `count` samples so far."""
-        spec = self.spec
-        if spec.scenario is Scenario.SERVER:
-            return self.queries_needed
-        return plan_sample_count(self.spool.read_last_latencies_ns(count), spec.percentile, MAX_SAMPLE_FACTOR * count)
 
     @property
     def queries_needed(self) -> int:

@@ -42,12 +42,6 @@ class StoredArtifact:
         """Its runtime options overridden by `options`. Raises BadInputError for an option that its backend does not have."""
         return resolve_effective_options(self.entry.info, self.given(options))
 
-    @property
-    def batch_range(self) -> tuple[int, int]:
-        """(min, max) of its profile."""
-        low, _, high = self.card.batch_range
-        return low, high
-
 
 def find_artifacts(
     text: str, store: Store, precisions: Sequence[str] = (), backends: Sequence[str] = (), device: Device | None = None
@@ -272,7 +266,7 @@ def choose_batch_sizes(
 
     `command` makes a build that includes them; by default `optpipe build`.
     """
-    low, high = artifact.batch_range
+    low, _, high = artifact.card.batch_range
     if sizes is None:
         return tuple(size for size in (1 << power for power in range(20)) if low <= size <= high) or (low,)
     outside = [size for size in sizes if not low <= size <= high]

@@ -60,7 +60,7 @@ class Terminal:
         task = self._progress.add_task(name, total=total)
         step = _Shown(self._progress, task)
         started = monotonic()
-        with self._heartbeat(name, started):
+        with self._heartbeat(name, started, task):
             yield step
         seconds = monotonic() - started
         self._progress.update(task, total=total or 1, completed=total or 1)
@@ -68,12 +68,19 @@ class Terminal:
             self.console.print(f"{name}: {'from the store' if step.from_store else f'{seconds:.1f} s'}")
 
     @contextmanager
-    def _heartbeat(self, name: str, started: float) -> Iterator[None]:
+    def _heartbeat(self, name: str, started: float, task: TaskID) -> Iterator[None]:
         over = threading.Event()
 
         def beat() -> None:
+            shown = next(each for each in self._progress.tasks if each.id == task)
             while not over.wait(HEARTBEAT_S):
-                self.console.print(f"{name}: running for {monotonic() - started:.0f} s")
+                seconds, done, total = monotonic() - started, shown.completed, shown.total
+                left = (
+                    f", {done:.0f} of {total:.0f}, about {seconds * (total - done) / done:.0f} s left"
+                    if total and done
+                    else ""
+                )
+                self.console.print(f"{name}: running for {seconds:.0f} s{left}")
 
         if not self.console.is_terminal:
             threading.Thread(target=beat, daemon=True).start()

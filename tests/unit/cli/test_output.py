@@ -79,3 +79,7 @@ def test_a_long_step_says_in_a_log_that_it_still_runs(capfd, monkeypatch):
         while "export: running for 0 s" not in (said := capfd.readouterr().err):
             pass
     assert "export: 0" not in said
+    with Terminal() as terminal, terminal.step("measure", total=4) as step:
+        step.advance()
+        while "measure: running for 0 s, 1 of 4, about 0 s left" not in capfd.readouterr().err:
+            pass

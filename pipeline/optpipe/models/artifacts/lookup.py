@@ -85,8 +85,12 @@ def find_artifacts(
             if not built:
                 way_out += f" (`{for_workspace(f'optpipe build {shlex.quote(text)}')}` builds it)"
         raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
-    newest = {entry.info.label: entry for entry in wanted}
-    return tuple(_load_artifact(entry, store) for entry in newest.values())
+    found = []
+    for entry in {entry.info.label: entry for entry in wanted}.values():
+        exported = store.find(entry.manifest.parents[0], ModelInfo)
+        card = card_from_file(store.verify_entry(exported, CARD).file(CARD))
+        found.append(StoredArtifact(entry, card, exported, find_reference(entry, exported, store)))
+    return tuple(found)
 
 
 def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
@@ -214,12 +218,6 @@ def _format_filters(precisions: Sequence[str], backends: Sequence[str], device: 
     return "".join(
         f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
     ) + (f" --device {device}" if device else "")
-
-
-def _load_artifact(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
-    model = store.find(entry.manifest.parents[0], ModelInfo)
-    card = card_from_file(store.verify_entry(model, CARD).file(CARD))
-    return StoredArtifact(entry, card, model, find_reference(entry, model, store))
 
 
 def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:

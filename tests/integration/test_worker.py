@@ -171,15 +171,15 @@ def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(pl
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 4)
         found = [measure(plan, pool, tmp_path, "m0")]
-        assert list(pool.standing_by("fake")) == []  # of the first nobody knows what it imports
+        assert not pool._waiting["fake"]  # of the first nobody knows what it imports
         found.append(measure(plan, pool, tmp_path, "m1"))
-        waiting = list(pool.standing_by("fake"))
+        waiting = list(pool._waiting["fake"])
         assert len(waiting) == 2
         assert all(is_running(each.process.pid) for each in waiting)
         numpy = next(Path(sys.modules["numpy"].__file__).parent.glob("_core/_multiarray_umath*.so")).name
         assert all(numpy in Path(f"/proc/{each.process.pid}/maps").read_text() for each in waiting)
         found += [measure(plan, pool, tmp_path, name) for name in ("m2", "m3")]
-        assert list(pool.standing_by("fake")) == []  # no more than were expected
+        assert not pool._waiting["fake"]  # no more than were expected
     assert len({pid for _, pid in found}) == 4
     assert all(each.samples for each, _ in found)
 
@@ -190,7 +190,7 @@ def test_none_outlives_the_pool(plan, tmp_path, monkeypatch):
         pool.expect("fake", 9)
         measure(plan, pool, tmp_path, "m0")
         measure(plan, pool, tmp_path, "m1")
-        left = [each.process.pid for each in pool.standing_by("fake")]
+        left = [each.process.pid for each in pool._waiting["fake"]]
         assert left
     assert not any(is_running(pid) for pid in left)
 
@@ -201,7 +201,7 @@ def test_one_that_dies_while_it_stands_by_is_a_failure_with_its_reason(plan, tmp
         pool.expect("fake", 3)
         measure(plan, pool, tmp_path, "m0")
         measure(plan, pool, tmp_path, "m1")
-        next(iter(pool.standing_by("fake"))).process.kill()
+        next(iter(pool._waiting["fake"])).process.kill()
         with WorkerProcess(plan, pool, "fake") as worker:
             found, _ = measure_load(worker, BLANK, LOAD, "m2", tmp_path)
     assert found.reasons[0].code == "out-of-memory"

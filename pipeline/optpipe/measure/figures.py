@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from optpipe.core.measurement import LatencySummary, Measurement, Reason, Scenario, Validity
+from optpipe.core.measurement import Measurement, Reason, Scenario, Validity
 from optpipe.core.quantity import Estimate
 from optpipe.measure.validity import WITNESSED, ValidityEvidence, find_reasons
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval, mean_from_values
@@ -77,6 +77,10 @@ def judge_measurement(
     reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
     percents = tuple(sorted({percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest)}))
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
+    parts = {part: column for part in PARTS if (column := measured[f"{part}_ns"]).null_count() == 0}
+    if load.scenario is Scenario.SERVER:
+        parts["queue"] = measured["start_ns"] - measured["scheduled_ns"]
+        parts["service"] = measured["end_ns"] - measured["start_ns"]
     seconds = float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
     throughput = estimate_throughput(measured, load.scenario, confidence)
     tokens = (load.length or 0) * (1 - (blank.inputs.padding if blank.inputs else 0.0))
@@ -87,7 +91,7 @@ def judge_measurement(
         reasons=tuple(reasons),
         samples=len(measured),
         latency_ns=summary_from_ns(latency, percents, confidence),
-        parts_ns=_summarize_parts(measured, percents, load.scenario, confidence),
+        parts_ns={part: summary_from_ns(each.to_numpy(), percents, confidence) for part, each in parts.items()},
         duration_s=seconds,
         throughput_images_per_s=throughput,
         throughput_batches_per_s=throughput.value / load.batch_size,
@@ -117,21 +121,6 @@ def recompute_from_samples(
     found = judge_measurement(stored, witnessed, evidence, highest, confidence)
     peak = compute_worker_peak_bytes(machine, stored.inputs.rotated_bytes if stored.inputs else None)
     return found if peak is None else replace(found, device_peak_bytes=peak)
-
-
-def _summarize_parts(
-    measured: "pl.DataFrame", percents: tuple[float, ...], scenario: Scenario, confidence: float
-) -> dict[str, LatencySummary]:
-    found = {
-        part: summary_from_ns(measured[f"{part}_ns"].to_numpy(), percents, confidence)
-        for part in PARTS
-        if measured[f"{part}_ns"].null_count() == 0
-    }
-    if scenario is Scenario.SERVER:
-        queue, service = measured["start_ns"] - measured["scheduled_ns"], measured["end_ns"] - measured["start_ns"]
-        found["queue"] = summary_from_ns(queue.to_numpy(), percents, confidence)
-        found["service"] = summary_from_ns(service.to_numpy(), percents, confidence)
-    return found
 
 
 def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:

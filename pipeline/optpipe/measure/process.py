@@ -240,9 +240,6 @@ class WorkerPool:
             each.end()
         self._waiting.clear()
 
-    def standing_by(self, kind: str) -> tuple[StartedWorker, ...]:
-        return tuple(self._waiting.get(kind, ()))
-
     def expect(self, kind: str, count: int) -> None:
         self._expected[kind] = self._expected.get(kind, 0) + count
 

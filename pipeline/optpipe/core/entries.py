@@ -149,11 +149,11 @@ class VerificationInfo:
     selected: tuple[str, ...] = ()
     """Outputs whose rows NonMaxSuppression or TopK selects: their order and number may differ where the boxes are the same."""
     box_agreement: float | None = None
-    """Of a detector's `selected` outputs, instead of errors: the mean F1 of the boxes of the samples in which either model finds any."""
+    """Mean F1 of a detector's boxes over the samples in which either model finds any; replaces the errors of `selected` outputs."""
 
     @property
     def by_boxes(self) -> tuple[str, ...]:
-        """Outputs without errors of their own: no value of theirs can be compared in place."""
+        """Outputs without an error, since their values cannot be compared one by one."""
         return () if self.box_agreement is None else self.selected
 
 

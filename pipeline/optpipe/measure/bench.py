@@ -109,7 +109,6 @@ class BenchSubject:
         self.best_rate: Measurement | None = None
         self.points: list[tuple[LoadSpec, Options]] = []
         """Points of every process."""
-        self.given = artifact.given(running.plan.options)
         self.defaults = artifact.resolve_effective_options(running.plan.options)
         if not running.plan.tune:  # tuning tries numbers of threads
             warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
@@ -222,7 +221,7 @@ class BenchSubject:
         cpus = len(self.running.plan.affinity or ()) or count_cores()
         self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # the length of a race is unknown
         blank = TuningRecord(self.artifact.entry.id, self.artifact.label, randbits(32))
-        return tune_options(measured, blank, self.defaults, sizes, cpus, self.given)
+        return tune_options(measured, blank, self.defaults, sizes, cpus, self.artifact.given(self.running.plan.options))
 
     def _one(
         self, workers: "_Workers", load: LoadSpec, options: Options, *, trial: bool = False, second_stage: bool = False

@@ -194,7 +194,12 @@ def compare_measurements(
     }
     rows, unmatched, notes, shown = _compare_groups(groups, baselines, names, facts, across=across)
     if baseline:
-        unmatched += _find_unmatched(baselines, groups, names)
+        loads = {_load(group) for group in groups.values()}
+        alone = [
+            _row_from_group(group, BuildFacts(), names) for group in baselines.values() if _load(group) not in loads
+        ]
+        reason = "only the baseline has a measurement at this load"
+        unmatched += [UnmatchedRow(row.id, f"baseline: {row.label}", reason) for row in alone]
     elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
         baseline = BaselineRecord("fp32 build of each backend", "precision")
     rows = mark_frontier(rows, shown)
@@ -416,14 +421,6 @@ def _load(group: ProcessGroup) -> tuple[object, ...]:
 def _build(found: Measurement) -> _Build:
     of = found.subject
     return of.model, of.backend, of.precision, of.device
-
-
-def _find_unmatched(baselines: _Groups, groups: _Groups, names: _Names) -> list[UnmatchedRow]:
-    loads = {_load(group) for group in groups.values()}
-    alone = [group for group in baselines.values() if _load(group) not in loads]
-    rows = [_row_from_group(group, BuildFacts(), names) for group in alone]
-    reason = "only the baseline has a measurement at this load"
-    return [UnmatchedRow(row.id, f"baseline: {row.label}", reason) for row in rows]
 
 
 def _compute_speedup(

@@ -83,5 +83,9 @@ def predict(images: list[bytes]) -> list[tuple[str, float]]:
 
 
 if __name__ == "__main__":
-    for path, (label, score) in zip(sys.argv[1:], predict([Path(each).read_bytes() for each in sys.argv[1:]])):  # noqa: B905
+    try:
+        found = predict([Path(each).read_bytes() for each in sys.argv[1:]])
+    except (OSError, ValueError) as error:
+        sys.exit(f"{sys.argv[0]}: {error}")
+    for path, (label, score) in zip(sys.argv[1:], found):  # noqa: B905
         print(f"{path}  {label}  {score:.4f}")

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -212,6 +214,10 @@ def test_the_loader_of_a_folder_takes_what_the_engine_was_built_for_and_names_an
         predict.infer({"a": good})
     with pytest.raises(ValueError, match="call infer"):
         predict.predict([b"image"])
+    for arguments, says in ((["none.jpg"], "No such file"), ([], "call infer")):
+        words = [sys.executable, tmp_path / "predict.py", *arguments]
+        ran = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (ran.returncode, says in ran.stderr, "Traceback" in ran.stderr) == (1, True, False)
     with (tmp_path / "model.onnx").open("ab") as file:
         file.write(b"\0")
     with pytest.raises(RuntimeError, match="is not the signed-off file"):

@@ -178,19 +178,31 @@ def name_nodes(model: Any) -> Any:
     return model
 
 
-def separate_zero_points(model: Any) -> None:
-    """Copies INT8 zero points that several nodes read, in place, so that each node reads its own.
+def separate_int8_constants(model: Any) -> None:
+    """Copies INT8 weights and zero points that several nodes read, in place, so that each node reads its own.
 
-    onnxslim merges equal ones. On a CPU without VNNI, ONNX Runtime 1.31 converts signed weights and their zero points to
-    unsigned (see `EXACT_SUMS`), and refuses a zero point that it has converted before.
+    onnxslim merges equal ones, and layers may share weights. On a CPU without VNNI, ONNX Runtime 1.31 converts signed weights and
+    their zero points to unsigned for each layer (see `EXACT_SUMS`), and refuses one that it has converted before.
     """
     import onnx
 
     stored = {each.name: each for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8}
+    nodes, seen, own = list(model.graph.node), set[str](), []
+    weights = {each.output[0]: each for each in nodes if each.op_type == "DequantizeLinear" and each.input[0] in stored}
+    for node in nodes:
+        for at, name in enumerate(node.input):
+            if name in weights and name in seen:
+                own.append(onnx.NodeProto())
+                own[-1].CopyFrom(weights[name])
+                own[-1].name = own[-1].output[0] = node.input[at] = f"{name}_{len(nodes) + len(own)}"
+            seen.add(name)
+        own.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(own)
     read: set[str] = set()
     for node in model.graph.node:
         for at, name in enumerate(node.input):
-            if name in read and len(stored[name].dims) < 2:
+            if name in read and (len(stored[name].dims) < 2 or node.op_type == "DequantizeLinear"):
                 copy = model.graph.initializer.add()
                 copy.CopyFrom(stored[name])
                 copy.name = node.input[at] = f"{name}_{len(model.graph.initializer)}"

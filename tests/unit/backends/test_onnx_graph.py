@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.graphs import onnx_model
 
-from optpipe.backends.onnx_graph import find_index_bounds, has_pattern, layers_from_onnx, list_sparse_products
+from optpipe.backends.onnx_graph import (
+    find_index_bounds,
+    has_pattern,
+    layers_from_onnx,
+    list_sparse_products,
+    separate_int8_constants,
+)
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import InputSpec
 from optpipe.quantize.placement import place_qdq
@@ -37,6 +43,16 @@ def test_multiply_adds_by_hand(nodes, weight, operator, macs) -> None:
     assert [(each.name, each.op, each.type, each.macs) for each in layers if each.macs] == [
         ("y", operator, "fp32", macs)
     ]
+
+
+def test_no_two_nodes_read_one_int8_constant() -> None:
+    nodes = [("DequantizeLinear", "w s z", "d"), ("MatMul", "x d", "h"), ("MatMul", "h d", "y")]
+    model = onnx_model(nodes, {"x": [2, 4]}, {"y": [2, 4]}, w=np.eye(4, dtype=np.int8), s=np.float32(1), z=np.int8(0))
+    separate_int8_constants(model)
+    onnx.checker.check_model(model, full_check=True)
+    stored = {each.name for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8}
+    assert sorted(name for node in model.graph.node for name in node.input if name in stored) == sorted(stored)
+    assert len(stored) == 4
 
 
 def test_a_product_inside_a_loop_counts_once() -> None:

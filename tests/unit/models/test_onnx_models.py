@@ -156,6 +156,14 @@ def test_a_graph_that_depends_on_the_batch_size_is_built_for_one(tmp_path) -> No
         exported(path, tmp_path)
 
 
+def test_without_calibration_data_fp32_is_built_alone(tmp_path) -> None:
+    model, store = Model(OnnxFileSource(branching(tmp_path)), WeightsRequest()), Store(tmp_path / ".optpipe")
+    plan = BuildPlan((Precision.FP32, Precision.INT8), (OnnxRuntime(),), named=True, device="cpu")
+    found = build_model(model, plan, store, SilentListener())
+    assert [each.entry.info.precision for each in found.artifacts] == [Precision.FP32]
+    assert "INT8 needs real inputs" in found.failed[0].reason
+
+
 def test_without_calibration_data_nothing_is_exported(tmp_path) -> None:
     with pytest.raises(BadInputError, match=r"calibrate net on: give a .npz with an array per input"):
         built(product(tmp_path), tmp_path, "int8")

@@ -44,7 +44,7 @@ def reference_from_file(path: Path) -> Reference:
         return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
 
 
-REVISION = 8
+REVISION = 9
 """Raise it if this stage writes something else from the same recipe."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import find_index_bounds, name_nodes, separate_zero_points
+from optpipe.backends.onnx_graph import find_index_bounds, name_nodes, separate_int8_constants
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
 from optpipe.models.sources.base import LoadedModel
@@ -162,7 +162,7 @@ def _save_checked(graph: Any, path: Path) -> None:
     import onnx
 
     name_nodes(graph)
-    separate_zero_points(graph)
+    separate_int8_constants(graph)
     graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
     onnx.save(graph, path)
     onnx.checker.check_model(str(path), full_check=True)

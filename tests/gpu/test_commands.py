@@ -71,8 +71,7 @@ def workspace(tmp_path_factory):
 
 
 def bench(workspace, *words):
-    ran = optpipe("bench", "digits", "--batch", "8", *words, *QUICK, workspace=workspace)
-    assert ran.status == 0, ran.stderr
+    ran = optpipe("bench", "digits", "--batch", "8", *words, *QUICK, workspace=workspace).expect(0)
     return ran.document["measurements"][0]
 
 

@@ -44,6 +44,11 @@ class Ran:
     def document(self) -> Any:
         return json.loads(self.stdout)
 
+    def expect(self, status: int) -> "Ran":
+        """Itself, if it ended so."""
+        assert self.status == status, self.stdout + self.stderr
+        return self
+
 
 def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None = None, **environment: str) -> Ran:
     """Runs the command as a user does, in a process of its own: a forked one, or a fresh one for variables of its own."""
@@ -68,8 +73,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callab
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "exported").exists():
             arguments = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
-            ran = optpipe("build", "digits", *arguments, "--workspace", shared / "exporting", cwd=own)
-            assert ran.status == 0, ran.stderr
+            optpipe("build", "digits", *arguments, "--workspace", shared / "exporting", cwd=own).expect(0)
             (shared / "exporting").rename(shared / "exported")
     return lambda workspace: shutil.copytree(shared / "exported", workspace)
 
@@ -79,8 +83,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
     """A working directory whose `.optpipe` holds `digits` in FP32 and FP16 for TensorRT-RTX and ONNX Runtime."""
     folder = tmp_path_factory.mktemp("digits")
     exported(folder / ".optpipe")
-    ran = optpipe("build", "digits", "--precision", "fp32,fp16", "--json", cwd=folder)
-    assert ran.status == 0, ran.stderr
+    ran = optpipe("build", "digits", "--precision", "fp32,fp16", "--json", cwd=folder).expect(0)
     (folder / "build.json").write_text(ran.stdout)
     return folder
 
@@ -108,13 +111,11 @@ def sign_off(inside: Callable[..., Ran], model: str, folder: Path, limit: str, p
 
 def build_and_evaluate(model: str, folder: Path, train: Path, validation: Path) -> tuple[Ran, Evaluation]:
     """A text model in FP32 and in INT8 calibrated on `train`, both evaluated: the finished command and its record."""
-    built = optpipe(
+    optpipe(
         "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu",
         "--calibration", train, cwd=folder,
-    )  # fmt: skip
-    assert built.status == 0, built.stderr
-    judged = optpipe("evaluate", model, "--data", validation, "--accuracy-budget", "20%", cwd=folder)
-    assert judged.status == 0, judged.stderr + judged.stdout
+    ).expect(0)  # fmt: skip
+    judged = optpipe("evaluate", model, "--data", validation, "--accuracy-budget", "20%", cwd=folder).expect(0)
     run = next((folder / ".optpipe" / "runs").glob("evaluate-*"))
     found = read_record(run / "evaluate.json", Evaluation)
     assert {row.precision for row in found.results} == {"source", "fp32", "int8"}
@@ -123,11 +124,10 @@ def build_and_evaluate(model: str, folder: Path, train: Path, validation: Path) 
 
 def require_three_verdicts(inside: Callable[..., Ran], model: str, folder: Path, found: Evaluation) -> None:
     """PASS, FAIL and INCONCLUSIVE of the evaluated INT8 build by three policies on its score; the time is not judged."""
-    ran = inside(
+    inside(
         "bench", found.model, "--precision", "int8", "--length", "16", "--batch", "1", "--processes", "3",
         "--min-time", "0.1", "--max-time", "1", "--percentile", "50", "--max-cv", "1000%", cwd=folder,
-    )  # fmt: skip
-    assert ran.status == 0, ran.stderr
+    ).expect(0)  # fmt: skip
     row = next(row for row in found.results if row.precision == "int8")
     assert row.scores or row.accuracy
     score = row.scores.scores[0].value if row.scores else row.accuracy.top1
@@ -185,8 +185,7 @@ def signed(tmp_path_factory, worker_id, exported):
                 ),
                 ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier"),
             ):
-                ran = optpipe(*words, cwd=folder, workspace=workspace)
-                assert ran.status == 0, ran.stdout + ran.stderr
+                optpipe(*words, cwd=folder, workspace=workspace).expect(0)
             folder.rename(shared / "signed")
 
     def copy(folder: Path) -> Signed:

@@ -24,8 +24,9 @@ def attested(signed, tmp_path_factory):
             ["openssl", "pkey", "-in", folder / f"{name}.pem", "-pubout", "-out", folder / f"{name}.pub.pem"],
             check=True,
         )
-    ran = optpipe("signoff", "attest", found.dossier, "--key", folder / "key.pem", "--output", folder / "attestations")
-    assert ran.status == 0, ran.stderr
+    optpipe(
+        "signoff", "attest", found.dossier, "--key", folder / "key.pem", "--output", folder / "attestations"
+    ).expect(0)
     return folder
 
 
@@ -68,7 +69,8 @@ def test_verify_checks_signature_and_digests(attested, inside, tmp_path):
 
 @pytest.mark.parametrize("words", [("--key", "missing.pem"), ("--key", "signed/policy.toml")])
 def test_bad_keys_are_refused_and_nothing_is_written(attested, inside, tmp_path, words):
-    ran = inside("signoff", "attest", attested / "signed/dossier", *words, "--output", tmp_path / "new", cwd=attested)
-    assert ran.status == 2
+    ran = inside(
+        "signoff", "attest", attested / "signed/dossier", *words, "--output", tmp_path / "new", cwd=attested
+    ).expect(2)
     assert "openssl genpkey" in ran.stderr
     assert not (tmp_path / "new").exists()

@@ -47,10 +47,9 @@ def bench(workspace, *arguments):
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory, exported):
     folder = exported(tmp_path_factory.mktemp("bench") / "work")
-    built = optpipe(
+    optpipe(
         "build", "digits", "--precision", "fp32", "--backend", "onnxruntime,torch", "--device", "cpu", workspace=folder
-    )
-    assert built.status == 0, built.stderr
+    ).expect(0)
     return folder
 
 
@@ -61,9 +60,7 @@ def artifact(workspace):
 
 
 def test_the_document_the_run_and_the_raw_samples_agree(workspace):
-    ran = bench(workspace, *ORT, "--batch", "1,4", *QUICK, "--json")
-    assert ran.status == 0, ran.stderr
-    document = ran.document
+    document = bench(workspace, *ORT, "--batch", "1,4", *QUICK, "--json").expect(0).document
     rows = document["measurements"]
     assert [row["load"]["batch_size"] for row in rows] == [1, 4]
     run = load_run(Path(document["run_dir"]))
@@ -93,9 +90,7 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
 
 def test_tuning_tries_threads_and_says_what_it_chose(workspace):
     fixed = ("--option", "onnxruntime.spinning=true")  # a race less
-    ran = bench(workspace, *ORT, "--batch", "2", "--tune", *fixed, *QUICK, "--json")
-    assert ran.status == 0, ran.stderr
-    document = ran.document
+    document = bench(workspace, *ORT, "--batch", "2", "--tune", *fixed, *QUICK, "--json").expect(0).document
     tuning = document["tuning"][0]
     tried = {trial["options"]["threads"] for trial in tuning["trials"]}
     assert tried >= {0, 1}
@@ -127,9 +122,7 @@ def test_a_runtime_that_may_start_more_threads_than_it_has_processors_is_said(wo
 def test_an_artifact_against_itself(workspace, artifact):
     undisturbed = ("--min-time", "0.1", "--percentile", "50", "--max-cv", "900%")  # else rounds are measured again
     arguments = (artifact, "--against", artifact, "--rounds", "8", "--batch", "1", *QUICK[6:], *undisturbed, "--json")
-    ran = optpipe("bench", *arguments, workspace=workspace)
-    assert ran.status == 0, ran.stderr
-    document = ran.document
+    document = optpipe("bench", *arguments, workspace=workspace).expect(0).document
     found = document["comparison"]
     assert found["ratio"]["rounds"] in range(8, 25)
     assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
@@ -160,9 +153,8 @@ def test_what_is_damaged_is_named_and_the_remedy_mends_it(exported, tmp_path, en
     path = next(store.glob(f"{entry}-*")) / name
     content = path.read_bytes()
     path.write_bytes(content[:100] if damage == "truncated" else content.replace(b"0", b"1", 1))
-    ran = bench(tmp_path / "work", *ORT, "--batch", "1", *QUICK, "--json")
-    assert ran.status == 4, ran.stderr
-    problem, remedy = ran.document["error"]["message"].split("\n")
+    error = bench(tmp_path / "work", *ORT, "--batch", "1", *QUICK, "--json").expect(4).document["error"]
+    problem, remedy = error["message"].split("\n")
     assert name in problem
     mend = shlex.split(remedy.split("`")[1])
     assert str(tmp_path / "work") in mend, "the workspace was copied since"
@@ -305,9 +297,7 @@ def test_a_killed_run_is_recovered_from_its_samples(workspace):
     assert freed > 1_000_000, "its inputs and their answers"
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
     assert cut.name not in {run.name for run in list_runs(workspace)}
-    ran = optpipe("bench", "--resume", str(cut), "--json")
-    assert ran.status == 0, ran.stderr
-    row = ran.document["measurements"][0]
+    row = optpipe("bench", "--resume", str(cut), "--json").expect(0).document["measurements"][0]
     assert row["samples"] >= 200
     assert row["warm_up_samples"] > 0
     assert row["verdict"] == "INVALID"

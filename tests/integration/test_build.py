@@ -56,11 +56,11 @@ def test_a_corrupted_entry_is_named_by_show_and_rebuilt_by_build(digits: Path) -
     artifact = next(each for each in entries if each["backend"] == "onnxruntime")
     graph = digits / artifact["path"] / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"\0\0")
-    shown = optpipe("store", "show", artifact["id"], cwd=digits)
-    assert shown.status == 4
+    shown = optpipe("store", "show", artifact["id"], cwd=digits).expect(4)
     assert "damaged" in shown.stderr
-    rebuilt = optpipe("build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--json", cwd=digits)
-    assert rebuilt.status == 0
+    rebuilt = optpipe(
+        "build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--json", cwd=digits
+    ).expect(0)
     assert any("being rebuilt" in warning for warning in rebuilt.document["warnings"])
 
 

@@ -23,8 +23,8 @@ pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: 
 def deployed(signed, tmp_path_factory):
     """The dossier's folder with a deployment beside it."""
     found = signed(tmp_path_factory.mktemp("deploy") / "signed")
-    ran = optpipe("deploy", found.dossier, "--output", found.dossier.parent / "deployment", workspace=found.workspace)
-    assert ran.status == 0, ran.stderr
+    target = found.dossier.parent / "deployment"
+    optpipe("deploy", found.dossier, "--output", target, workspace=found.workspace).expect(0)
     return found
 
 
@@ -44,12 +44,10 @@ def prove(folder, workspace, *more, **environment):
 
 @needs_server
 def test_an_ensemble_from_images_to_labels_is_proven_over_http_and_grpc(deployed, tmp_path):
-    ran = optpipe(
+    proof = optpipe(
         "deploy", deployed.dossier, "--to", "triton", "--output", "served", "--prove", "--seconds", "1", "--json",
         workspace=deployed.workspace, cwd=tmp_path,
-    )  # fmt: skip
-    assert ran.status == 0, ran.stderr
-    proof = ran.document["proof"]
+    ).expect(0).document["proof"]  # fmt: skip
     assert [(each["model"], each["protocol"]) for each in proof["comparisons"]] == [
         ("digits_engine", "http"), ("digits", "http"), ("digits_engine", "grpc"), ("digits", "grpc")
     ]  # fmt: skip
@@ -96,12 +94,10 @@ def test_a_planted_fault_is_refused_although_the_folder_was_sealed_again(deploym
     text = path.read_text()
     assert re.search(old, text, re.DOTALL)
     path.write_text(re.sub(old, new, text, count=1, flags=re.DOTALL))
-    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace)
-    assert ran.status == 2
+    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace).expect(2)
     assert f"{name}: changed" in ran.stderr, "a changed byte shows by the seal alone"
     seal_folder(deployment)
-    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace)
-    assert ran.status == 2
+    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace).expect(2)
     assert reason in ran.stderr
 
 
@@ -109,8 +105,7 @@ def test_another_engine_is_refused_by_its_hash(deployment, deployed):
     with (deployment / "models/digits_engine/1/model.onnx").open("ab") as file:
         file.write(b"\0")
     seal_folder(deployment)
-    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace)
-    assert ran.status == 2
+    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace).expect(2)
     assert "model.onnx: changed" in ran.stderr
 
 
@@ -132,8 +127,9 @@ def test_bad_input_is_one_line_and_writes_nothing(deployed, tmp_path, inside):
         ran = inside("deploy", *words, "--workspace", workspace, cwd=tmp_path)
         assert (ran.status, reason in ran.stderr) == (status, True), ran.stderr
         assert not (tmp_path / "new").exists()
-    elsewhere = inside("deploy", deployed.dossier, "--output", tmp_path / "new", "--workspace", there, cwd=tmp_path)
-    assert elsewhere.status == 2
+    elsewhere = inside(
+        "deploy", deployed.dossier, "--output", tmp_path / "new", "--workspace", there, cwd=tmp_path
+    ).expect(2)
     assert "is not in" in elsewhere.stderr
 
 
@@ -151,8 +147,7 @@ def with_numpy_2(tmp_path):
 
 @needs_server
 def test_numpy_2_in_the_server_s_environment_is_refused(deployment, deployed, with_numpy_2):
-    ran = prove(deployment, deployed.workspace, "--server", with_numpy_2)
-    assert ran.status == 2
+    ran = prove(deployment, deployed.workspace, "--server", with_numpy_2).expect(2)
     assert "silently serves wrong tensors with NumPy 2" in ran.stderr
 
 
@@ -162,8 +157,7 @@ def test_a_server_that_refuses_a_model_or_dies_says_why(deployment, deployed, tm
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho 'E1122 10:00:00.0 1 x.cc:1] \"no space on device\"'\nexit 3\n")
     program.chmod(0o755)
-    ran = prove(deployment, deployed.workspace, "--server", program)
-    assert ran.status == 4
+    ran = prove(deployment, deployed.workspace, "--server", program).expect(4)
     assert "did not start (exit status 3): no space on device" in ran.stderr
 
 
@@ -195,14 +189,12 @@ def test_an_inference_service_lies_beside_the_repository_and_is_checked_with_it(
 
     target, workspace = tmp_path / "service", deployed.workspace
     words = ("--to", "kserve", "--storage-uri", "oci://registry.example.com/digits:1", "--output", target)
-    ran = inside("deploy", deployed.dossier, *words, "--workspace", workspace, cwd=tmp_path)
-    assert ran.status == 0, ran.stderr
+    inside("deploy", deployed.dossier, *words, "--workspace", workspace, cwd=tmp_path).expect(0)
     document = yaml.safe_load((target / "inference-service.yaml").read_text())
     jsonschema.validate(document, json.loads((ROOT / "tests/fakes/kserve_v1beta1.schema.json").read_text()))
     assert document["metadata"]["annotations"]["optpipe/verdict"] == "PASS"
     assert {path.name for path in (target / "models").iterdir()} == {"digits", "digits_engine", "digits_preprocess"}
-    checked = inside("deploy", "--check", target, "--workspace", workspace, cwd=tmp_path)
-    assert checked.status == 0, checked.stderr
+    inside("deploy", "--check", target, "--workspace", workspace, cwd=tmp_path).expect(0)
     (target / "inference-service.yaml").write_text("kind: InferenceService\n")
     changed = inside("deploy", "--check", target, "--workspace", workspace, cwd=tmp_path)
     assert (changed.status, "inference-service.yaml: changed" in changed.stderr) == (2, True)
@@ -226,8 +218,7 @@ print(json.dumps(list(found)[-len(sys.argv[1:]):]))
 
 def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_path):
     target = tmp_path / "folder"
-    ran = optpipe("deploy", deployed.dossier, "--to", "folder", "--output", target, workspace=deployed.workspace)
-    assert ran.status == 0, ran.stderr
+    optpipe("deploy", deployed.dossier, "--to", "folder", "--output", target, workspace=deployed.workspace).expect(0)
     images = json.loads((target / "deployment.json").read_text())["images"]
     files = [target / "requests" / each["file"] for each in images]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -245,8 +236,7 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
     assert json.loads(served.stdout) == labels, served.stderr
     with (target / "engine/model.onnx").open("ab") as file:
         file.write(b"\0")
-    changed = optpipe("deploy", "--check", target, workspace=deployed.workspace)
-    assert changed.status == 2
+    changed = optpipe("deploy", "--check", target, workspace=deployed.workspace).expect(2)
     assert "engine/model.onnx: changed" in changed.stderr
     seal_folder(target)
     resealed = optpipe("deploy", "--check", target, workspace=deployed.workspace)
@@ -260,17 +250,14 @@ def test_a_text_model_without_a_pass_needs_a_reason_and_is_served_by_its_engine_
     train_reviews(tmp_path / "reviews")
     model, workspace, policy = f"hf:{tmp_path / 'reviews'}", tmp_path / "workspace", tmp_path / "policy.toml"
     policy.write_text('schema = 1\n[size]\nmaximum = "10 MiB"\n')
-    build = optpipe("build", model, "--precision", "fp32", "--backend", "onnxruntime", workspace=workspace)
-    assert build.status == 0, build.stderr
+    optpipe("build", model, "--precision", "fp32", "--backend", "onnxruntime", workspace=workspace).expect(0)
     words = ("signoff", model, "--policy", policy, "--no-measure", "--no-figures", "--output", tmp_path / "dossier")
     assert optpipe(*words, workspace=workspace).status == 5, "nothing was measured"
     deploy = ("deploy", tmp_path / "dossier", "--output", tmp_path / "served", "--prove", "--seconds", "0", "--json")
-    refused = optpipe(*deploy, workspace=workspace)
-    assert refused.status == 1
+    refused = optpipe(*deploy, workspace=workspace).expect(1)
     assert "not an unqualified PASS (INCONCLUSIVE); pass --because TEXT" in refused.stderr
     assert not (tmp_path / "served").exists()
-    ran = optpipe(*deploy, "--because", "a trial on the staging host", workspace=workspace)
-    assert ran.status == 0, ran.stderr
+    ran = optpipe(*deploy, "--because", "a trial on the staging host", workspace=workspace).expect(0)
     assert ran.document["deployment"]["dossier"]["because"] == "a trial on the staging host"
     assert [each["protocol"] for each in ran.document["proof"]["comparisons"]] == ["http", "grpc"]
     for each in ran.document["proof"]["comparisons"]:
@@ -297,8 +284,7 @@ def test_a_detector_is_served_from_images_to_boxes(tmp_path):
         ran = optpipe(*words, workspace=tmp_path / "workspace")
         assert ran.status == status, ran.stdout + ran.stderr
     deploy = ("deploy", dossier, "--because", "trial", "--output", tmp_path / "served", "--prove", "--seconds", "0")
-    ran = optpipe(*deploy, "--json", workspace=tmp_path / "workspace")
-    assert ran.status == 0, ran.stderr
+    ran = optpipe(*deploy, "--json", workspace=tmp_path / "workspace").expect(0)
     compared = {(each["model"], each["protocol"]): each for each in ran.document["proof"]["comparisons"]}
     for protocol in ("http", "grpc"):
         each = compared["shapes-detector", protocol]
@@ -317,8 +303,7 @@ def test_an_image_model_without_evidence_of_its_preprocessing_is_refused(deploye
         shutil.rmtree(path)
     signoff = ("signoff", "digits", "--policy", policy, "--no-measure", "--no-figures", "--output", target)
     assert inside(*signoff, "--workspace", alone, cwd=tmp_path).status == 0
-    ran = inside("deploy", target, "--output", tmp_path / "new", "--workspace", alone, cwd=tmp_path)
-    assert ran.status == 2
+    ran = inside("deploy", target, "--output", tmp_path / "new", "--workspace", alone, cwd=tmp_path).expect(2)
     assert "has no evidence of the preprocessing; run `optpipe preprocess digits" in ran.stderr
     assert not (tmp_path / "new").exists()
 

@@ -106,8 +106,7 @@ def test_a_wrong_pooling_fails_by_its_score(folder: Path, tmp_path: Path, inside
             ("build", model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"),
             ("evaluate", model, "--data", folder / "validation.jsonl"),
         ):
-            ran = inside(*words, cwd=here)
-            assert ran.status == 0, ran.stderr
+            inside(*words, cwd=here).expect(0)
         status = sign_off(inside, model, here, 'minimum_score = "90 Spearman"', precision="fp32")
         judged = read_record(next((here / ".optpipe" / "dossiers").glob("*/verdict.json")), VerdictRecord)
         verdicts[name] = (
@@ -128,17 +127,14 @@ def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_f
             "--max-time", "1", "--percentile", "50", "--max-cv", "1000%",
         ],
     ):  # fmt: skip
-        ran = inside(*words, cwd=tmp_path)
-        assert ran.status == 0, ran.stderr
+        ran = inside(*words, cwd=tmp_path).expect(0)
     (tmp_path / "policy.toml").write_text(
         'schema = 1\n[build]\nprecision = "fp32"\n[accuracy]\nmaximum_drop = "20 Spearman"\n'
     )
-    ran = inside("signoff", model, "--policy", "policy.toml", "--no-measure", "--no-figures", cwd=tmp_path)
-    assert ran.status == 0, ran.stdout + ran.stderr
+    ran = inside("signoff", model, "--policy", "policy.toml", "--no-measure", "--no-figures", cwd=tmp_path).expect(0)
     dossier = next((tmp_path / ".optpipe" / "dossiers").iterdir())
     told = ("deploy", dossier, "--to", "triton", "--output", "served", "--prove", "--seconds", "0", "--json")
-    ran = optpipe(*told, cwd=tmp_path)
-    assert ran.status == 0, ran.stderr
+    ran = optpipe(*told, cwd=tmp_path).expect(0)
     for each in ran.document["proof"]["comparisons"]:
         assert each["model"] == "topics_engine"
         assert each["equal_bits"] == each["requests"] >= 3

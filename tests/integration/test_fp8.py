@@ -15,9 +15,8 @@ compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++"
 @pytest.mark.parametrize("model", [VIT, BERT], ids=["vit", "bert"])
 def test_a_transformer_is_built_proven_verified_and_shown(model, tmp_path):
     (tmp_path / "net.py").write_text(model)
-    built = optpipe("build", "net.py:make", "--precision", "fp8", "--backend", "inductor", "--json", cwd=tmp_path)
-    assert built.status == 0, built.stderr
-    (artifact,) = built.document["artifacts"]
+    words = ("build", "net.py:make", "--precision", "fp8", "--backend", "inductor", "--json")
+    (artifact,) = optpipe(*words, cwd=tmp_path).expect(0).document["artifacts"]
     proof = artifact["precision_proof"]
     assert proof["proven"]
     assert 0.8 < proof["share"]["macs"]["fp8"] < 1
@@ -30,9 +29,7 @@ def test_a_transformer_is_built_proven_verified_and_shown(model, tmp_path):
 
 def test_what_has_no_fp8_is_refused(exported, tmp_path):
     exported(tmp_path / ".optpipe")
-    convolutions = optpipe("build", "digits", "--precision", "fp8", "--json", cwd=tmp_path)
-    assert convolutions.status == 2
-    (failed,) = convolutions.document["failed"]
+    (failed,) = optpipe("build", "digits", "--precision", "fp8", "--json", cwd=tmp_path).expect(2).document["failed"]
     assert failed["backend"] == "inductor"
     said, way_out = failed["reason"].splitlines()
     assert said.startswith("FP8 fits 0.0% of the MACs of digits, 80% required (")

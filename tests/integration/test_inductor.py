@@ -16,8 +16,7 @@ pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang+
 
 
 def done(*arguments, workspace):
-    ran = optpipe(*arguments, "--json", workspace=workspace)
-    assert ran.status == 0, ran.stderr
+    ran = optpipe(*arguments, "--json", workspace=workspace).expect(0)
     return ran.document
 
 

@@ -28,8 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
     """A working directory in which `digits` was calibrated once by `max`."""
     place = tmp_path_factory.mktemp("bad-int8")
     exported(place / ".optpipe")
-    made = optpipe("calibrate", "digits", "--method", "max", "--output", "made", "--json", cwd=place)
-    assert made.status == 0, made.stderr
+    optpipe("calibrate", "digits", "--method", "max", "--output", "made", "--json", cwd=place).expect(0)
     return place
 
 
@@ -66,12 +65,10 @@ def test_folders_that_hold_no_set(run: Run, tmp_path: Path) -> None:
     (some / "notes.txt").write_text("no picture")
     refused(run("calibrate", "digits", "--images", some, "--json"), "2 of 20 images cannot be read", "1.png")
     (some / "2.png").unlink()
-    one_bad = run("calibrate", "digits", "--images", some, "--method", "max", "--json")
-    assert one_bad.status == 0, one_bad.stderr
+    one_bad = run("calibrate", "digits", "--images", some, "--method", "max", "--json").expect(0)
     assert {Path(each).name for each in one_bad.document["set"]["unreadable"]} == {"1.png", "notes.txt"}
     (some / "1.png").rename(os.fsdecode(bytes(some) + b"/\xff.png"))
-    unnamed = run("calibrate", "digits", "--images", some, "--method", "max", "--json")
-    assert unnamed.status == 0, unnamed.stderr
+    unnamed = run("calibrate", "digits", "--images", some, "--method", "max", "--json").expect(0)
     assert "its name is not UTF-8" in " ".join(unnamed.stderr.split())
     for index in range(30):
         (some / f"{index}.txt").write_text("")
@@ -84,8 +81,7 @@ def test_tables_that_do_not_fit(run: Run, folder: Path, tmp_path: Path) -> None:
 
     def failed(value: object, said: str) -> None:
         (tmp_path / "table.json").write_text(value if isinstance(value, str) else json.dumps(value))
-        ran = run(*build, tmp_path / "table.json", "--json")
-        assert ran.status == ExitStatus.BAD_INPUT, ran.stdout + ran.stderr
+        ran = run(*build, tmp_path / "table.json", "--json").expect(ExitStatus.BAD_INPUT)
         assert said in ran.stdout + ran.stderr
 
     first = next(iter(table["ranges"]))
@@ -133,12 +129,10 @@ def test_models_that_cannot_be_evaluated_or_have_nothing_built(run: Run, tmp_pat
 
 
 def test_accuracy_on_the_calibration_images_is_never_a_pass(folder: Path) -> None:
-    built = optpipe("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--json", cwd=folder)
-    assert built.status == 0, built.stderr
+    optpipe("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--json", cwd=folder).expect(0)
     judged = optpipe(
         "evaluate", "digits", "--data", DIGITS / "calibration.json", "--accuracy-budget", "5%", "--json", cwd=folder
-    )
-    assert judged.status == ExitStatus.INCONCLUSIVE, judged.stderr
+    ).expect(ExitStatus.INCONCLUSIVE)
     row = next(each for each in judged.document["results"] if each["precision"] == "int8")
     assert row["calibrated_on"] == 500
     assert "evaluate on other data" in " ".join(judged.stderr.split())
@@ -146,12 +140,12 @@ def test_accuracy_on_the_calibration_images_is_never_a_pass(folder: Path) -> Non
 
 def test_a_broken_artifact_does_not_hide_the_others(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / ".optpipe", tmp_path / ".optpipe", symlinks=True)
-    built = optpipe("build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--json", cwd=tmp_path)
-    assert built.status == 0, built.stderr
+    built = optpipe(
+        "build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--json", cwd=tmp_path
+    ).expect(0)
     broken = Path(next(each["path"] for each in built.document["artifacts"] if each["precision"] == "int8"))
     (tmp_path / broken).write_bytes((tmp_path / broken).read_bytes()[:-10])
-    ran = optpipe("evaluate", "digits", "--count", "50", "--json", cwd=tmp_path)
-    assert ran.status == ExitStatus.STAGE_FAILED
+    ran = optpipe("evaluate", "digits", "--count", "50", "--json", cwd=tmp_path).expect(ExitStatus.STAGE_FAILED)
     rows = {row["precision"]: row for row in ran.document["results"]}
     assert rows["int8"]["failed"]
     assert "is damaged" in rows["int8"]["why_not"]
@@ -183,9 +177,8 @@ def test_an_interrupted_calibration_leaves_nothing_half_used(name, exported, tmp
         assert "interrupted" in said
     assert not list(tmp_path.glob(".optpipe/store/calibration-*"))
     assert not list(tmp_path.rglob("table-*.json"))
-    again = optpipe(
+    optpipe(
         "calibrate", "digits", "--images", images, "--count", "40", "--method", "max", "--json", cwd=tmp_path
-    )
-    assert again.status == 0, again.stderr
+    ).expect(0)
     assert optpipe("store", "gc", "--json", cwd=tmp_path).status == 0
     assert not list(tmp_path.glob(".optpipe/tmp/*"))

@@ -76,8 +76,7 @@ def list_more_commands(case: int) -> list[tuple[str, ...]]:
 def prepare_more(folder: Path) -> None:
     """INT8 beside FP32, a dossier, a key and another workspace."""
     where = ("--backend", "onnxruntime", "--device", "cpu")
-    built = optpipe("build", "digits", "--precision", "int8", *where, cwd=folder)
-    assert built.status == 0, built.stderr
+    optpipe("build", "digits", "--precision", "int8", *where, cwd=folder).expect(0)
     pace = ("--no-profile", "--max-cv", "90%", "--output", "signed")
     signed = optpipe("run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", *pace, cwd=folder)
     assert signed.status in (0, 5), signed.stderr

@@ -75,9 +75,7 @@ def build(folder: Path, *more: str):
 @pytest.mark.parametrize("budget", ["0.5points", "40dB"])
 def test_the_layers_that_fp16_breaks_stay_in_fp32(planted, budget) -> None:
     folder, wide = planted
-    ran = build(folder, "--precision", "fp16", "--budget", budget)
-    assert ran.status == 0, ran.stderr
-    (artifact,) = ran.document["artifacts"]
+    (artifact,) = build(folder, "--precision", "fp16", "--budget", budget).expect(0).document["artifacts"]
     mixed = artifact["mixed"]
     kept = {each["layer"]: each for each in mixed["kept"]}
     assert set(kept) == {"lift", "lower", wide, "scale"}
@@ -116,8 +114,7 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
 def test_a_budget_that_leaves_no_layer_in_int8_says_which_one_does(exported, tmp_path) -> None:
     command = ("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--device", "cpu", "--json")
     exported(tmp_path / ".optpipe")
-    failed = optpipe(*command, "--budget", "199dB", cwd=tmp_path)
-    assert failed.status == 1
+    failed = optpipe(*command, "--budget", "199dB", cwd=tmp_path).expect(1)
     (reason,) = [each["reason"] for each in failed.document["failed"]]
     assert reason.startswith("--budget 199dB leaves no layer in int8: in all 16 layers it has an SNR of ")
     looser = reason.rpartition("such as ")[2].split()
@@ -125,8 +122,7 @@ def test_a_budget_that_leaves_no_layer_in_int8_says_which_one_does(exported, tmp
 
 
 def test_points_of_a_model_without_a_task_are_refused_before_the_export(tmp_path, product) -> None:
-    ran = optpipe("build", product, "--precision", "fp16", "--budget", "0.5points", cwd=tmp_path)
-    assert ran.status == 2
+    ran = optpipe("build", product, "--precision", "fp16", "--budget", "0.5points", cwd=tmp_path).expect(2)
     assert "cannot be evaluated (task: other)" in ran.stderr
     assert "--budget 30dB" in ran.stderr
     assert not list(tmp_path.glob(".optpipe/store/*"))

@@ -58,8 +58,7 @@ def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path, give):
         found = optpipe("bench", path, "--batch", "1", *QUICK, workspace=tmp_path / "work").document
         assert [each["subject"]["artifact"] for each in found["measurements"]] == [expected]
     first = give(linear(tmp_path / "a" / "net.onnx", 3))
-    changed = optpipe("bench", first, "--batch", "1", *QUICK, workspace=tmp_path / "work")
-    assert changed.status == 2
+    changed = optpipe("bench", first, "--batch", "1", *QUICK, workspace=tmp_path / "work").expect(2)
     assert "a different file" in changed.stderr
     assert f"optpipe build {first}" in changed.stderr
 
@@ -138,8 +137,7 @@ def make():
 def test_a_module_that_depends_on_the_batch_size_is_refused_and_built_for_one(tmp_path, branch, said):
     file = tmp_path / "branches.py"
     file.write_text(DEPENDS_ON_THE_BATCH.replace("BRANCH", branch), encoding="utf-8")
-    ran = built(f"{file}:make", tmp_path / "work")
-    assert ran.status == 1
+    ran = built(f"{file}:make", tmp_path / "work").expect(1)
     assert said in ran.stderr
     assert ran.stderr.strip().endswith("build it for one: --batch N")
     assert built(f"{file}:make", tmp_path / "work", "--batch", "8").status == 0
@@ -171,8 +169,7 @@ def compute_snr(model: Path, artifact: Path, x: np.ndarray) -> float:
 )  # fmt: skip
 def test_the_snr_is_that_of_the_given_tensors(tmp_path, option, count, seen):
     path, given = network(tmp_path), data(tmp_path, count)
-    ran = built(path, tmp_path / "work", "--precision", "int8", option, given, "--json")
-    assert ran.status == 0, ran.stderr
+    ran = built(path, tmp_path / "work", "--precision", "int8", option, given, "--json").expect(0)
     artifact = ran.document["artifacts"][0]
     assert (artifact["parity"]["samples"], artifact["parity"]["data"]) == seen
     snr = compute_snr(path, Path(artifact["path"]), np.load(given)["x"])
@@ -212,8 +209,7 @@ def test_a_policy_judges_the_outputs_without_labels(tmp_path):
     }.items():
         (tmp_path / f"{name}.toml").write_text(POLICY.format(**limits), encoding="utf-8")
         options = ("--policy", tmp_path / f"{name}.toml", "--output", tmp_path / name, "--no-measure", "--json")
-        ran = optpipe("signoff", path.stem, *options, workspace=tmp_path / "work")
-        criteria = ran.document["criteria"]
+        criteria = optpipe("signoff", path.stem, *options, workspace=tmp_path / "work").document["criteria"]
         verdicts[name] = {one["name"]: one["verdict"] for one in criteria if one["name"].startswith("outputs.")}
         checked = optpipe("verify", tmp_path / name, "--json")
         assert checked.document["intact"], checked.stdout
@@ -233,8 +229,7 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "inception_v2"])
 def test_third_party_onnx_files(name: str, run: Run) -> None:
     """Old IR, opset 8 or 9, weights listed as inputs; the larger ones are left to a run by hand, for their time."""
-    ran = run("build", LIGHT / f"light_{name}.onnx", "--precision", "fp32", "--json")
-    assert ran.status == 0, ran.stderr
+    ran = run("build", LIGHT / f"light_{name}.onnx", "--precision", "fp32", "--json").expect(0)
     assert {each["backend"] for each in ran.document["artifacts"]} == {"tensorrt-rtx", "onnxruntime"}
 
 
@@ -245,18 +240,15 @@ def test_an_onnx_file_with_external_data_and_two_inputs(run: Run, tmp_path: Path
     inputs = {name: ["n", 64] for name in ("left", "right")}
     model = onnx_model([("Add", "left right", "sum"), ("MatMul", "sum w", "out")], inputs, {"out": ["n", 32]}, w=weight)
     onnx.save(model, tmp_path / "two.onnx", save_as_external_data=True, location="two.bin", size_threshold=0)
-    ran = run("build", "two.onnx", "--precision", "fp32", "--json")
-    assert ran.status == 0, ran.stderr
+    run("build", "two.onnx", "--precision", "fp32", "--json").expect(0)
     (tmp_path / "two.bin").unlink()
-    missing = run("build", "two.onnx", "--precision", "fp32")
-    assert missing.status == 2
+    missing = run("build", "two.onnx", "--precision", "fp32").expect(2)
     assert "external data" in missing.stderr
 
 
 def test_published_weights_that_cannot_be_had(run: Run) -> None:
     """Without a network the build goes on with random weights and says so; with one it has real weights."""
-    ran = run("build", "squeezenet1_1", "--precision", "fp32", "--backend", "onnxruntime", "--json")
-    assert ran.status == 0, ran.stderr
+    ran = run("build", "squeezenet1_1", "--precision", "fp32", "--backend", "onnxruntime", "--json").expect(0)
     weights = ran.document["weights"]
     assert weights["trained"] == (ran.document["fallback_reason"] is None)
     assert weights["trained"] == (not any("random weights" in warning for warning in ran.document["warnings"]))
@@ -279,6 +271,5 @@ def test_hugging_face(kind: str, run: Run, tmp_path: Path) -> None:
     else:
         config = transformers.BertConfig(**small, vocab_size=1000)
         transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    ran = run("build", "hf:model", "--precision", "fp32", "--json")
-    assert ran.status == 0, ran.stderr
+    ran = run("build", "hf:model", "--precision", "fp32", "--json").expect(0)
     assert all(each["parity"] is None or each["parity"]["passed"] for each in ran.document["artifacts"])

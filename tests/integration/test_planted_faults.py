@@ -96,8 +96,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name in MINIMUM:
         folder = tmp_path_factory.mktemp(name)
-        ran = optpipe("build", name, "--precision", "fp32", "--backend", "onnxruntime", cwd=folder)
-        assert ran.status == 0, ran.stderr
+        optpipe("build", name, "--precision", "fp32", "--backend", "onnxruntime", cwd=folder).expect(0)
         (found[name],) = folder.glob(".optpipe/store/model-*/model.onnx")
     return found
 

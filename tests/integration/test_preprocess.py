@@ -24,8 +24,7 @@ def workspace(tmp_path_factory, exported):
 
 @pytest.fixture(scope="module")
 def record(workspace):
-    done = optpipe("preprocess", "digits", "--no-throughput", "--json", workspace=workspace)
-    assert done.status == 0, done.stderr
+    done = optpipe("preprocess", "digits", "--no-throughput", "--json", workspace=workspace).expect(0)
     return done.document
 
 
@@ -95,8 +94,9 @@ FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
 
 
 def test_the_predictions_of_the_timed_run_are_the_references(workspace):
-    done = optpipe("bench", "digits", "--from-images", FILES, "--min-time", "0.3", "--json", workspace=workspace)
-    assert done.status == 0, done.stderr
+    done = optpipe(
+        "bench", "digits", "--from-images", FILES, "--min-time", "0.3", "--json", workspace=workspace
+    ).expect(0)
     record = record_from_json(done.stdout, EndToEndRecord, "stdout")
     (result,) = record.results
     figures = result.figures

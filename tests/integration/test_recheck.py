@@ -31,12 +31,11 @@ def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found):
 
 def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_command(found, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    ran = optpipe("signoff", "recheck", found.dossier, "--python", tmp_path / "bare", workspace=found.workspace)
-    assert ran.status == 3
+    words, workspace = ("signoff", "recheck", found.dossier, "--python"), found.workspace
+    ran = optpipe(*words, tmp_path / "bare", workspace=workspace).expect(3)
     assert "lacks numpy, msgspec" in ran.stderr
     assert "uv pip install -p" in ran.stderr
-    nothing = optpipe("signoff", "recheck", found.dossier, "--python", tmp_path / "nothing", workspace=found.workspace)
-    assert nothing.status == 2
+    optpipe(*words, tmp_path / "nothing", workspace=workspace).expect(2)
     share = optpipe("signoff", "recheck", found.dossier, "--max-slowdown", "5", workspace=found.workspace)
     assert (share.status, "--max-slowdown 5: the number has no unit" in share.stderr) == (2, True)
     few = optpipe("signoff", "recheck", found.dossier, "--rounds", "5", workspace=found.workspace)

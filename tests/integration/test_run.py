@@ -50,8 +50,7 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
     assert {each["subject"]["artifact"] for each in benched.document["measurements"]} == winners
     policy = folder / "policy.toml"
     policy.write_text('schema = 1\nname = "any"\nmodel = "digits"\n\n[[latency]]\np50 = "1 s"\nbatch_size = 1\n')
-    refused = optpipe("signoff", "digits", "--policy", policy, "--no-measure", cwd=folder)
-    assert refused.status == 2
+    refused = optpipe("signoff", "digits", "--policy", policy, "--no-measure", cwd=folder).expect(2)
     assert "--precision auto chose" in refused.stderr
 
 

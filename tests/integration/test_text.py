@@ -79,9 +79,8 @@ def run(folder: Path) -> Run:
 
 def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Run, folder: Path) -> None:
     model, train, validation = f"hf:{folder / 'reviews'}", folder / "train.jsonl", folder / "validation.jsonl"
-    calibrated = run("calibrate", model, "--data", str(train), "--sensitivity", "--set", "target=cpu", "--json")
-    assert calibrated.status == 0, calibrated.stderr
-    found = calibrated.document
+    options = ("--data", train, "--sensitivity", "--set", "target=cpu", "--json")
+    found = run("calibrate", model, *options).expect(0).document
     assert found["set"]["kind"] == "texts"
     assert found["set"]["count"] == 520
     assert {each["method"] for each in found["tables"]} == {"max", "percentile", "entropy", "mse"}
@@ -90,11 +89,9 @@ def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Ru
     table = next(each["path"] for each in found["tables"] if each["method"] == found["best"])
     built = run(
         "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--calibration", table, "--json"
-    )
-    assert built.status == 0, built.stderr
+    ).expect(0)
     assert {each["precision"] for each in built.document["artifacts"]} == {"fp32", "int8"}
-    judged = run("evaluate", model, "--data", str(validation), "--accuracy-budget", "10%")
-    assert judged.status == 0, judged.stderr
+    judged = run("evaluate", model, "--data", str(validation), "--accuracy-budget", "10%").expect(0)
     assert "400 texts of validation.jsonl" in judged.stdout
     assert "macro F1" in judged.stdout
     record = next((folder / ".optpipe" / "runs").glob("evaluate-*"))
@@ -128,12 +125,10 @@ def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(run
         ("calibrate", model, "--data", data, "--method", "max", *empty),
         ("evaluate", model, "--data", data),
     ):
-        refused = inside(*words, cwd=folder)
-        assert refused.status == ExitStatus.BAD_INPUT, refused.stderr
+        refused = inside(*words, cwd=folder).expect(ExitStatus.BAD_INPUT)
         assert message in refused.stderr
         assert "export" not in refused.stderr
-    ran = run("evaluate", model, "--data", data, "--truncate")
-    assert ran.status == 0, ran.stderr
+    ran = run("evaluate", model, "--data", data, "--truncate").expect(0)
     assert "61 texts (1 truncated) of long.jsonl" in ran.stdout
 
 
@@ -150,18 +145,8 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
     model = f"hf:{folder / 'reviews'}"
     assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
     quick = (
-        "--batch",
-        "2",
-        "--processes",
-        "1",
-        "--min-time",
-        "0.1",
-        "--set",
-        "warm-up=0.1",
-        "--percentile",
-        "50",
-        "--json",
-    )
+        "--batch", "2", "--processes", "1", "--min-time", "0.1", "--set", "warm-up=0.1", "--percentile", "50", "--json",
+    )  # fmt: skip
     found = run("bench", "reviews", "--precision", "fp32", "--length", "8,32", *quick)
     assert found.status in {0, ExitStatus.STAGE_FAILED}, found.stderr
     by_length = {each["load"]["length"]: each for each in found.document["measurements"]}
@@ -187,15 +172,13 @@ def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -
     model = f"hf:{folder / 'reviews'}"
     which = (model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", "--stage", "inference")
     how = ("--tracer", "torch", "--iterations", "3", "--set", "warm-up=1", "--json")
-    found = run("profile", *which, "--length", "8,32", *how)
-    assert found.status == 0, found.stderr
+    found = run("profile", *which, "--length", "8,32", *how).expect(0)
     subjects = [each["subject"] for each in found.document["stages"]]
     assert [each["length"] for each in subjects] == [8, 32]
     assert [each["name"] for each in subjects] == [f"onnxruntime fp32 batch 1 length {length}" for length in (8, 32)]
     short, long = (each["profile"]["roofline"]["macs"] for each in found.document["stages"])
     assert long > 4 * short, "the layers' costs are those of the length that ran"
-    refused = run("profile", *which, "--length", "4096", *how, "--workspace", folder / "empty")
-    assert refused.status == ExitStatus.BAD_INPUT
+    refused = run("profile", *which, "--length", "4096", *how, "--workspace", folder / "empty").expect(2)
     message = "length 4096 is outside the profile 8…32 of reviews\nwiden it with --shape input_ids=1x8:8x32:64x4096"
     assert message in refused.stderr
     assert "export" not in refused.stderr

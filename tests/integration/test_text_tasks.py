@@ -93,8 +93,9 @@ def test_swapped_tags_fail_the_budget(folder: Path) -> None:
     loaded = HuggingFaceSource(str(folder / "tagger")).load(WeightsRequest("default"))
     assert loaded.card.labels == LABELS
     write_lines(folder / "swapped.jsonl", 200, seed=3, swapped=200)
-    ran = optpipe("evaluate", f"hf:{folder / 'tagger'}", "--data", folder / "swapped.jsonl", "--json", cwd=folder)
-    assert ran.status == 0, ran.stderr
+    ran = optpipe(
+        "evaluate", f"hf:{folder / 'tagger'}", "--data", folder / "swapped.jsonl", "--json", cwd=folder
+    ).expect(0)
     assert json.loads(ran.stdout)["results"][0]["scores"]["scores"][0]["value"] < 0.05
 
 
@@ -188,6 +189,5 @@ def test_from_squad_to_int8_and_three_verdicts(answers: Path, inside: Callable[.
 
 def test_texts_without_a_question_are_refused(answers: Path) -> None:
     (answers / "texts.jsonl").write_text('{"text": "ada met alan"}\n')
-    ran = optpipe("evaluate", f"hf:{answers / 'reader'}", "--data", answers / "texts.jsonl", cwd=answers)
-    assert ran.status == 2
+    ran = optpipe("evaluate", f"hf:{answers / 'reader'}", "--data", answers / "texts.jsonl", cwd=answers).expect(2)
     assert 'line 1: reader answers questions, and needs a "question" with its "context"' in ran.stderr

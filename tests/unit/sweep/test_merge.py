@@ -280,20 +280,19 @@ def test_verdicts_that_differ_are_a_conflict_and_a_crash_before_a_result_is_none
     assert "done in bench-2, done in bench-1, invalid" in next(list_conflicts({"key": RECORDS}))
 
 
-def test_a_damaged_record_is_named_with_the_way_out(tmp_path):
-    path = write_job(tmp_path, RECORDS[0]) / MANIFEST
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(BadInputError, match="delete the folder") as error:
-        read_jobs(tmp_path)
-    assert str(path) in str(error.value)
-
-
-def test_a_figure_that_was_changed_in_a_record_is_not_believed(tmp_path):
-    path = write_job(tmp_path, RECORDS[0]) / MANIFEST
-    content = json.loads(path.read_text())
+def halve_a_figure(text):
+    content = json.loads(text)
     content["info"]["group"]["figures"]["p50"]["estimate"]["value"] /= 2
-    path.write_text(json.dumps(content))
-    with pytest.raises(BadInputError, match="was changed") as error:
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(lambda text: text[:-20], "delete the folder"), (halve_a_figure, "was changed")]
+)
+def test_a_damaged_or_changed_record_is_named_and_not_believed(tmp_path, change, said):
+    path = write_job(tmp_path, RECORDS[0]) / MANIFEST
+    path.write_text(change(path.read_text()))
+    with pytest.raises(BadInputError, match=said) as error:
         read_jobs(tmp_path)
     assert str(path.parent) in str(error.value)
 

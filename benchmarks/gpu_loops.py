@@ -88,6 +88,7 @@ def own_api(info, path, batch, options):
     """Median ms of a loop over the runtime's own Python API, with a session of its own."""
     import torch
 
+    from optpipe.backends.inductor_packages import load_package
     from optpipe.backends.torch_eager import load_program
 
     stream = torch.cuda.Stream()
@@ -95,9 +96,7 @@ def own_api(info, path, batch, options):
         if info.backend == "onnxruntime":
             return onnxruntime_loop(path, info, batch, options, stream)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = bool(info.get("tf32"))
-        call = (
-            torch._inductor.aoti_load_package(str(path)) if info.backend == "inductor" else load_program(path, options)
-        )
+        call = load_package(path, "cuda") if info.backend == "inductor" else load_program(path)
         dtype = {"float16": torch.float16, "float32": torch.float32}[info.inputs[0]["dtype"]]
         return torch_loop(call, batch, dtype, stream, options.get("cuda_graph", False))
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from optpipe.backends.torch_int8 import kernels, kernels_gluon
+from optpipe.backends.torch_layers import kernels, kernels_gluon
 
 
 class HopperDriver:

@@ -9,8 +9,8 @@ from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
 from torch.nn import functional
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.tactics import Operands, arrange_convolution, arrange_depthwise, arrange_stem
+from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.tactics import Operands, arrange_convolution, arrange_depthwise, arrange_stem
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import Precision
 from optpipe.quantize.placement import place_qdq
@@ -32,10 +32,18 @@ def random_convolution(channels=32, outputs=32, kernel=3, size=8, images=2, seed
     if step.activation not in steps.BEFORE_SCALING:
         scale, bias = scale / 20, bias / 20
     weight = rng.integers(-127, 128, (outputs, rows, columns, channels)).astype(np.int8)
+    if step.floating:
+        weight, scale, bias = (
+            (weight / (80 * rows * np.sqrt(channels))).astype(np.float16),
+            np.ones_like(scale),
+            bias / 20,
+        )
     data = random_int8(seed + 1, images, channels * step.groups, size, size) if given is None else given
     if step.flat and data.dim() == 4:
         data = data.permute(0, 2, 3, 1).contiguous()
     added = random_int8(seed + 2, *steps.make_output(step, data).shape) if step.added else None
+    if step.floating:
+        data, added = data.half() / 40, None if added is None else added.half() / 40
     smooth = step.activation not in steps.BEFORE_SCALING
     return step, Operands(data, added, upload(arrange_convolution(weight, scale, bias)), 0.37, 40.0 if smooth else 1.0)
 
@@ -106,7 +114,7 @@ class Narrow(torch.nn.Module):
 
 
 class Varied(torch.nn.Module):
-    """Kernels of one row and of one column, a dilated one, groups, and one with a stride whose groups fit no kernel."""
+    """Kernels of one row and of one column, a dilated one, groups, three that become one, and strides that fit no kernel."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +122,7 @@ class Varied(torch.nn.Module):
         self.layers = torch.nn.Sequential(
             make(3, 32, 3, padding=1), make(32, 48, (1, 7), padding=(0, 3)), make(48, 32, (7, 1), padding=(3, 0)),
             torch.nn.ReLU(), make(32, 64, 3, padding=2, dilation=2), make(64, 128, 3, padding=1, groups=4),
-            make(128, 96, 1, groups=4), make(96, 32, 3, 2), make(32, 48, 1, padding=1), make(48, 24, 1, groups=3),
+            make(128, 96, 1, groups=4), make(96, 32, 3, (2, 1)), make(32, 48, 1, padding=1), make(48, 24, 1, groups=3),
         )  # fmt: skip
         self.head = torch.nn.Linear(24, 10)
 

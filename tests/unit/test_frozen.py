@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.int8_network import random_convolution
 from typer.main import get_command
 
-from optpipe.backends.torch_int8.emulation import compute_step
+from optpipe.backends.torch_layers.emulation import compute_step
 from optpipe.cli import schemas
 from optpipe.cli.app import app
 

@@ -200,7 +200,7 @@ class LayerTimes:
     """When each node ran, if the runtime measured it by a clock that the recording does not have."""
 
 
-FUSING = "torch,inductor,onnxruntime"
+FUSING = "inductor,onnxruntime"
 """Backends that fuse more than others, as `--backend` takes them."""
 
 

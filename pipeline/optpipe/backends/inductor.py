@@ -26,7 +26,7 @@ from optpipe.backends.inductor_packages import (
     name_static_package,
     parse_static_batches,
 )
-from optpipe.backends.torch_int8 import LOWERING
+from optpipe.backends.torch_layers import LOWERING
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
@@ -63,7 +63,13 @@ _STATIC = Option(
     "batch sizes, such as 1,64, to compile separately; on a GPU the code is kept only if it is faster",
     builds=True,
 )
-OPTIONS: dict[Device, tuple[Option, ...]] = {"cpu": (THREADS, _STATIC), "cuda": (CUDA_GRAPH, _MAX_AUTOTUNE, _STATIC)}
+_FUSE = Option(
+    "fuse", True, "convolutions in FP16, with what follows them, by measured kernels of optpipe or cuDNN", builds=True
+)
+OPTIONS: dict[Device, tuple[Option, ...]] = {
+    "cpu": (THREADS, _STATIC),
+    "cuda": (CUDA_GRAPH, _FUSE, _MAX_AUTOTUNE, _STATIC),
+}
 """With a CUDA graph ResNet-50 in FP16 takes 0.41 instead of 0.97 ms at batch 1 on an H200 with torch 2.11. The capture fails with
 torch's pool of runners, so packages are loaded for a single caller."""
 TUNED = {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"}
@@ -128,11 +134,13 @@ class Inductor(TorchBackend):
         lowered = request.precision in LEAST_CAPABILITY
         set_float32_products(tf32=tf32)
         configs = {"max_autotune": True} if options.get("max_autotune") else {}
-        export, remarks = _prepare_export(request, made)
+        fuses = bool(options.get("fuse"))
+        export, remarks = _prepare_export(request, made, fuses=fuses)
         program = export(request)
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
         if lowered and on_gpu:
-            rival = replace(rival, program=export_program(replace(request, precision=Precision.FP16)))
+            wanted = replace(request, precision=Precision.FP16)
+            rival = replace(rival, program=_prepare_export(wanted, {}, fuses=fuses)[0](wanted))
         programs = {size: export(replace(request, card=fix_batch(request.card, size))) for size in sizes}
         static = [  # the packages of the first variant have the final names
             [
@@ -150,7 +158,7 @@ class Inductor(TorchBackend):
                     f"{request.precision.upper()} against it: {why_not}"
                 )
         if lowered and on_gpu:
-            from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs, explain_speeds, record_speeds
+            from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, explain_speeds, record_speeds
 
             low, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
             speeds = compare_calls(low, half, draw_inputs(request.card.inputs))
@@ -172,9 +180,9 @@ class Inductor(TorchBackend):
         return TorchSession(packages, info, merged)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """INT8 code also needs the operator that it was compiled for."""
+        """Code with optpipe's layers also needs the operator that it was compiled for."""
         if "tactics" in info.details and info.details.get("lowering") != LOWERING:
-            return "built by an older version of the INT8 lowering; build it again"
+            return "built by an older version of optpipe's kernels; build it again"
         return TorchBackend.find_run_blocker(self, info)
 
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:
@@ -183,9 +191,9 @@ class Inductor(TorchBackend):
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's PyTorch backend loads only the code for all batch sizes and addresses tensors by position.
 
-        It does not have the operator that INT8 code calls.
+        It does not have the operator that code with optpipe's layers calls.
         """
-        if info.precision is Precision.INT8:
+        if "tactics" in info.details:
             return Serving()
         static = {STATIC_BATCHES} if self.list_static_batches(info) else set()
         return Serving(
@@ -222,23 +230,27 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
 
 
 def _prepare_export(
-    request: BuildRequest, made: dict[str, object]
+    request: BuildRequest, made: dict[str, object], *, fuses: bool
 ) -> tuple[Callable[[BuildRequest], Any], tuple[str, ...]]:
-    """The function that exports the program for a request, and remarks; adds INT8's measured tactics to `made`."""
+    """The function that exports the program for a request, and remarks; adds the layers' measured tactics to `made`."""
     if request.precision is Precision.FP8:
         from optpipe.backends.torch_fp8 import lower_fp8
 
         program, missed = lower_fp8(request)
         return partial(export_rewritten, program), (*missed, *(() if request.device == "cuda" else (ON_CPU,)))
     if request.precision is not Precision.INT8:
-        return export_program, ()
-    from optpipe.backends.torch_int8.lowering import lower_program
-    from optpipe.backends.torch_int8.tuning import draw_inputs, summarize_choices, tune_program
+        if request.precision is not Precision.FP16 or not fuses:
+            return export_program, ()
+        if find_old_gpu(request.device, Precision.INT8):
+            return export_program, ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",)
+    from optpipe.backends.torch_layers.lowering import lower_program
+    from optpipe.backends.torch_layers.tuning import draw_inputs, summarize_choices, tune_program
 
     program, missed = lower_program(request)
-    with translate_refusals(request.card, "torch could not run the INT8 program of"):
+    with translate_refusals(request.card, "torch could not run the program of"):
         measured = tune_program(program, draw_inputs(request.card.inputs)) if request.device == "cuda" else {}
-    made |= {"triton": get_package_version("triton"), "lowering": LOWERING, "tactics": summarize_choices(measured)}
+    if request.precision is Precision.INT8 or any(measured.values()):
+        made |= {"triton": get_package_version("triton"), "lowering": LOWERING, "tactics": summarize_choices(measured)}
     return partial(export_rewritten, program), missed
 
 
@@ -281,7 +293,7 @@ def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", gen
     best, *others = codes
     if general is None:
         return best, ""
-    from optpipe.backends.torch_int8.tuning import compare_calls, draw_inputs, is_faster
+    from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, is_faster
 
     def compare(one: Any, other: Any) -> "Ratio":
         return next(iter(compare_calls(one, other, inputs).values()))

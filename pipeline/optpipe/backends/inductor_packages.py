@@ -122,7 +122,7 @@ def load_package(package: Path, device: Device) -> Any:
     """
     import torch
 
-    from optpipe.backends.torch_int8.operators import register_operator
+    from optpipe.backends.torch_layers.operators import register_operator
 
     register_operator()
     if device == "cpu":
@@ -139,7 +139,7 @@ def main() -> None:
     """Compiles programs that another process saved; writes the reason of a failure to a file and continues."""
     import torch
 
-    from optpipe.backends.torch_int8.operators import register_operator
+    from optpipe.backends.torch_layers.operators import register_operator
 
     end_with_parent()
     register_operator()

@@ -167,8 +167,8 @@ class OnnxRuntime(Backend):
 
     def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
         return (
-            "optpipe build --backend torch,inductor, then optpipe bench: both fuse elementwise work into the matrix kernels (torch for "
-            "FP16 and BF16 convolutions); onnxruntime.fuse_conv_bias=true fuses biases"
+            "optpipe build --backend inductor, then optpipe bench: it fuses elementwise work into the matrix kernels; "
+            "onnxruntime.fuse_conv_bias=true fuses biases"
         )
 
     @contextmanager

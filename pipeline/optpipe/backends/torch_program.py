@@ -37,7 +37,7 @@ _DATA_MOVEMENT = {
     "_to_copy", "clone", "view", "permute", "expand", "cat", "slice", "select", "unsqueeze", "squeeze", "alias",
 }  # fmt: skip
 TORCH_PRECISIONS = frozenset(_DTYPES)
-"""Precisions of exported programs. torch has no INT8 convolutions on a GPU; `torch_int8` has."""
+"""Precisions of exported programs. torch has no INT8 convolutions on a GPU; `torch_layers` has."""
 THREADS = Option("threads", 0, "threads of one operator; 0 leaves the number to torch")
 CUDA_GRAPH = Option("cuda_graph", True, "captures an inference into a CUDA graph")
 
@@ -253,10 +253,10 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
     for node in program.run_decompositions().graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         if str(packet) == "optpipe.layer":
-            from optpipe.backends.torch_int8.steps import Depthwise, Stem, step_from_text
+            from optpipe.backends.torch_layers.steps import step_from_text
 
             step = step_from_text(node.args[5])
-            kind = "fp16" if isinstance(step, Stem | Depthwise) else "int8"
+            kind = "fp16" if step.floating else "int8"
             macs = _count_flops(flop_registry[packet], node) // 2
             layers.append(LayerType(node.name, type(step).__name__, kind, macs))
             continue
@@ -353,8 +353,7 @@ class TorchBackend(Backend):
 
     def advise_fusion(self, options: Mapping[str, Any]) -> str:
         if not options.get("fuse", True):
-            option = f"optpipe build --option {self.name}.fuse=true"
-            return f"{option} fuses elementwise work into the matrix kernels; so does --backend inductor"
+            return f"optpipe build --option {self.name}.fuse=true fuses elementwise work into the matrix kernels"
         return Backend.advise_fusion(self, options).replace(f"{self.name},", "")
 
     def describe_details(self, details: Mapping[str, Any]) -> Iterator[str]:

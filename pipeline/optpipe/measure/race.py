@@ -180,7 +180,6 @@ def list_choices(cpus: int) -> dict[str, tuple[bool | int | str, ...]]:
     threads = sorted({1 << power for power in range(cpus.bit_length()) if 1 << power <= cpus} | {cpus})
     return {
         "nhwc": (True, False),
-        "fuse": (True, False),
         "cuda_graph": (True, False),
         "fuse_conv_bias": (False, True),
         "cudnn_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),

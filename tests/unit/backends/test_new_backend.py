@@ -168,6 +168,7 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
     (built,), (samples,) = result.artifacts, store.list_entries(ReferenceInfo)
     signed: Any = SimpleNamespace(
         artifact=built.entry,
+        verification=built.verification,
         card=card_from_file(result.model.file(CARD)),
         samples=samples,
         policy=policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n'),

@@ -17,7 +17,7 @@ from optpipe.backends import inductor
 from optpipe.backends.base import BuildRequest, NodeCost
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
 from optpipe.backends.torch_eager import count_program_costs
-from optpipe.backends.torch_int8 import tuning
+from optpipe.backends.torch_layers import tuning
 from optpipe.backends.torch_program import TorchSession, export_program
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, StageError

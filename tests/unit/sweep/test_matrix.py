@@ -42,7 +42,7 @@ def test_cells_are_those_of_the_matrix_in_any_order(precisions, batches, models)
 def test_a_cell_named_twice_is_one_and_options_of_another_backend_make_none():
     matrix = Matrix(
         models=("digits", "digits"), precisions=("fp32",), backends=("onnxruntime",), batches=(1, 1),
-        options=((), ("torch.fuse=false",), ("onnxruntime.threads=1",)),
+        options=((), ("inductor.max_autotune=true",), ("onnxruntime.threads=1",)),
     )  # fmt: skip
     cells = cells_from_matrix(matrix, (CPU, CPU))
     assert [cell.options for cell in cells] == [(), ("onnxruntime.threads=1",)]

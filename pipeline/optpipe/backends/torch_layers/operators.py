@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.emulation import compute_step
-from optpipe.backends.torch_int8.launches import LAUNCHERS
-from optpipe.backends.torch_int8.tactics import Operands, Tactic, list_tactics, tactics_from_text
+from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.emulation import compute_step
+from optpipe.backends.torch_layers.launches import LAUNCHERS
+from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, tactics_from_text
 
 SCHEMA = (
     "layer(Tensor given, Tensor? added, Tensor[] constants, float added_scale, float inverse_scale, str step, "

@@ -1,5 +1,6 @@
-"""The INT8 layers on a real GPU: every tactic gives the emulation's numbers, and so does a compiled network from a CUDA graph."""
+"""The layers on a real GPU: every tactic gives the emulation's numbers, and so does a compiled network from a CUDA graph."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,10 +20,10 @@ from tests.fakes.int8_network import (
 )
 
 from optpipe.backends.inductor import Inductor, find_old_gpu
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.emulation import compute_step
-from optpipe.backends.torch_int8.operators import launch_step
-from optpipe.backends.torch_int8.tactics import Operands, list_tactics
+from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.emulation import compute_step
+from optpipe.backends.torch_layers.operators import launch_step
+from optpipe.backends.torch_layers.tactics import Operands, list_tactics
 from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.precision import Precision, prove_precision
 
@@ -74,6 +75,13 @@ OTHERS = [
     ),
     *(partial(random_stem, activation=activation, half=half) for activation, half in (("relu", False), ("silu", True))),
     partial(random_stem, 32, 3, 7, 3, (32, 32), 8, activation="hardswish", half=False),
+    *(
+        partial(random_convolution, channels, outputs, kernel, 14, 8, half=True, floating=True, **more)
+        for channels, outputs, kernel, more in (
+            (64, 256, 1, {"added": True}), (128, 96, 3, {"stride": 2, "activation": "silu"}), (24, 40, 1, {"activation": "hardswish"}),
+            (32, 128, 3, {"groups": 4, "added": True}), (72, 72, 3, {}), (64, 64, 3, {"added": True, "activation": ""}),
+        )
+    ),
 ]  # fmt: skip
 
 
@@ -87,23 +95,31 @@ def test_layers_in_fp16_give_the_emulation_s_numbers_to_their_rounding(make):
         torch.testing.assert_close(found.float(), expected.float(), rtol=1e-2, atol=2e-2 if step.half else 1.0)
 
 
-def test_max_pooling_gives_the_emulation_s_numbers():
-    step = steps.MaxPool(64, (3, 3), 2, (1, 1, 1, 1))
-    given = Operands(random_int8(0, 8, 64, 15, 16).clamp(0), None, [])
+@pytest.mark.parametrize("half", [False, True])
+def test_max_pooling_gives_the_emulation_s_numbers(half):
+    step = steps.MaxPool(64, (3, 3), 2, (1, 1, 1, 1), half)
+    data = random_int8(0, 8, 64, 15, 16)
+    given = Operands(data.half() / 7 if half else data.clamp(0), None, [])
     for tactic in list_tactics(step, given.data):
         assert torch.equal(launch_step(step, to_gpu(given), tactic).cpu(), compute_step(step, given)), tactic
 
 
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP16])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_tuned_compiled_and_gives_the_qdq_graph_s_outputs_from_a_cuda_graph(name, tmp_path):
-    wanted = make_int8_request(name, tmp_path, "cuda")
+def test_a_network_is_tuned_compiled_and_gives_its_graph_s_outputs_from_a_cuda_graph(name, precision, tmp_path):
+    wanted = replace(make_int8_request(name, tmp_path, "cuda"), precision=precision)
     batch = draw(SPEC)
-    expected = run_onnx(onnx.load(wanted.graph), batch)[0]
+    if precision is Precision.INT8:
+        expected = run_onnx(onnx.load(wanted.graph), batch)[0]
+    else:
+        with torch.inference_mode():
+            expected = wanted.module().eval()(batch).numpy()
     built = Inductor().build(wanted)
-    proof = prove_precision(Precision.INT8, built.layers)
-    assert {"1", "4", "8", "64"} == built.details["tactics"].keys() == built.details["against_fp16"].keys()
+    proof = prove_precision(precision, built.layers)
+    assert built.details["tactics"].keys() == {"1", "4", "8", "64"}
+    assert precision is Precision.FP16 or built.details["against_fp16"].keys() == {"1", "4", "8", "64"}
     info = ArtifactInfo(
-        "small", "small", "inductor", Precision.INT8, "cuda", built.file, WeightsRecord("random", ""), proof,
+        "small", "small", "inductor", precision, "cuda", built.file, WeightsRecord("random", ""), proof,
         options=built.options, details=built.details,
     )  # fmt: skip
     with Inductor().load(tmp_path, info, {}) as session:

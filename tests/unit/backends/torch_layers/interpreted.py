@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from tests.fakes.int8_network import random_convolution, random_depthwise, random_stem
 
-from optpipe.backends.torch_int8 import emulation, kernels, operators, steps, tactics
+from optpipe.backends.torch_layers import emulation, kernels, operators, steps, tactics
 
-NOT_HERE = ("int8_wgmma_product_at_once", "int8_max_pool", "depthwise_by_torch")
+NOT_HERE = ("int8_wgmma_product_at_once", "max_pool", "depthwise_by_torch", "convolution_by_cudnn")
 """Gluon and inline assembly have no interpreter; torch's FP16 convolution rounds otherwise."""
 
 
@@ -42,6 +42,9 @@ def list_cases():
     yield random_convolution(32, 48, 3, 8, stride=2, padding=(0, 0, 1, 1))
     yield random_convolution(24, 96, 3, 5, added=True, groups=2)
     yield random_convolution(64, 48, 1, 3, flat=True)
+    yield random_convolution(64, 32, 1, half=True, floating=True, added=True)
+    yield random_convolution(24, 48, 3, 8, half=True, floating=True, stride=2, activation="silu")
+    yield random_convolution(16, 48, 3, 8, half=True, floating=True, added=True, groups=2)
     for index, (activation, half, spare) in enumerate(
         (("", True, 0), ("silu", True, 0), ("hardswish", False, 8), ("relu6", False, 8))
     ):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from tests.fakes.fp8_models import draw, run_onnx
 from tests.fakes.int8_network import NETWORKS, SPEC, make_int8_request
 
 from optpipe.backends.inductor import Inductor, fix_batch
-from optpipe.backends.torch_int8 import LOWERING, tuning
-from optpipe.backends.torch_int8.emulation import compute_step
-from optpipe.backends.torch_int8.lowering import lower_program
-from optpipe.backends.torch_int8.tactics import list_tactics, tactics_from_text
+from optpipe.backends.torch_layers import LOWERING, tuning
+from optpipe.backends.torch_layers.emulation import compute_step
+from optpipe.backends.torch_layers.lowering import _multiply_patches, lower_program
+from optpipe.backends.torch_layers.steps import step_from_text
+from optpipe.backends.torch_layers.tactics import list_tactics, tactics_from_text
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.core.precision import Precision, prove_precision
 
@@ -63,13 +65,47 @@ def test_the_proof_counts_what_the_program_executes_and_names_what_no_kernel_tak
     made = {name: each.op_type for each in onnx.load(wanted.graph).graph.node for name in each.output}
     assert counted == sum(made.get(names[1]) == "DequantizeLinear" for names in inputs) - len(missed)
     assert bool(missed) == (name == "varied")
-    assert all("3 groups of" in each for each in missed)
+    assert all("its stride" in each for each in missed)
     if name == "residual":
         macs = {"fp16": 32 * 147 * 256, "int8": 64 * 64 * (288 + 32 + 576 + 576) + 640}
         share = prove_precision(Precision.INT8, layers).share.macs["int8"]
         assert share == pytest.approx(macs["int8"] / sum(macs.values()))
-    if name == "varied":  # the first of 3 channels, the spared one, and the one whose groups fit no kernel
+    if name == "varied":  # the first of 3 channels, the spared one, and the one whose strides fit no kernel
         assert sum(each.op == "convolution" and each.type == "fp16" for each in layers) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "left"),
+    [
+        ("residual", {"Stem": 1, "MaxPool": 1, "Convolution": 4, "added": 2}, 0),
+        ("narrow", {"Convolution": 1}, 5),
+        ("varied", {"Convolution": 7}, 2),
+        ("gated", {"Stem": 1, "Depthwise": 2, "Convolution": 5, "added": 1}, 0),
+    ],
+)
+def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kinds, left, tmp_path):
+    wanted = replace(make_int8_request(name, tmp_path), precision=Precision.FP16)
+    program, missed = lower_program(wanted)
+    found = [step_from_text(node.args[5]) for node in program.graph.nodes if "optpipe" in str(node.target)]
+    counted = Counter(type(each).__name__ for each in found) + Counter(
+        "added" for each in found if getattr(each, "added", False)
+    )
+    assert (counted, missed) == (kinds, ())
+    assert sum("conv" in str(node.target) for node in program.graph.nodes) == left
+    batch = draw(SPEC)
+    with torch.inference_mode():
+        expected, got = wanted.module().eval()(batch).numpy(), program(batch)[0].numpy()
+    assert measure_snr(expected, got) > 45
+    layers = layers_from_program(export_rewritten(program, wanted), Precision.FP16)
+    assert prove_precision(Precision.FP16, layers).share.macs == {"fp16": 1.0}
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_patches_of_an_image_are_a_linear_layer(size):
+    torch.manual_seed(0)
+    image, layer = torch.randn(2, 3, 4 * size + 1, 3 * size), torch.nn.Conv2d(3, 8, size, size)
+    found = _multiply_patches(image, layer.weight.half().flatten(1), layer.bias.half(), size)
+    torch.testing.assert_close(found.float(), layer(image), rtol=0, atol=5e-3)
 
 
 @pytest.mark.parametrize("lowered", ["residual"], indirect=True)
@@ -100,6 +136,6 @@ def test_an_artifact_whose_operator_has_changed_is_not_run():
         artifact_info(backend="inductor", details=each)
         for each in ({"tactics": {}}, {"tactics": {}, "lowering": LOWERING}, {})
     )
-    stale = "built by an older version of the INT8 lowering; build it again"
+    stale = "built by an older version of optpipe's kernels; build it again"
     assert Inductor().find_run_blocker(older) == stale
     assert stale not in (Inductor().find_run_blocker(current), Inductor().find_run_blocker(other))

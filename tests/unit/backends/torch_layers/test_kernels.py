@@ -11,26 +11,26 @@ import pytest
 from tests.fakes.hopper_driver import pretend_hopper
 from tests.fakes.int8_network import random_convolution, random_depthwise, random_stem
 
-from optpipe.backends.torch_int8 import launches, precompile, tuning
-from optpipe.backends.torch_int8.operators import launch_step
-from optpipe.backends.torch_int8.steps import ACTIVATIONS
-from optpipe.backends.torch_int8.tactics import list_tactics
+from optpipe.backends.torch_layers import launches, precompile, tuning
+from optpipe.backends.torch_layers.operators import launch_step
+from optpipe.backends.torch_layers.steps import ACTIVATIONS
+from optpipe.backends.torch_layers.tactics import list_tactics
 
 CHECKOUT = Path(__file__).parents[4]
 
 
 @pytest.mark.slow
 def test_every_kernel_gives_the_emulation_s_numbers():
-    command = [sys.executable, "-m", "tests.unit.backends.torch_int8.interpreted"]
+    command = [sys.executable, "-m", "tests.unit.backends.torch_layers.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     compared = json.loads(ran.stdout)
     kernels = {tactic.split()[0] for tactic, _ in compared}
     assert {
-        "int8_wgmma_product",
-        "int8_wgmma_convolution_gathered",
-        "int8_wgmma_convolution_boxes",
+        "wgmma_product",
+        "wgmma_convolution_gathered",
+        "wgmma_convolution_boxes",
         "fp16_depthwise",
         "fp16_wgmma_stem",
     } <= kernels
@@ -55,14 +55,23 @@ def compile_for_hopper(kernel, fixed, attributes=(), **types):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", range(len(ACTIVATIONS)))
-@pytest.mark.parametrize(("parts", "half"), [(1, False), (2, True)])
-def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, parts, half):
-    from optpipe.backends.torch_int8.kernels import int8_wgmma_product
+@pytest.mark.parametrize(("parts", "half", "floating"), [(1, False, False), (2, True, False), (1, True, True)])
+def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, parts, half, floating):
+    from optpipe.backends.torch_layers.kernels import wgmma_product
 
-    fixed = {"ADD": True, "ACTIVATION": activation, "HALF": half, "PERSISTENT": 0, "STAGES": 3, "PARTS": parts}
+    fixed = {
+        "FLOAT": floating,
+        "ADD": True,
+        "ACTIVATION": activation,
+        "HALF": half,
+        "PERSISTENT": 0,
+        "STAGES": 3,
+        "PARTS": parts,
+    }
+    given = "fp16" if floating else "i8"
     made = compile_for_hopper(
-        int8_wgmma_product, fixed | dict.fromkeys(("BM", "BN", "BK"), 64),
-        x="tensordesc<i8[64, 64]>", w="tensordesc<i8[64, 64]>", added=f"tensordesc<i8[64, {64 // parts}]>",
+        wgmma_product, fixed | dict.fromkeys(("BM", "BN", "BK"), 64),
+        x=f"tensordesc<{given}[64, 64]>", w=f"tensordesc<{given}[64, 64]>", added=f"tensordesc<{given}[64, {64 // parts}]>",
         y=f"tensordesc<{'fp16' if half else 'i8'}[64, {64 // parts}]>",
         scale="*fp32", bias="*fp32", added_scale="fp32", inverse_scale="fp32",
     )  # fmt: skip
@@ -73,7 +82,7 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "along"), [(3, 1), (3, 4), (5, 2), (7, 4)])
 def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_bytes_at_a_time(kernel, along):
-    from optpipe.backends.torch_int8.kernels import fp16_depthwise
+    from optpipe.backends.torch_layers.kernels import fp16_depthwise
 
     fixed = {"R": kernel, "S": kernel, "STRIDE": 1, "TOP": 1, "LEFT": 1, "ACTIVATION": 2, "HALF": True}
     fixed |= {"ALIGN": 8, "BP": 16, "BC": 64, "ALONG": along}
@@ -107,7 +116,7 @@ def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launche
         assert len(kernels) == len({json.dumps(json.loads(each), sort_keys=True) for each in kernels}) > 5
         precompile.compile_side_by_side([*kernels])
         compiled = {path.name for path in tmp_path.rglob("*.cubin")}
-        names = ("fp16_depthwise", "fp16_wgmma_stem", "int8_wgmma_product", "int8_wgmma_product_at_once")
+        names = ("fp16_depthwise", "fp16_wgmma_stem", "wgmma_product", "int8_wgmma_product_at_once")
         assert {f"{name}.cubin" for name in names} <= compiled
         folders = set(tmp_path.iterdir())
         for step, given in STEPS:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.torch_int8 import steps
+from optpipe.backends.torch_layers import steps
 
 FEW_TILES, MANY_TILES = 200, 60
 """Numbers of tiles of 64 rows and 128 columns: below the first, smaller tiles are tried, since multiprocessors may be idle; above
@@ -51,7 +51,7 @@ class Operands:
 
 
 def text_from_tactics(chosen: Mapping[int, Tactic]) -> str:
-    """`1:int8_max_pool BP=16 warps=4;64:…`, with the batch size before each tactic."""
+    """`1:max_pool BP=16 warps=4;64:…`, with the batch size before each tactic."""
     return ";".join(f"{size}:{tactic}" for size, tactic in sorted(chosen.items()))
 
 
@@ -67,15 +67,17 @@ def tactics_from_text(text: str) -> dict[int, Tactic]:
 
 
 def arrange_convolution(
-    weight: NDArray[np.int8], scale: NDArray[np.float32], bias: NDArray[np.float32]
+    weight: NDArray[Any], scale: NDArray[np.float32], bias: NDArray[np.float32]
 ) -> tuple[NDArray[Any], ...]:
-    """The constants of a `Convolution` from weights (outputs, rows, columns, input channels of a group).
+    """The constants of a `Convolution` from INT8 or FP16 weights (outputs, rows, columns, input channels of a group).
 
-    Input channels are zero-padded to a multiple of the smallest block, scales and biases to a multiple of the widest tile.
+    Input channels are zero-padded to a multiple of the smallest block, scales and biases to a multiple of the widest tile. With FP16
+    weights the last is the bias in FP16, for cuDNN.
     """
-    deep = np.pad(weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % _BLOCK_DEPTHS[-1])])
+    deep = np.pad(weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % (_BLOCK_DEPTHS[-1] // weight.itemsize))])
     spare = -len(scale) % _COLUMNS
-    return deep.reshape(len(weight), -1), np.pad(scale, (0, spare)), np.pad(bias, (0, spare))
+    half = () if weight.dtype == np.int8 else (bias.astype(np.float16),)
+    return deep.reshape(len(weight), -1), np.pad(scale, (0, spare)), np.pad(bias, (0, spare)), *half
 
 
 def arrange_stem(step: steps.Stem, weight: NDArray[np.float16], bias: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
@@ -102,10 +104,13 @@ def arrange_depthwise(weight: NDArray[np.float16], bias: NDArray[np.float32]) ->
 def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
     """The tactics that can compute a step on an input of the shape of `given`, the likeliest first."""
     match step:
-        case steps.Convolution() if step.is_product:
-            yield from _list_product_tactics(step, given.numel() // step.depth)
         case steps.Convolution():
-            yield from _list_convolution_tactics(step, given)
+            if step.is_product:
+                yield from _list_product_tactics(step, given.numel() // step.depth)
+            else:
+                yield from _list_convolution_tactics(step, given)
+            if step.floating and step.depth % (_BLOCK_DEPTHS[-1] // 2) == 0:  # its weights are not padded
+                yield Tactic("convolution_by_cudnn", {})
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
@@ -117,13 +122,15 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield Tactic("depthwise_by_torch", {})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
-                yield Tactic("int8_max_pool", {"BP": pixels, "warps": warps})
+                yield Tactic("max_pool", {"BP": pixels, "warps": warps})
 
 
 def _choose_depth(step: steps.Convolution, most: int = 128) -> int:
-    """The largest block of input channels that divides them, padded."""
-    channels = step.depth + -step.depth % _BLOCK_DEPTHS[-1]
-    return next(each for each in (256, *_BLOCK_DEPTHS) if each <= most and channels % each == 0)
+    """The largest block of input channels that divides them, padded; a block has at most `most` bytes."""
+    size = 2 if step.floating else 1
+    least = _BLOCK_DEPTHS[-1] // size
+    channels = step.depth + -step.depth % least
+    return next(each // size for each in (256, *_BLOCK_DEPTHS) if each <= most and channels % (each // size) == 0)
 
 
 def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tactic]:
@@ -133,15 +140,15 @@ def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tact
         deep = _choose_depth(step, 256)
         for (columns,) in _fit_columns(((64,), (16,)), 0, width):
             sizes = {"BM": 64, "BN": columns, "BK": deep, "PARTS": 1, "STAGES": 1 if channels <= deep else 4}
-            yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
-    if channels <= ONCE * depth and step.activation in steps.BEFORE_SCALING:
+            yield Tactic("wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
+    if channels <= ONCE * depth and step.activation in steps.BEFORE_SCALING and not step.floating:
         for rows, columns, warps in _fit_columns(((64, 128, 4), (64, 64, 4), (128, 64, 4)), 1, width):
             yield Tactic("int8_wgmma_product_at_once", {"BM": rows, "BN": columns, "BK": depth, "warps": warps})
     if tiles > MANY_TILES:
         for rows, columns, parts, stages, warps, persistent in _fit_columns(_WIDE_TILES, 1, width):
             copies = (2 if persistent else 1) if channels <= depth else stages
             sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": parts, "STAGES": copies}
-            yield Tactic("int8_wgmma_product", {**sizes, "PERSISTENT": persistent, "warps": warps})
+            yield Tactic("wgmma_product", {**sizes, "PERSISTENT": persistent, "warps": warps})
 
 
 def _fit_columns(tiles: Sequence[tuple[int, ...]], at: int, width: int) -> list[tuple[int, ...]]:
@@ -154,6 +161,7 @@ _WIDE_TILES = (
     (64, 128, 1, 3, 4, 0),
     (64, 128, 1, 4, 4, 0),
     (128, 128, 2, 3, 4, 0),
+    (128, 256, 2, 3, 8, 0),
     (256, 64, 1, 3, 8, 1),
     (64, 256, 1, 3, 8, 1),
 )
@@ -179,7 +187,7 @@ def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[T
     gathered = [*(_FEW_GATHERED if few else ()), *(_MANY_GATHERED if many else ())]
     for rows, columns, warps, stages in _fit_columns(gathered, 1, widest):
         sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": 1, "STAGES": stages, "warps": warps}
-        yield Tactic("int8_wgmma_convolution_gathered", sizes)
+        yield Tactic("wgmma_convolution_gathered", sizes)
     if height % step.stride or width % step.stride or not step.is_plain:
         return
     for box in _list_boxes(width // step.stride, few=not many):
@@ -188,7 +196,7 @@ def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[T
         ):
             shape = dict(zip(("BI", "BH", "BW"), box, strict=True))
             sizes = {**shape, "BN": columns, "BK": depth, "STAGES": stages, "warps": warps}
-            yield Tactic("int8_wgmma_convolution_boxes", sizes)
+            yield Tactic("wgmma_convolution_boxes", sizes)
 
 
 _FEW_GATHERED = ((64, 32, 4, 4), (64, 16, 4, 4), (64, 64, 4, 4))

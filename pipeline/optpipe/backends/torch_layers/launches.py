@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from math import ceil, gcd
 from typing import Any
 
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.tactics import Operands
+from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.tactics import Operands
 
 _RESIDENT = 2
 """Blocks of a persistent kernel per multiprocessor."""
@@ -36,15 +36,15 @@ def as_channels_last(tensor: Any, *, flat: bool = False) -> Any:
 
 
 def _get_ending(step: steps.Convolution | steps.Depthwise | steps.Stem) -> dict[str, int]:
-    added = {"ADD": step.added} if isinstance(step, steps.Convolution) else {}
-    return {**added, "ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
+    more = {"FLOAT": step.floating, "ADD": step.added} if isinstance(step, steps.Convolution) else {}
+    return {**more, "ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
 
 
 def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_int8.kernels import int8_wgmma_product
+    from optpipe.backends.torch_layers.kernels import wgmma_product
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data, flat=step.flat)
-    weight, scale, bias = given.constants
+    weight, scale, bias, *_ = given.constants
     channels, outputs = memory.shape[-1], step.outputs
     pixels, depth = memory.numel() // channels, weight.shape[1]
     rows, columns, block = settings["BM"], settings["BN"], settings["BK"]
@@ -61,7 +61,7 @@ def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[
         _describe_tiles(weight, (outputs, depth), (columns, block)),
         other, target, scale, bias, given.added_scale, given.inverse_scale, tiles, across, depth,
     )  # fmt: skip
-    _launch_kernel(int8_wgmma_product, (grid,), arguments, settings, **_get_ending(step))
+    _launch_kernel(wgmma_product, (grid,), arguments, settings, **_get_ending(step))
     return output
 
 
@@ -71,10 +71,10 @@ def _pair_with_added(output: Any, given: Operands) -> tuple[Any, Any]:
 
 
 def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_int8.kernels_gluon import int8_wgmma_product_at_once
+    from optpipe.backends.torch_layers.kernels_gluon import int8_wgmma_product_at_once
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data, flat=step.flat)
-    weight, scale, bias = given.constants
+    weight, scale, bias, *_ = given.constants
     channels, outputs = memory.shape[-1], step.outputs
     pixels, depth = memory.numel() // channels, weight.shape[1]
     rows, columns, block = settings["BM"], settings["BN"], settings["BK"]
@@ -89,7 +89,8 @@ def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[
         other, target, scale, bias, given.added_scale, across,
     )  # fmt: skip
     grid = (ceil(pixels / rows) * across,)
-    _launch_kernel(int8_wgmma_product_at_once, grid, arguments, settings, BLOCKS=depth // block, **_get_ending(step))
+    ending = {key: value for key, value in _get_ending(step).items() if key != "FLOAT"}
+    _launch_kernel(int8_wgmma_product_at_once, grid, arguments, settings, BLOCKS=depth // block, **ending)
     return output
 
 
@@ -111,10 +112,10 @@ def _count_multiprocessors(device: Any) -> int:
 
 
 def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_int8.kernels import int8_wgmma_convolution_gathered
+    from optpipe.backends.torch_layers.kernels import wgmma_convolution_gathered
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
-    weight, scale, bias = given.constants
+    weight, scale, bias, *_ = given.constants
     images, height, width, channels = memory.shape
     outputs, out_height, out_width = output.shape[1:]
     pixels, depth = images * out_height * out_width, channels // step.groups
@@ -133,15 +134,15 @@ def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping
     fixed = {"R": step.kernel[0], "S": step.kernel[1], "STRIDE": step.stride, "DILATION": step.dilation}
     fixed |= {"TOP": top, "LEFT": left, "GROUPED": step.groups > 1, "PADDED": depth % settings["BK"] != 0}
     fixed |= _get_ending(step)
-    _launch_kernel(int8_wgmma_convolution_gathered, (ceil(pixels / rows) * across,), arguments, settings, **fixed)
+    _launch_kernel(wgmma_convolution_gathered, (ceil(pixels / rows) * across,), arguments, settings, **fixed)
     return output
 
 
 def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_int8.kernels import int8_wgmma_convolution_boxes
+    from optpipe.backends.torch_layers.kernels import wgmma_convolution_boxes
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
-    weight, scale, bias = given.constants
+    weight, scale, bias, *_ = given.constants
     images, height, width, channels = memory.shape
     outputs, out_height, out_width = output.shape[1:]
     box = tuple(settings[key] for key in ("BI", "BH", "BW"))
@@ -160,14 +161,14 @@ def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[st
         scale, bias, given.added_scale, given.inverse_scale, down, along, across, depth // block, channels,
     )  # fmt: skip
     fixed = {"R": step.kernel[0], "STRIDE": stride, "PAD": step.padding[0], **_get_ending(step)}
-    _launch_kernel(int8_wgmma_convolution_boxes, (groups * down * along * across,), arguments, settings, **fixed)
+    _launch_kernel(wgmma_convolution_boxes, (groups * down * along * across,), arguments, settings, **fixed)
     return output
 
 
 def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int]) -> Any:
     import torch
 
-    from optpipe.backends.torch_int8.kernels import fp16_reorder_cells, fp16_wgmma_stem
+    from optpipe.backends.torch_layers.kernels import fp16_reorder_cells, fp16_wgmma_stem
 
     output, image = steps.make_output(step, given.data), given.data.contiguous()
     weight, bias = given.constants
@@ -191,7 +192,7 @@ def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int])
 
 
 def _launch_depthwise(step: steps.Depthwise, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_int8.kernels import fp16_depthwise
+    from optpipe.backends.torch_layers.kernels import fp16_depthwise
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
     weight, bias, _ = given.constants
@@ -220,31 +221,53 @@ def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mappin
     return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
 
 
+def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
+    """cuDNN's kernel for convolution, bias, addition, and ReLU, or its convolution and torch's other activations."""
+    import torch
+
+    weight, _, _, bias = given.constants
+    kernel = weight.view(step.outputs, *step.kernel, step.depth).permute(0, 3, 1, 2)
+    stride, dilation = [step.stride] * 2, [step.dilation] * 2
+    data, padding = given.data, list(step.padding[:2])
+    if step.activation == "relu" and given.added is not None:
+        return torch.ops.aten.cudnn_convolution_add_relu(
+            data, kernel, given.added, 1.0, bias, stride, padding, dilation, step.groups
+        )
+    if step.activation == "relu":
+        return torch.ops.aten.cudnn_convolution_relu(data, kernel, bias, stride, padding, dilation, step.groups)
+    value = torch.nn.functional.conv2d(data, kernel, bias, stride, padding, dilation, step.groups)
+    value = value if given.added is None else value + given.added
+    return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
+
+
 def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str, int]) -> Any:
     import torch
 
-    from optpipe.backends.torch_int8.kernels import int8_max_pool
+    from optpipe.backends.torch_layers.kernels import max_pool
 
     output = steps.make_output(step, given.data)
     images, _, height, width = given.data.shape
     channels, *size = output.shape[1:]
-    words = channels // 4
-    pixels, block = images * size[0] * size[1], min(16, 1 << (words - 1).bit_length())
-    memory, target = (as_channels_last(each).view(torch.int32) for each in (given.data, output))
+    memory, target = (as_channels_last(each) for each in (given.data, output))
+    words = channels
+    if not step.floating:
+        memory, target, words = memory.view(torch.int32), target.view(torch.int32), channels // 4
+    pixels, block = images * size[0] * size[1], min(64 if step.floating else 16, 1 << (words - 1).bit_length())
     grid = (ceil(pixels / settings["BP"]), ceil(words / block))
-    fixed = {"BC": block, "R": step.kernel[0], "STRIDE": step.stride, "PAD": step.padding[0]}
-    _launch_kernel(int8_max_pool, grid, (memory, target, pixels, height, width, *size, words), settings, **fixed)
+    fixed = {"BC": block, "R": step.kernel[0], "STRIDE": step.stride, "PAD": step.padding[0], "FLOAT": step.floating}
+    _launch_kernel(max_pool, grid, (memory, target, pixels, height, width, *size, words), settings, **fixed)
     return output
 
 
 LAUNCHERS: dict[str, Callable[[Any, Operands, Mapping[str, int]], Any]] = {
+    "convolution_by_cudnn": _launch_convolution_by_cudnn,
     "depthwise_by_torch": _launch_depthwise_by_torch,
     "fp16_depthwise": _launch_depthwise,
     "fp16_wgmma_stem": _launch_stem,
-    "int8_wgmma_convolution_boxes": _launch_boxes,
-    "int8_wgmma_convolution_gathered": _launch_gathered,
-    "int8_max_pool": _launch_max_pool,
-    "int8_wgmma_product": _launch_product,
+    "wgmma_convolution_boxes": _launch_boxes,
+    "wgmma_convolution_gathered": _launch_gathered,
+    "max_pool": _launch_max_pool,
+    "wgmma_product": _launch_product,
     "int8_wgmma_product_at_once": _launch_at_once,
 }
 """By kernel: from a step, its operands, and a tactic's settings to the output."""

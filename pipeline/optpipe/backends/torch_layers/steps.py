@@ -39,6 +39,8 @@ class Convolution:
     half: bool = False
     added: bool = False
     flat: bool = False
+    floating: bool = False
+    """Inputs, weights, and `added` are FP16, and sums FP32."""
 
     @property
     def is_product(self) -> bool:
@@ -64,6 +66,7 @@ class Stem:
     half: bool = True
     stride: int = 2
     dilation: int = 1
+    floating: bool = True
 
     @property
     def macs(self) -> int:
@@ -89,6 +92,7 @@ class Depthwise:
     activation: str = ""
     half: bool = True
     dilation: int = 1
+    floating: bool = True
 
     @property
     def macs(self) -> int:
@@ -97,7 +101,7 @@ class Depthwise:
 
 @dataclass(frozen=True, slots=True)
 class MaxPool:
-    """Max pooling of INT8 values that are not negative."""
+    """Max pooling of INT8 or FP16 values that are not negative."""
 
     outputs: int
     kernel: tuple[int, int]
@@ -106,6 +110,10 @@ class MaxPool:
     half: bool = False
     dilation: int = 1
     macs: int = 0
+
+    @property
+    def floating(self) -> bool:
+        return self.half
 
 
 Step = Convolution | Stem | Depthwise | MaxPool

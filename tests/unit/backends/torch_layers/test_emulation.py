@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.int8_network import random_convolution, random_stem, upload
 
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.emulation import compute_step, quantize
-from optpipe.backends.torch_int8.tactics import Operands, arrange_convolution, arrange_stem, list_tactics
-from optpipe.backends.torch_int8.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster, record_speeds
+from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.emulation import compute_step, quantize
+from optpipe.backends.torch_layers.tactics import Operands, arrange_convolution, arrange_stem, list_tactics
+from optpipe.backends.torch_layers.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster, record_speeds
 
 layers = st.fixed_dictionaries(
     {

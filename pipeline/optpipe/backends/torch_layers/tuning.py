@@ -6,10 +6,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.operators import launch_step, register_operator
-from optpipe.backends.torch_int8.precompile import collect_kernels, compile_side_by_side
-from optpipe.backends.torch_int8.tactics import Operands, Tactic, list_tactics, text_from_tactics
+from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.operators import launch_step, register_operator
+from optpipe.backends.torch_layers.precompile import collect_kernels, compile_side_by_side
+from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, text_from_tactics
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
@@ -42,15 +42,24 @@ def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
 
 
 def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
-    """Sets the fastest tactics of every INT8 layer of a lowered GraphModule on the GPU, for each of `drawn`, inputs by batch size.
+    """Sets the fastest tactics of every layer of a lowered GraphModule on the GPU, for each of `drawn`, inputs by batch size.
 
     Equal steps on equal shapes are measured once. Raises StageError if no tactic of a step runs. Returns the layers' choices by
     batch size.
     """
+    compile_tactics(program, drawn)
+    return choose_tactics(program, drawn)
+
+
+def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
+    """Compiles the kernels of all tactics in parallel, without timing anything."""
     with collect_kernels() as kernels:
         for inputs in drawn.values():
             run_layers(program, inputs, lambda _, step, given: _launch_all(step, given))
     compile_side_by_side([*kernels])
+
+
+def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
     known: dict[tuple[Any, ...], Choice] = {}
     chosen: dict[Any, dict[int, Tactic]] = {}
     measured = {}
@@ -75,7 +84,7 @@ def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int
 
 
 def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, steps.Step, Operands], Any]) -> Any:
-    """Runs the GraphModule node by node, and INT8 layers by `compute(node, step, operands)`."""
+    """Runs the GraphModule node by node, and optpipe's layers by `compute(node, step, operands)`."""
     import torch
 
     layer = register_operator()
@@ -127,16 +136,16 @@ def _find_fastest(step: steps.Step, given: Operands) -> Choice:
             refused.append(f"{tactic}: {str(error).splitlines()[0][:120]}")
     if not timed:
         why = refused[0] if refused else "none was tried"
-        raise StageError(f"no INT8 kernel runs {steps.text_from_step(step)} on this GPU: {why}")
+        raise StageError(f"no kernel runs {steps.text_from_step(step)} on this GPU: {why}")
     microseconds, tactic = min(timed, key=lambda each: each[0])
     return tactic, microseconds
 
 
 def _agree(step: steps.Step, output: Any, first: Any) -> bool:
-    """Whether a tactic's output equals the first one's, within rounding for the FP32 sums of a depthwise convolution."""
+    """Whether a tactic's output equals the first one's, within rounding for FP32 sums."""
     import torch
 
-    if not isinstance(step, steps.Depthwise):
+    if not step.floating:
         return bool(torch.equal(output, first))
     near = 1e-2 * float(first.float().abs().max()) if step.half else 1.0
     return bool(torch.allclose(output.float(), first.float(), rtol=1e-2, atol=near))

@@ -1,8 +1,9 @@
 # mypy: ignore-errors
-"""Triton kernels of INT8 networks; activations are NHWC, weights (output channels, kernel * kernel * padded input channels).
+"""Triton kernels of INT8 and FP16 layers; activations are NHWC, weights (output channels, kernel * kernel * padded input channels).
 
 Each kernel may start before the previous one ends (programmatic dependent launch), and waits for it before it reads or writes
-anything. Tensor Cores compute INT8 products with INT32 sums; tiles are loaded and stored by TMA copies.
+anything. Tensor Cores compute INT8 products with INT32 sums, and FP16 products (FLOAT) with FP32 sums; tiles are loaded and stored by
+TMA copies.
 """
 
 import triton
@@ -80,9 +81,9 @@ def _store(
 
 
 @triton.jit(do_not_specialize=["tiles", "across", "depth"])
-def int8_wgmma_product(
+def wgmma_product(
     x, w, added, y, scale, bias, added_scale, inverse_scale, tiles, across, depth,
-    ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
+    FLOAT: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """A 1x1 convolution: (pixels, depth) times (channels, depth)."""
@@ -91,29 +92,29 @@ def int8_wgmma_product(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             m = (tile // across) * BM
             n = (tile % across) * BN
-            acc = tl.zeros((BM, BN), tl.int32)
+            acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
             for k in tl.range(0, depth, BK, num_stages=STAGES):
                 a = x.load([m, k])
                 b = w.load([n, k])
-                acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+                acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
             _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
     else:
         tile = tl.program_id(0)
         m = (tile // across) * BM
         n = (tile % across) * BN
-        acc = tl.zeros((BM, BN), tl.int32)
+        acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
         for k in tl.range(0, depth, BK, num_stages=STAGES):
             a = x.load([m, k])
             b = w.load([n, k])
-            acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+            acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
         _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
 
 
 @triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width", "across", "per_group"])
-def int8_wgmma_convolution_gathered(
+def wgmma_convolution_gathered(
     x, w, added, y, scale, bias, added_scale, inverse_scale, pixels, height, width, out_height, out_width, across, channels,
     per_group, depth, R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-    GROUPED: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
+    GROUPED: tl.constexpr, FLOAT: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """A convolution as a matrix product over (kernel row, kernel column, channel) of pixels that asynchronous copies gather.
@@ -133,7 +134,7 @@ def int8_wgmma_convolution_gathered(
     base = x + (((rest // out_height) * height + top) * width + left)[:, None] * channels + tl.arange(0, BK)[None, :]
     if GROUPED:
         base += (n // per_group) * depth
-    acc = tl.zeros((BM, BN), tl.int32)
+    acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
     blocks = tl.cdiv(depth, BK)
     for step in tl.range(0, R * S * blocks, num_stages=STAGES):
         tap = step // blocks
@@ -147,14 +148,15 @@ def int8_wgmma_convolution_gathered(
         else:
             a = tl.load(base + offset, mask=inside[:, None], other=0)
         b = w.load([n, step * BK])
-        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+        acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
     _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
 
 
 @triton.jit(do_not_specialize=["down", "along", "across", "blocks"])
-def int8_wgmma_convolution_boxes(
+def wgmma_convolution_boxes(
     x, w, added, y, scale, bias, added_scale, inverse_scale, down, along, across, blocks, channels,
-    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
+    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, FLOAT: tl.constexpr, ADD: tl.constexpr,
+    ACTIVATION: tl.constexpr, HALF: tl.constexpr,
     BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The same over boxes of BI images, BH rows, and BW columns, each a TMA copy with zeros outside the image.
@@ -170,7 +172,7 @@ def int8_wgmma_convolution_boxes(
     tile = tile // along
     h0 = (tile % down) * BH
     i0 = (tile // down) * BI
-    acc = tl.zeros((BM, BN), tl.int32)
+    acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
     for step in tl.range(0, R * R * blocks, num_stages=STAGES):
         tap = step // blocks
         dr = tap // R - PAD + 2 * STRIDE
@@ -178,7 +180,7 @@ def int8_wgmma_convolution_boxes(
         first = (ds % STRIDE) * channels + (step % blocks) * BK
         a = x.load([i0, h0 + dr // STRIDE - 2, dr % STRIDE, w0 + ds // STRIDE - 2, first]).reshape(BM, BK)
         b = w.load([n, step * BK])
-        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+        acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
     columns = n + tl.arange(0, BN)
     r = acc
     if ADD:
@@ -316,13 +318,13 @@ def _larger(left, right):
 
 
 @triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width"])
-def int8_max_pool(
+def max_pool(
     x, y, pixels, height, width, out_height, out_width, words, R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
+    FLOAT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Max pooling of INT8 values that are not negative, with four channels in a word.
+    """Max pooling of FP16 values, or of INT8 values that are not negative, with four channels in a word.
 
-    The upper byte decides the maximum of two 16-bit integers; for the lower bytes, the upper ones are cleared.
+    Of two INT8 values in a 16-bit integer, the upper byte decides the maximum; for the lower bytes, the upper ones are cleared.
     """
     _in_turn()
     pixel = tl.program_id(0) * BP + tl.arange(0, BP)
@@ -331,20 +333,28 @@ def int8_max_pool(
     top = (rest % out_height) * STRIDE - PAD
     left = (pixel % out_width) * STRIDE - PAD
     image = rest // out_height
-    upper = tl.zeros((BP, BC), tl.int32)
-    lower = tl.zeros((BP, BC), tl.int32)
+    if FLOAT:
+        upper = tl.full((BP, BC), float("-inf"), tl.float16)
+    else:
+        upper = tl.zeros((BP, BC), tl.int32)
+        lower = tl.zeros((BP, BC), tl.int32)
     for r in tl.static_range(R):
         for s in tl.static_range(R):
             row = top + r
             column = left + s
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (pixel < pixels)
             source = x + ((image * height + row) * width + column)[:, None] * words + c[None, :]
-            value = tl.load(source, mask=inside[:, None] & (c < words)[None, :], other=0)
-            upper = _larger(upper, value)
-            lower = _larger(lower, value & 0x00FF00FF)
+            known = inside[:, None] & (c < words)[None, :]
+            if FLOAT:
+                upper = tl.maximum(upper, tl.load(source, mask=known, other=float("-inf")))
+            else:
+                value = tl.load(source, mask=known, other=0)
+                upper = _larger(upper, value)
+                lower = _larger(lower, value & 0x00FF00FF)
     target = y + pixel[:, None] * words + c[None, :]
-    best = (upper & -16711936) | lower  # 0xFF00FF00
-    tl.store(target, best, mask=(pixel < pixels)[:, None] & (c < words)[None, :])
+    if not FLOAT:
+        upper = (upper & -16711936) | lower  # 0xFF00FF00
+    tl.store(target, upper, mask=(pixel < pixels)[:, None] & (c < words)[None, :])
 
 
 for _each in [each for each in globals().values() if isinstance(each, triton.JITFunction)]:

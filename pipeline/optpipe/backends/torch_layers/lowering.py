@@ -1,4 +1,5 @@
-"""A module's FP16 program whose layers compute in INT8 with the weights and ranges of a Q/DQ graph.
+"""A module's FP16 program whose layers compute in INT8 with the weights and ranges of a Q/DQ graph, or whose convolutions are steps in
+FP16.
 
 The graph's layers are matched to the program's by their weights, after batch normalization is folded in. Addition, activation,
 and quantization after such a layer are fused with it, also after a depthwise convolution or the first one. Between layers with
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq
-from optpipe.backends.torch_int8 import steps, tactics
-from optpipe.backends.torch_int8.emulation import quantize
-from optpipe.backends.torch_int8.operators import register_operator
+from optpipe.backends.torch_layers import steps, tactics
+from optpipe.backends.torch_layers.emulation import quantize
+from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import (
     add_constant,
     copy_where_needed,
@@ -33,6 +34,8 @@ ALIGNED = 16
 """TMA strides are multiples of 16 bytes, so INT8 tensors have zero-padded channels in multiples of 16."""
 _ALIGNED_HALVES = 8
 """The same for FP16 channels."""
+_MOST_DENSE = 512
+"""Most input channels of a convolution whose groups fit no kernel and become one, with zeros."""
 _LEAST_DEPTH = 32
 """Bytes of the smallest block of input channels."""
 _STEM_CHANNELS = 4
@@ -42,16 +45,18 @@ _TOLERANCE = 0.6
 
 
 def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
-    """The program as a GraphModule for all shapes of the card, FP16 outside its INT8 layers, without tactics; and a remark if INT8
-    layers of the graph stay in FP16. Layers that share a weight are taken in order.
+    """The program as a GraphModule for all shapes of the card, without tactics; and a remark if INT8 layers of the graph stay in FP16.
+
+    Layers that share a weight are taken in order. In FP16 the request's graph is not read.
     """
     import onnx
 
     register_operator()
     exported, wide = export_with_weights(request, Precision.FP16)
     program = exported.run_decompositions({}).module()
-    layers = layers_from_qdq(onnx.load(request.graph), _have_same_weights)
-    missed = _Lowering(program, list(layers), wide).run()
+    half = request.precision is Precision.FP16
+    layers = [] if half else [*layers_from_qdq(onnx.load(request.graph), _have_same_weights)]
+    missed = _Lowering(program, layers, wide, half).run()
     return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
 
 
@@ -71,6 +76,8 @@ class _Layer:
     padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
+    floating: bool = False
+    """A convolution in FP16."""
     computed_bias: Any = None
     """A node that computes the bias of a linear layer."""
     table: QuantizedLayer | None = None
@@ -97,6 +104,8 @@ class _Lowering:
     """Layers of the graph that are not matched yet."""
     wide: Mapping[str, Any]
     """FP32 weights by name."""
+    half: bool = False
+    """Whether convolutions that the graph does not have become steps too."""
     layers: dict[Any, _Layer] = field(default_factory=dict)
     """Matched layers by their node."""
     scales: dict[Any, float] = field(default_factory=dict)
@@ -188,7 +197,9 @@ class _Lowering:
                 self.missed.append(f"{match.name}: {obstacle}")
                 return
             layer.table = match
-        if match is not None or _is_depthwise(layer) or _is_stem(layer):
+        own = _is_depthwise(layer) or _is_stem(layer)
+        layer.floating = match is None and not own and (_is_patches(layer) or (self.half and _fits_half(layer)))
+        if match is not None or own or layer.floating:
             self.layers[layer.node] = layer
 
     def _find_scales(self) -> None:
@@ -204,7 +215,7 @@ class _Lowering:
         import torch
 
         reader = _get_only(layer.last.users)
-        if reader is None or layer.table is None or len(layer.stride) != 2:
+        if reader is None or not (layer.table or layer.floating) or len(layer.stride) != 2:
             return
         if reader.target is not torch.ops.aten.add.Tensor or reader.kwargs or reader in self.additions:
             return
@@ -212,11 +223,13 @@ class _Lowering:
         other = sides[1 - sides.index(layer.last)]
         if other is layer.last:
             return
-        rivals = [each for each in self.layers.values() if each.last is other and each.table is not None]
-        taken_later = layer.last in self.scales and len(other.users) == 1
+        if _get_shape(other) != _get_shape(layer.last) or other.meta["val"].dtype != layer.last.meta["val"].dtype:
+            return
+        rivals = [each for each in self.layers.values() if each.last is other and (each.table or each.floating)]
+        taken_later = (layer.floating or layer.last in self.scales) and len(other.users) == 1
         if taken_later and any(layer.node < each.node for each in rivals):
             return
-        if other in self.scales and _get_shape(other) == _get_shape(layer.last):
+        if layer.floating or other in self.scales:
             layer.added, layer.last = other, reader
             self.additions[reader] = layer
 
@@ -238,7 +251,9 @@ class _Lowering:
             if self._is_read_in_int8(layer, layer.pool):
                 layer.output_scale = self.scales[layer.pool]
                 return
-            layer.pool = None
+            layer.pool = layer.pool if self.half and layer.table is None else None
+            if layer.pool is not None:
+                return
         if not layer.line and layer.computed_bias is None and self._is_read_in_int8(layer, layer.last):
             layer.output_scale = self.scales[layer.last]
 
@@ -248,7 +263,7 @@ class _Lowering:
 
     def _takes_int8(self, reader: Any, layer: _Layer, value: Any, scale: float) -> bool:
         if (adding := self.additions.get(reader)) is not None:
-            return adding.added is value
+            return adding.added is value and not adding.floating
         found = self.layers.get(reader)
         if found is None or found.table is None or found.given is not value or found.line:
             return False
@@ -256,22 +271,27 @@ class _Lowering:
 
     def _replace(self, layer: _Layer, name: str) -> None:
         with self.program.graph.inserting_before(layer.pool or layer.last):
-            if layer.table is not None:
-                self._replace_int8(layer, name)
+            if layer.floating and _is_patches(layer):
+                self._replace_patches(layer, name)
+            elif layer.table is not None or layer.floating:
+                self._replace_convolution(layer, name)
             else:
                 self._replace_half(layer, name)
 
-    def _replace_int8(self, layer: _Layer, name: str) -> None:
+    def _replace_convolution(self, layer: _Layer, name: str) -> None:
         table, half = layer.table, layer.output_scale is None
-        assert table is not None
-        outputs = len(table.weight)
-        weight = table.weight.reshape(*table.weight.shape, *[1] * (4 - table.weight.ndim))
+        whole = layer.weight.numpy().astype(np.float16) if table is None else table.weight
+        outputs = len(whole)
+        weight = whole.reshape(*whole.shape, *[1] * (4 - whole.ndim))
         if layer.line:
             weight = weight.transpose(0, 1, 3, 2)
         weight, groups = merge_groups(np.ascontiguousarray(weight.transpose(0, 2, 3, 1)), layer.groups)
-        spare = -outputs % (_ALIGNED_HALVES if half and layer.added is None else ALIGNED)
-        weight = np.pad(weight, [(0, spare), (0, 0), (0, 0), (0, -weight.shape[-1] % ALIGNED if groups == 1 else 0)])
-        scale, bias = table.weight_scale * np.float32(table.scale), np.asarray(layer.bias, np.float32)
+        spare = -outputs % (_ALIGNED_HALVES if half and (layer.added is None or layer.floating) else ALIGNED)
+        padded = groups == 1 and table is not None
+        weight = np.pad(weight, [(0, spare), (0, 0), (0, 0), (0, -weight.shape[-1] % ALIGNED if padded else 0)])
+        one = np.ones(outputs, np.float32)
+        scale = one if table is None else table.weight_scale * np.float32(table.scale)
+        bias = np.asarray(layer.bias, np.float32)
         output_scale = np.float32(layer.output_scale or 1.0)
         ahead = output_scale if layer.activation in steps.BEFORE_SCALING else np.float32(1.0)
         constants = tactics.arrange_convolution(
@@ -283,7 +303,7 @@ class _Lowering:
             outputs=outputs + spare,
             kernel=weight.shape[1:3],
             depth=weight.shape[3],
-            macs=prod(table.weight.shape),
+            macs=prod(whole.shape),
             stride=stride[0],
             padding=(rows, columns, rows, columns),
             dilation=dilation[0],
@@ -292,16 +312,31 @@ class _Lowering:
             half=half,
             added=layer.added is not None,
             flat=layer.flat,
+            floating=table is None,
         )
-        given = self._read_int8(layer.given, table.scale, -1 if layer.flat else 1)
         added, added_scale = None, 0.0
-        if layer.added is not None:
-            added, added_scale = self._read_int8(layer.added, self.scales[layer.added], 1), self.scales[layer.added]
+        if table is None:
+            given = self.replaced.get(layer.given, layer.given)
+            if layer.added is not None:
+                added, added_scale = self.replaced.get(layer.added, layer.added), 1.0
+        else:
+            given = self._read_int8(layer.given, table.scale, -1 if layer.flat else 1)
+            if layer.added is not None:
+                added, added_scale = self._read_int8(layer.added, self.scales[layer.added], 1), self.scales[layer.added]
         if layer.line:
             given = self.program.graph.call_method("unsqueeze", (given, 2))
         factors = (float(np.float32(added_scale) / ahead), float(np.float32(1.0) / output_scale))
         new = self._call(name, step, given, added, constants, factors)
         self._write(layer, step, new, outputs)
+
+    def _replace_patches(self, layer: _Layer, name: str) -> None:
+        """Replaces a convolution over patches that do not overlap with a linear layer over their pixels."""
+        weight, bias = (each.half().to(next(self.program.parameters()).device) for each in (layer.weight, layer.bias))
+        kept = [add_constant(self.program, f"{name}_{at}", each) for at, each in enumerate((weight.flatten(1), bias))]
+        new = self.program.graph.call_function(_multiply_patches, (_find_input(layer.given), *kept, weight.shape[-1]))
+        new.meta = dict(layer.last.meta)
+        layer.last.replace_all_uses_with(new)
+        self.replaced[layer.last] = new
 
     def _replace_half(self, layer: _Layer, name: str) -> None:
         """Replaces a stem or a depthwise convolution."""
@@ -345,27 +380,31 @@ class _Lowering:
 
         graph = self.program.graph
         if layer.output_scale is not None:
-            if layer.pool is not None:
-                given = read_arguments(layer.pool)
-                kernel, stride, padding = (_list_sides(given[each]) for each in ("kernel_size", "stride", "padding"))
-                sides = (padding[0], padding[1]) * 2
-                pool = steps.MaxPool(step.outputs, (kernel[0], kernel[1]), stride[0], sides)
-                new = graph.call_function(
-                    register_operator(), (new, None, [], 0.0, 1.0, steps.text_from_step(pool), "")
-                )
-            self.written[layer.pool or layer.last] = new
+            self.written[layer.pool or layer.last] = new if layer.pool is None else self._pool(layer.pool, step, new)
             return
         if layer.line:
             new = graph.call_method("squeeze", (new, 2))
+        last = layer.pool or layer.last
+        if layer.pool is not None:
+            new = self._pool(layer.pool, step, new)
         if step.outputs > outputs:
             new = graph.call_method("narrow", (new, -1 if layer.flat else 1, 0, outputs))
         if layer.computed_bias is not None:
             new = graph.call_function(add, (new, layer.computed_bias))
-        if layer.last.meta["val"].dtype != torch.float16:
-            new = graph.call_method("to", (new, layer.last.meta["val"].dtype))
-        new.meta = dict(layer.last.meta)
-        layer.last.replace_all_uses_with(new)
-        self.replaced[layer.last] = new
+        if last.meta["val"].dtype != torch.float16:
+            new = graph.call_method("to", (new, last.meta["val"].dtype))
+        new.meta = dict(last.meta)
+        last.replace_all_uses_with(new)
+        self.replaced[last] = new
+
+    def _pool(self, pool: Any, step: steps.Step, new: Any) -> Any:
+        """Max pooling of the tensor that a step gives."""
+        given = read_arguments(pool)
+        kernel, stride, padding = (_list_sides(given[each]) for each in ("kernel_size", "stride", "padding"))
+        sides = (padding[0], padding[1]) * 2
+        found = steps.MaxPool(step.outputs, (kernel[0], kernel[1]), stride[0], sides, step.half)
+        arguments: Any = (new, None, [], 0.0, 1.0, steps.text_from_step(found), "")
+        return self.program.graph.call_function(register_operator(), arguments)
 
     def _read_int8(self, tensor: Any, scale: float, axis: int) -> Any:
         """A tensor in INT8 with padded channels: as a layer wrote it, or quantized once after the node that computes it."""
@@ -379,11 +418,23 @@ class _Lowering:
         return self.written[key]
 
 
+def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:
+    """(images, channels, height, width) in patches of `size` pixels a side, in FP16; the output is channels last."""
+    import torch
+
+    rows, columns = value.shape[2] // size, value.shape[3] // size
+    patches = value[:, :, : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
+    pixels = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
+    return torch.nn.functional.linear(pixels.half(), weight, bias).permute(0, 3, 1, 2)
+
+
 def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
     """INT8, with `spare` zeros at the end of `axis`."""
     import torch
 
     found = quantize(value, inverse_scale)
+    # as kernels read it: the compiler arranges it while it quantizes
+    found = found.contiguous() if axis < 0 or value.dim() != 4 else found.contiguous(memory_format=torch.channels_last)
     behind = -1 - axis if axis < 0 else value.dim() - 1 - axis
     return torch.nn.functional.pad(found, (*(0, 0) * behind, 0, spare)) if spare else found
 
@@ -411,9 +462,29 @@ def _find_obstacle(layer: _Layer) -> str | None:
     outputs, depth = layer.weight.shape[:2]
     if layer.groups == 1:
         return None
-    if depth * layer.groups % ALIGNED or choose_merge(layer.groups, outputs, depth) is None:
+    merged = choose_merge(layer.groups, outputs, depth)
+    if merged is None or (merged < layer.groups and depth * layer.groups % ALIGNED):
         return f"{layer.groups} groups of {depth} input channels fit no kernel"
     return None
+
+
+def _fits_half(layer: _Layer) -> bool:
+    """Whether a kernel computes a convolution in FP16; linear layers are left to the compiler."""
+    import torch
+
+    if len(layer.stride) != 2 or layer.given.meta["val"].dtype != torch.float16 or _find_obstacle(layer) is not None:
+        return False
+    outputs, depth = layer.weight.shape[:2]
+    return bool(outputs % _ALIGNED_HALVES == depth * layer.groups % _ALIGNED_HALVES == 0)
+
+
+def _is_patches(layer: _Layer) -> bool:
+    """Whether it convolves patches of an image of few channels that do not overlap."""
+    if len(layer.stride) != 2 or layer.groups > 1 or len(set(layer.stride)) > 1:
+        return False
+    _, channels, *kernel = layer.weight.shape
+    plain = tuple(kernel) == layer.stride and not any(layer.padding) and set(layer.dilation) == {1}
+    return bool(plain) and channels <= _STEM_CHANNELS and _find_input(layer.given) is not None and not _is_stem(layer)
 
 
 def _is_depthwise(layer: _Layer) -> bool:
@@ -477,11 +548,11 @@ def _get_shape(node: Any) -> tuple[Any, ...]:
     return tuple(each if isinstance(each, int) else str(each) for each in node.meta["val"].shape)
 
 
-def merge_groups(weight: NDArray[np.int8], groups: int) -> tuple[NDArray[np.int8], int]:
+def merge_groups(weight: NDArray[Any], groups: int) -> tuple[NDArray[Any], int]:
     """Weights (output channels, rows, columns, input channels of a group) in fewer groups, with zeros, and their number."""
     outputs, *kernel, depth = weight.shape
     merged = 1 if groups == 1 else choose_merge(groups, outputs, depth) or 1
-    wide = np.zeros((groups, outputs // groups, *kernel, merged, depth), np.int8)
+    wide = np.zeros((groups, outputs // groups, *kernel, merged, depth), weight.dtype)
     for group, part in enumerate(weight.reshape(groups, -1, *kernel, depth)):
         wide[group, ..., group % merged, :] = part
     return wide.reshape(outputs, *kernel, merged * depth), groups // merged
@@ -493,4 +564,5 @@ def choose_merge(groups: int, outputs: int, depth: int) -> int | None:
     `depth` is the number of input channels of a group. None if no number fits.
     """
     fitting = [each for each in (1, 2, 4, 8) if groups % each == 0 and outputs // groups * each % ALIGNED == 0]
-    return next((each for each in fitting if depth * each >= _LEAST_DEPTH), fitting[-1] if fitting else None)
+    dense = groups if groups * depth <= _MOST_DENSE else None
+    return next((each for each in fitting if depth * each >= _LEAST_DEPTH), fitting[-1] if fitting else dense)

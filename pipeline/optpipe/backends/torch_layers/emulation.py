@@ -8,8 +8,8 @@ in another order and may differ by one step of the quantization after them.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.torch_int8 import steps
-from optpipe.backends.torch_int8.tactics import Operands
+from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.tactics import Operands
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def compute_step(step: steps.Step, given: Operands) -> "torch.Tensor":
 def _convolve(step: steps.Convolution, given: Operands) -> Any:
     import torch
 
-    kernel, scale, bias = given.constants
+    kernel, scale, bias, *_ = given.constants
     rows, columns = step.kernel
     weight = kernel.view(step.outputs, rows, columns, -1)[..., : step.depth].permute(0, 3, 1, 2)
     ahead = given.data.shape[:-1]

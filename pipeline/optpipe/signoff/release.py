@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 from optpipe import __version__
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, find_missing_release
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import card_from_file
@@ -84,9 +84,8 @@ def sign_off(
             listener.warn(looser)
         backend = BACKENDS[dossier.artifact.info.backend]
         for version in {one.environment.get_fact(f"packages.{backend.package}") for one in evidence.measured}:
-            served = backend.serving(dossier.artifact.info, {}, version).requirement
-            if served.startswith("no Triton release"):
-                listener.inform(f"to serve it: {served}")
+            if missing := find_missing_release(dossier.artifact.info, version):
+                listener.inform(missing)
         with listener.step("write the report"):
             reports = render_dossier(dossier, verdict, figures=figures)
             write_reports(reports, scratch)

@@ -76,14 +76,13 @@ def count_parameters(command: click.Command, *, top: bool = True) -> int:
     return own + sum(count_parameters(each, top=False) for each in below)
 
 
-def main() -> None:
-    """Prints the table; exits with 1 if a count is over its limit."""
-    limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["house"]
-    counts = count_house()
+def check_limits(table: str, counts: dict[str, int]) -> bool:
+    """Prints each count with its limit in [tool.TABLE] of pyproject.toml; returns whether one is over."""
+    limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][table]
     for name, count in counts.items():
         print(f"{name:12}{count:>8}   limit {limits[name]:>6}{'   over' if count > limits[name] else ''}")
-    sys.exit(any(count > limits[name] for name, count in counts.items()))
+    return any(count > limits[name] for name, count in counts.items())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(check_limits("house", count_house()))

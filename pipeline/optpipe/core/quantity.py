@@ -183,7 +183,7 @@ def choose_dimension(dimension: Dimension, sample: str) -> Dimension:
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:
-    """`99.5 %` for 0.995 and Dimension.SHARE."""
+    """`99.5%` for 0.995 and Dimension.SHARE."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if dimension is Dimension.TIME:

@@ -90,7 +90,7 @@ def is_table(path: Path) -> bool:
 # A histogram of magnitudes whose bins need no range: the leading bits of the float.
 #
 # The bits of a positive float, read as an integer, grow with its value; dropping the last 14 leaves the exponent and nine
-# bits of mantissa: 512 bins per octave, each 0.2 % of its value wide or less. So one pass over the data is enough, bins
+# bits of mantissa: 512 bins per octave, each 0.2% of its value wide or less. So one pass over the data is enough, bins
 # never have to be rescaled, and histograms of parts add up exactly, whatever the order. INT8 at full scale has 64 levels
 # in its top octave, eight times coarser than these bins.
 

@@ -15,7 +15,7 @@ def main() -> None:
     """Runs the command line. A signal that comes while it is imported ends the process in one line with status 130.
 
     One that comes after all is done is ignored: Python takes its handlers away before libraries have ended, and the signal
-    would kill the process with a status of its own.
+    would kill the process with another status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:

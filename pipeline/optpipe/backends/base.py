@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a backend can do on this machine; `why_not` and `install` are set if it cannot build or run."""
+    """Capabilities of a backend on this machine; `why_not` and `install` are set if it cannot build or run."""
 
     builds: bool
     runs: bool
@@ -205,7 +205,7 @@ FUSING = "inductor,onnxruntime"
 
 
 class Backend(ABC):
-    """One runtime. A new one is a subclass and an entry of the registry; nothing else knows its name."""
+    """One runtime. A new one is a subclass and an entry of the registry; nothing else uses its name."""
 
     name: str
     purpose: str

@@ -272,7 +272,7 @@ def _find_options_to_disable(
 # Biases of FP16 and BF16 convolutions become separate additions, which ONNX Runtime's CUDA provider computes faster.
 #
 # The provider adds a convolution's bias by cudnnAddTensor, a pass over the whole activation at about a quarter of the memory's
-# bandwidth. With the option `fuse_conv_bias` the provider asks cuDNN for one kernel that convolves and adds, after ONNX Runtime
+# bandwidth. With the option `fuse_conv_bias` the provider requests one cuDNN kernel that convolves and adds, after ONNX Runtime
 # has put the additions back into the convolutions. ResNet-50 in FP16 in a CUDA graph on an H200, ONNX Runtime 1.31, in ms:
 #
 #     batch size                                        1      64     256

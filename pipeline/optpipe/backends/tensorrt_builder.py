@@ -220,7 +220,7 @@ def create_logger(trt: Any) -> Any:
 def create_config(trt: Any, builder: Any, request: BuildRequest, options: BuilderOptions) -> Any:
     """The builder's configuration; raises StageError for a flag that this version of the library does not take."""
     config = builder.create_builder_config()
-    # TensorRT strips what can be refitted with the same weights by itself; TensorRT-RTX wants to be told
+    # TensorRT strips what can be refitted with the same weights by itself; TensorRT-RTX needs a flag
     flags = {
         "TF32": request.precision is Precision.TF32,
         "VERSION_COMPATIBLE": options.version_compatible,
@@ -317,7 +317,7 @@ def copy_plugins(options: BuilderOptions, directory: Path) -> list[Path]:
 def write_timing_cache(config: Any, file: Path) -> None:
     """Merges this build's timings into the file, to which other builds may have written in the meantime.
 
-    If the file is now of another GPU model or version, it stays unchanged, and the build's log says so.
+    If the file is now of another GPU model or version, it stays unchanged, and the build's log reports it.
     """
     with _lock_file(file):
         cache = config.get_timing_cache()

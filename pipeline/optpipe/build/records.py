@@ -34,7 +34,7 @@ class BuiltArtifact:
     kept: tuple[SkippedLayer, ...] = ()
     """Layers of an INT8 or FP8 graph that stay in floating point."""
     accuracy: CandidateAccuracy | None = None
-    """Of a candidate of `--precision auto` without a flaw."""
+    """Set for a candidate of `--precision auto` without a flaw."""
 
     @property
     def keeps_budget(self) -> bool:

@@ -180,7 +180,7 @@ REFUSED = (
 
 
 def _explain_os_error(error: OSError) -> str:
-    if isinstance(error, shutil.Error):  # of a folder's copy: a list of (source, target, what was wrong)
+    if isinstance(error, shutil.Error):  # from copying a folder: a list of (source, target, reason)
         _, target, why = error.args[0][0]
         what = str(why).partition(": '")[0]
         return f"cannot copy to {target}: {what}; free disk space, or choose another location"

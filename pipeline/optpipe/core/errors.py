@@ -27,7 +27,7 @@ class OptpipeError(Exception):
 
 
 class BadInputError(OptpipeError):
-    """Wrong use, or an input that cannot be what the user says it is."""
+    """Wrong use, or an input that cannot be what the user claims."""
 
     exit_status = ExitStatus.BAD_INPUT
 

@@ -92,7 +92,7 @@ class Scenario(StrEnum):
 
 
 class Mode(StrEnum):
-    """What a query contains: the computation alone (inputs already on the device), or the copies in and out too."""
+    """Content of a query: the computation alone (inputs already on the device), or the copies in and out too."""
 
     COMPUTE = "compute"
     END_TO_END = "end-to-end"

@@ -19,7 +19,7 @@ MAX_OTHERS = 10
 
 
 class Precision(StrEnum):
-    """What a build is asked for. FP32 means IEEE single precision throughout: no TF32."""
+    """Precision that a build requests. FP32 means IEEE single precision throughout: no TF32."""
 
     FP32 = "fp32"
     TF32 = "tf32"

@@ -27,7 +27,7 @@ class Settings:
     delay_us: int
     instances: int
     options: Options
-    """Runtime options of the measurements behind the choices."""
+    """Runtime options of the measurements that the choices rest on."""
     choices: tuple[Choice, ...]
     batching: bool = True
 

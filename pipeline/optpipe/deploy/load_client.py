@@ -1,7 +1,7 @@
 """`python -m optpipe.deploy.load_client URL MODEL`: a client process that keeps requests in flight.
 
 One Python process sends fewer requests than a server answers, so a server's throughput needs several clients. The first frame
-holds a request's inputs; each of the following asks for a trial.
+holds a request's inputs; each of the following requests a trial.
 """
 
 import os

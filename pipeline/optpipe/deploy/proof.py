@@ -1,7 +1,7 @@
 """`deploy --prove`: sends the deployment's requests to a running server, over HTTP and gRPC, and compares the outputs.
 
-If the server lacks a model's backend, optpipe's session serves the model behind the Python backend, with the same tensors,
-batching, warm-up, labels, and ensemble; the report then says "configured, not run".
+If the server lacks a model's backend, optpipe's session serves the model in the Python backend, with the same tensors,
+batching, warm-up, labels, and ensemble; the report then shows "configured, not run".
 """
 
 import json
@@ -185,7 +185,7 @@ def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedD
 
 
 def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0) -> Any:
-    """Sends one request with the protocol's (module, connection); `classes` asks for that many labels instead of the tensor."""
+    """Sends one request with the protocol's (module, connection); `classes` requests that many labels instead of the tensor."""
     module, connection = client
     given = prepare_inputs(module, inputs)
     wanted = [module.InferRequestedOutput(name, class_count=classes) for name in outputs]

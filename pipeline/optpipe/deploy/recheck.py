@@ -204,7 +204,7 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
 def judge_recheck(
     outputs: Sequence[OutputChange], latency: LatencyChange, tolerance: float, max_slowdown: float
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """FAIL for outputs beyond the tolerance, other predictions, or a proven slow-down; PASS if all are excluded."""
+    """FAIL for outputs beyond the tolerance, other predictions, or a proven slowdown; PASS if all are excluded."""
     failed, open_points, seen = [], [], []
     for each in outputs:
         if each.relative_error > tolerance:

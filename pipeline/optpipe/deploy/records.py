@@ -200,7 +200,7 @@ class LatencyChange:
     how: str
     """`interleaved, 10 rounds`, or the compared processes and the reason why they are not judged."""
     rounds_to_settle: int | None = None
-    """About how many such rounds would decide the slow-down; None if processes did not alternate."""
+    """About how many such rounds would decide the slowdown; None if processes did not alternate."""
 
     def format_interval(self) -> str:
         """`0.998 to 1.004 at 99%`."""

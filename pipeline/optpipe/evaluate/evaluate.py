@@ -127,7 +127,7 @@ def evaluate_artifacts(
 
 
 def _count_calibration_samples(artifact: Entry[ArtifactInfo], samples: SampleSet, store: Store) -> int:
-    """Samples that are also in the calibration set of an INT8 artifact, by content, if the store knows the set."""
+    """Samples that are also in the calibration set of an INT8 artifact, by content, if the store has the set."""
     graphs = (each for each in store.list_entries(GraphInfo) if each.id in artifact.manifest.parents)
     used = next((each.info.set.sha256 for each in graphs if each.info.set), None)
     drawn = [each for each in store.list_entries(CalibrationInfo) if each.info.set.sha256 == used]

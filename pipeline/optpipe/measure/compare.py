@@ -1,6 +1,6 @@
-"""Compares measurements: speed-up against a baseline, the frontier, the best build for each goal.
+"""Compares measurements: speedup against a baseline, the frontier, the best build for each goal.
 
-A row is a build with its settings under one load (`Measurement.key`), over all processes that measured it. A speed-up
+A row is a build with its settings under one load (`Measurement.key`), over all processes that measured it. A speedup
 is the ratio of the p50 latencies of two rows, with an interval if both have three or more processes. Claims (faster,
 slower, dominated, best) use Holm's procedure over all pairs of rows, so that one table in a hundred of equal builds has
 a false claim; builds of different runs are only compared if the scatter between runs is known.
@@ -225,7 +225,7 @@ def _compare_groups(
     *,
     across: bool,
 ) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str], Claims]:
-    """A row per group with its speed-up over the baseline; rows without a counterpart; notes; claims."""
+    """A row per group with its speedup over the baseline; rows without a counterpart; notes; claims."""
     rows: list[ComparisonRow] = []
     every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
     scatters = {name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")}
@@ -388,8 +388,8 @@ def _find_counterpart(
 ) -> tuple[ProcessGroup | None, str]:
     """The baseline's measurements of the same load: of the same build, or of the only build that it has.
 
-    Prefers the same settings, otherwise takes the fastest. The text says why there is no counterpart, or which of
-    several was taken.
+    Prefers the same settings, otherwise takes the fastest. The text gives the reason for a missing counterpart, or
+    which of several was taken.
     """
     of = group.newest.measurement
     where = str(of.load)
@@ -433,7 +433,7 @@ def _compute_speedup(
     if isinstance(found, FigureRatio):
         (low, high), _ = found.interval(PAIR_CONFIDENCE)
         return Estimate(exp(found.change.value), low, high), None, found
-    before, after = (_get_p50(merge_group(each)) for each in (old, new))  # what the rows show
+    before, after = (_get_p50(merge_group(each)) for each in (old, new))  # as the rows show
     if before is None or after is None:
         return None, None, ""
     notes = {

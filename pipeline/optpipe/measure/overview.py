@@ -123,7 +123,7 @@ def compare_workspace(
 
 
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
-    """Models of which several networks were measured, as far as the store knows them: a row is the newest build alone."""
+    """Models of which several networks were measured, as far as the store has them: a row is the newest build alone."""
     builds = {one.measurement.subject.artifact for one in measured}
     exported = {each.id: each for each in store.list_entries(ModelInfo)}
     namesakes: dict[str, list[tuple[str, str]]] = {}

@@ -135,7 +135,7 @@ def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
 
     start, size = _compute_crop_start(image, crop), [float(crop.height), float(crop.width)]
     if isinstance(image.sides, tuple):
-        # DALI's autograph runs this and its zip knows no `strict`
+        # DALI's autograph runs this, and its zip has no `strict`
         margins = [side - cut for side, cut in zip(image.sides, (crop.height, crop.width))]  # noqa: B905
         along = [each / max(margin, 1) for each, margin in zip(start, margins)]  # noqa: B905
     else:

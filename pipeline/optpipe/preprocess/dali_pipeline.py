@@ -176,7 +176,7 @@ def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
 
 
 def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any = None) -> GraphImage:
-    """Decodes as the plan says and moves the pixels to its device.
+    """Decodes by the plan and moves the pixels to its device.
 
     The CPU takes its share of files by their `index`, or by their size if there is none.
     """
@@ -225,7 +225,7 @@ def decode_on_cpu(encoded: Node, step: Decode, *, edge_cases: bool) -> GraphImag
 def decode_mixed(
     encoded: Node, step: Decode, options: Arguments, *, edge_cases: bool, cpu_share: tuple[Node, float] | None
 ) -> GraphImage:
-    """Decodes to 8 bits on the GPU; the CPU takes files that are no whole JPEG (`edge_cases`) and a share of the others.
+    """Decodes to 8 bits on the GPU; the CPU takes files that are not a whole JPEG (`edge_cases`) and a share of the others.
 
     `options` are nvJPEG's. Needs `enable_conditionals` unless both are off.
     """

@@ -66,7 +66,7 @@ class PixelDifferences:
         self.cumulative = [Difference()] * (len(transform.geometry) + 2)
         """After decoding, each geometric step, and normalization, including all earlier steps."""
         self.alone = [Difference()] * len(self.cumulative)
-        """Of each step alone, on the reference's pixels."""
+        """Differences of each step alone, on the reference's pixels."""
         self.refused: list[RefusedImage] = []
         """Images that Pillow reads and DALI does not."""
 

@@ -276,7 +276,7 @@ def observe_prediction_agreement(
 
 
 def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
-    """Columns for the outputs of one batch, `(images, …)` each; the classes are null if the model is no classifier."""
+    """Columns for the outputs of one batch, `(images, …)` each; the classes are null if the model is not a classifier."""
     import numpy as np
     import polars as pl
 

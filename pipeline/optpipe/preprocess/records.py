@@ -13,7 +13,7 @@ from optpipe.preprocess.throughput import ThroughputTuning
 Outcome = Literal[
     "equal", "near", "different", "refused by both", "refused by DALI", "refused by Pillow, decoded by DALI"
 ]
-"""Of an edge-case file; `equal` allows one level."""
+"""Result for an edge-case file; `equal` allows one level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StepDifference:
     cumulative: Difference
     """After the step, including all earlier steps."""
     alone: Difference
-    """Of the step alone, on the reference's pixels."""
+    """Difference of the step alone, on the reference's pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,10 @@ class PreprocessRecord:
     parity: ParityRecord
     throughput: ThroughputTuning | None
     verdict: Verdict
-    """Of the parity proof; speed is reported, not judged."""
+    """Verdict of the parity proof; speed is reported, not judged."""
     run_dir: str
     warnings: tuple[str, ...] = ()
     task: str | None = None
-    """Of the model; None in records of earlier versions."""
+    """Task of the model; None in records of earlier versions."""
     model_sha256: str | None = None
     """`hash_model` of the exported model of the proof; None in records of earlier versions."""

@@ -184,7 +184,7 @@ class ThroughputTuning:
     share_of_decode_only: float
     left_out: str | None
     seed: int = 0
-    """Of the order in which the fastest were measured again."""
+    """Seed of the order in which the fastest were measured again."""
 
 
 THROUGHPUT_WORKER = "optpipe.preprocess.throughput_worker"

@@ -17,7 +17,7 @@ from optpipe.core.entries import SkippedLayer
 Target = Literal["tensorrt", "cpu", "fp8"]
 _ACTIVATIONS = ("Relu", "Clip")
 FP8_MULTIPLE = 16
-"""Of a weight's sizes (PyTorch, `torch._scaled_mm`)."""
+"""Divides a weight's sizes (PyTorch, `torch._scaled_mm`)."""
 _MIN_CHANNELS: dict[Target, int] = {"tensorrt": 16, "cpu": 1}
 """Input channels of a group below which a convolution stays in floating point. INT8 Tensor Core kernels take 16 at a time; a
 CPU's take any number, and with depthwise and narrow ones in INT8 no tensor is converted between them: 0.62 to 1.01 of the

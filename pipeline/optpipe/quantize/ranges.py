@@ -198,8 +198,8 @@ def _compute_errors(
 # added to the last bin, are the reference; the same bins merged into the levels of INT8 and spread out again over the
 # bins that hold something are the approximation. Zeros are left out: INT8 represents them exactly at any scale. The first bin
 # counts as full as the second, as in NVIDIA ModelOpt: an activation leaves many values near zero, which any scale keeps, and
-# they would decide the range alone. The signs have bins of their own, as in ONNX Runtime's calibrator: one histogram of magnitudes
-# hides clipped values behind others of the opposite sign (an image's bright pixels behind its black background).
+# they would decide the range alone. The signs have separate bins, as in ONNX Runtime's calibrator: one histogram of magnitudes
+# hides clipped values among others of the opposite sign (an image's bright pixels among its black background).
 
 
 ENTROPY_BINS = 2048

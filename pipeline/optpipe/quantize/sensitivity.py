@@ -253,7 +253,7 @@ class KeptTrial:
 
     kept: int
     macs_share: float
-    """Of the MACs, in the lower precision."""
+    """Share of the MACs in the lower precision."""
     cost: PrecisionCost
 
 
@@ -272,7 +272,7 @@ class SelectionInfo:
 
     @property
     def cost(self) -> PrecisionCost | None:
-        """Of the chosen layers; None if all are kept, which is FP32."""
+        """Cost of the chosen layers; None if all are kept, which is FP32."""
         return next((each.cost for each in self.tried if each.kept == len(self.keep)), None)
 
 

@@ -1,6 +1,6 @@
 """The commands that a verdict suggests: each runs as printed and supplies the missing evidence.
 
-DIR, FILE, DOSSIER, BEFORE, and AFTER stand for paths that only the user knows.
+DIR, FILE, DOSSIER, BEFORE, and AFTER stand for paths that only the user can fill in.
 """
 
 import shlex
@@ -43,7 +43,7 @@ def suggest_more_processes(
 ) -> str:
     """Measures the load of `group` again with its settings, so that both sets of processes count.
 
-    `name` is the wanted figure; `more` asks for more processes than usual, `longer` for more time.
+    `name` is the wanted figure; `more` suggests more processes than usual, `longer` more time.
     """
     words = list(_list_options(group, build, name))
     longest = LONGEST_S if longer and "--max-time" not in words else None

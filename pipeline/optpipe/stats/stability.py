@@ -163,7 +163,7 @@ def find_two_modes(values: "np.ndarray") -> tuple[float, float, float] | None:
 
 
 def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
-    """The highest peak with each other peak behind a valley of less than half its height: peak, valley, other."""
+    """The highest peak with each other peak across a valley of less than half its height: peak, valley, other."""
     import numpy as np
 
     inner = (density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])

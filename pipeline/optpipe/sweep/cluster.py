@@ -140,7 +140,7 @@ ANSWER_S = 120.0
 def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
     """A slot for each GPU of the nodes that match, one for each CPU node. Raises MissingError if there is none.
 
-    The labels of nodes are trusted. If no node has ours, a short task asks each node.
+    The labels of nodes are trusted. If no node has ours, a short task queries each node.
     """
     import ray
 
@@ -198,7 +198,7 @@ class NodeTask:
     bucket: str | None
     """A folder that fsspec opens (`s3://…`, `gs://…`) and that replaces Ray's object store."""
     fingerprints: tuple[str, ...]
-    """Those of the nodes of this kind, as the driver knows them."""
+    """Those of the nodes of this kind, as the driver sees them."""
     disturbed: tuple[str, ...]
     """Hosts whose GPUs must time one after the other."""
 

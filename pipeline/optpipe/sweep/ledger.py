@@ -77,7 +77,7 @@ def sort_records(records: Iterable[JobRecord]) -> list[JobRecord]:
 
 
 def list_conflicts(jobs: Mapping[str, Sequence[JobRecord]]) -> Iterator[str]:
-    """Keys whose records are DONE and INVALID. A crash before a result is no conflict."""
+    """Keys whose records are DONE and INVALID. A crash before a result is not a conflict."""
     for key, records in jobs.items():
         told = [one for one in records if one.state in (JobState.DONE, JobState.INVALID)]
         if len({one.state for one in told}) > 1:
@@ -111,7 +111,7 @@ class MergeRecord:
 
 
 def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
-    """Copies missing entries. Raises BadInputError for a source that is no workspace, before anything is copied."""
+    """Copies missing entries. Raises BadInputError for a source that is not a workspace, before anything is copied."""
     for source in sources:
         if not any((source / folder).is_dir() for folder in FOLDERS):
             raise BadInputError(f"{source} is not a workspace: it has no store or runs")

@@ -1,7 +1,7 @@
 """The neighbor effect: how much slower an artifact is on one GPU while all others of the host are busy, measured, not assumed.
 
 One worker holds the artifact loaded on the first slot and measures window after window; the workers of all other slots run in
-half of the windows and are stopped (SIGSTOP) in the other half, in an order drawn anew for each round. The pair of one round
+half of the windows and are stopped (SIGSTOP) in the other half, in a newly drawn order for each round. The pair of one round
 gives one ratio, Student's t over rounds its interval. A stopped neighbor keeps its memory and its context.
 """
 

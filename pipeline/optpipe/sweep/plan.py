@@ -193,7 +193,7 @@ class CellVerdict:
     ratio: Estimate | None = None
     """The p50 now over the p50 of the baseline: above 1 is slower."""
     p_value: float | None = None
-    """Of the hypothesis that the cell is no slower than the tolerance."""
+    """p-value of the hypothesis that the cell is no slower than the tolerance."""
 
 
 @dataclass(frozen=True, slots=True)

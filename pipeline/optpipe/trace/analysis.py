@@ -83,7 +83,7 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
     calls = trace.api.with_columns(rename_distinct(trace.api["name"], VERSION_SUFFIX, ""))
     copies = summarize(trace.copies, "kind", "source_memory", "target_memory", bytes=pl.col("bytes").sum())
     rate = pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9))
-    # nsys itself adds a call that says that it traces the operating system
+    # nsys itself adds a call to report that it traces the operating system
     os_calls = trace.os_runtime.filter(
         ~pl.Series(match_names(trace.os_runtime, "profiling started$"), dtype=pl.Boolean)
     )

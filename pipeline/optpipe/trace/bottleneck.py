@@ -73,7 +73,7 @@ def find_long_gaps(timeline: Timeline) -> TimeIntervals:
 
 
 def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
-    """Chooses between math, memory, and neither by the roofline, otherwise by GPU metrics; without both it says only `GPU`."""
+    """Chooses between math, memory, and neither by the roofline, otherwise by GPU metrics; without both it returns only `GPU`."""
     if measured.trace.kernels.is_empty():
         return _judge_without_gpu(measured)
     return _judge_windows(
@@ -397,7 +397,7 @@ def _check_constant_kernel_count(measured: Analysis) -> Check:
 
 
 def _check_projection_against_wall(measured: Analysis) -> Check:
-    """An iteration that only enqueues work ends on the host long before the GPU: its wall time is no latency."""
+    """An iteration that only enqueues work ends on the host long before the GPU: its wall time is not a latency."""
     iterations = measured.iterations.filter(pl.col("gpu_end_ns").is_not_null())
     if iterations.is_empty():
         return Check("projection_against_wall", Verdict.PASS, "no iteration launches GPU work")

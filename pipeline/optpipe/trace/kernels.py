@@ -63,7 +63,7 @@ _KINDS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = tuple(
             r"wgmma|matmul|dot_kernel|triton_(tem|mm|bmm)|splitkreduce|tensorop|s\d{3,5}(gemm|cudnn)",
         ),
         (KernelKind.CAST, r"direct_copy_kernel|copy_kernel|LoadWithCast|_Cast|cast_kernel|UnaryElementWise.*Cast|convert|quantize"),
-        (KernelKind.ELEMENTWISE, r"op_(generic_)?tensor_kernel"),  # cuDNN's cudnnOpTensor and cudnnAddTensor; an argument says "reduced"
+        (KernelKind.ELEMENTWISE, r"op_(generic_)?tensor_kernel"),  # cuDNN's cudnnOpTensor and cudnnAddTensor; one argument is "reduced"
         (KernelKind.REDUCTION, r"reduce|argmax|argmin|triton_(red|per)"),
         (
             KernelKind.ELEMENTWISE,

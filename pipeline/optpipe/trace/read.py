@@ -1,4 +1,4 @@
-"""Reads a trace from nsys' SQLite export; only this module knows its table and column names.
+"""Reads a trace from nsys' SQLite export; only this module uses its table and column names.
 
 Schema of the export: Nsight Systems user guide, "SQLite Schema Reference". Empty tables may be absent, and columns vary from
 2022.4 to 2025.x, so every query uses only the columns that exist.

@@ -23,7 +23,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """A row of the trace behind a finding: a kernel, copy, call, range, or layer, or a gap and the operation after it."""
+    """A row of the trace that supports a finding: a kernel, copy, call, range, or layer, or a gap and the operation after it."""
 
     name: str
     total_ns: float

@@ -5,7 +5,7 @@ was open at its launch. A layer's own time is that of the kernels for which it i
 
 Eligible means matrix work whose element type has Tensor Cores on the device and whose channels are aligned (to 8 for
 fp16 and bf16, to 16 for int8; NVIDIA, "Matrix Multiplication Background", Tensor Core requirements); a layer that did
-use them is eligible whatever the rule says, because a library may pad. Without a graph, only the kernels' names identify
+use them is eligible whatever the rule, because a library may pad. Without a graph, only the kernels' names identify
 matrix work, and the alignment is not known (`basis`).
 """
 
@@ -24,7 +24,7 @@ from optpipe.trace.roofline import ALIGNMENT, LayerCost, Peaks
 from optpipe.trace.timeline import TimeArray, array_from_column
 
 _UNKNOWN_GAIN = 2.0
-"""Low speed-up assumed for a missed layer on a device with unknown peaks."""
+"""Low speedup assumed for a missed layer on a device with unknown peaks."""
 _NAMED_SHARE = 0.5
 """Ranges that cover less of the kernel time (a stray range of a library) do not list the layers."""
 

@@ -22,7 +22,7 @@ def require_writable_file(file: Path, option: str) -> None:
     """Raises BadInputError if `file` cannot be created or overwritten."""
     if os.path.isdir(file):  # noqa: PTH112 - Path.is_dir raises where a folder on the way cannot be searched
         raise BadInputError(f"{option} {file} is a folder; specify a file")
-    if not os.path.exists(file):  # noqa: PTH110 - likewise
+    if not os.path.exists(file):  # noqa: PTH110 - for the same reason
         _require_room(file, f"{option} {file}")
     elif not os.access(file, os.W_OK):
         raise BadInputError(f"{option} {file} is not writable")

@@ -176,7 +176,7 @@ class Detection(TaskContract):
     def compare_runs(self, card: ModelCard, inputs: Arrays, *runs: Callable[[Arrays], Arrays]) -> float | None:
         """The mean of `compute_sample_parity` of two `runs` over `inputs`, (samples, ...) each, where either finds boxes.
 
-        None where no head fits the card, or the first run finds none.
+        None if no head fits the card, or the first run finds none.
         """
         try:
             find_head(card)

@@ -5,7 +5,7 @@
 | `yolov5` (to v7) | (n, boxes, 5 + classes): center, size, objectness, class scores |
 | `yolov8` (to v11) | (n, 4 + classes, boxes): center, size, class scores |
 | `boxes6` (YOLO with NMS inside, YOLOv10) | (n, boxes, 6): corners, score, class |
-| `detr` | logits (n, queries, classes + 1), boxes (n, queries, 4): softmax, the last class is no object; centers and sizes as shares |
+| `detr` | logits (n, queries, classes + 1), boxes (n, queries, 4): softmax, the last class means no object; centers and sizes as shares |
 | `rt-detr` | logits (n, queries, classes), boxes (n, queries, 4): sigmoid; centers and sizes as shares |
 | `torchvision` | boxes (k, 4) as corners, scores (k), labels (k) of one image, NMS inside; or (n, k, …) with rows of zeros behind |
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """Work of a worker before it knows its session, while another one measures."""
+    """Work of a worker before it has a session, while another one measures."""
 
     affinity: tuple[int, ...] | None = None
     """The processors it may use, set before any library counts them."""

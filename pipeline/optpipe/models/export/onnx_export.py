@@ -30,7 +30,7 @@ def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> bool:
         _export_program(module, card, target)
         return simplify_onnx(target)
     except StageError:
-        _require_runs(module, card)  # the module's error says more than the exporter's
+        _require_runs(module, card)  # the module's error is clearer than the exporter's
         raise
 
 
@@ -149,7 +149,7 @@ def simplify_onnx(path: Path) -> bool:
     given = onnx.load(path)
     try:
         _save_checked(onnxslim.slim(onnx.load(path)), path)
-    except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph goes on; the result says so
+    except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph is used; the result records it
         try:
             _save_checked(given, path)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:

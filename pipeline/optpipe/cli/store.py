@@ -1,4 +1,4 @@
-"""`optpipe store` and `optpipe doctor`: what a workspace holds, and what this machine can do."""
+"""`optpipe store` and `optpipe doctor`: the contents of a workspace, and what this machine can do."""
 
 import sys
 from pathlib import Path

@@ -253,7 +253,7 @@ class ModelCard:
             ranges = ", ".join(f"{each.name} {each.format_profile()}" for each in self.inputs)
             raise BadInputError(
                 f"{self.name}: its inputs have no batch size in common: {ranges}\n"
-                'a model card says which axis is the batch: batch = 1, or batch = "none"'
+                'name the batch axis in a model card: batch = 1, or batch = "none"'
             )
         if self.transform is not None and names and len(names) != 1:
             raise BadInputError(

@@ -265,4 +265,4 @@ def _judge_label(
     told = ask(client, each.model, each.inputs, [name], classes=1).as_numpy(name).reshape(-1)[0].decode()
     _, index, label = told.split(":", 2)
     if int(index) != best or label != record.labels[best]:
-        raise GateError(f"{where}: class {index} is labeled '{label}', the model card says '{record.labels[best]}'")
+        raise GateError(f"{where}: class {index} is labeled '{label}', but '{record.labels[best]}' in the model card")

@@ -221,7 +221,7 @@ def judge_recheck(
         advice = "pass --python with the old environment, to measure the two in turn"
         if latency.rounds_to_settle is not None:
             advice = f"at this scatter about {latency.rounds_to_settle:,} rounds settle it (--rounds)"
-        open_points.append(f"{text}: a slow-down of {max_slowdown:.0%} is not excluded; {advice}")
+        open_points.append(f"{text}: a slowdown of {max_slowdown:.0%} is not excluded; {advice}")
     else:
         seen.append(text)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_points else Verdict.PASS

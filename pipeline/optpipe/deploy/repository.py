@@ -358,7 +358,7 @@ def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving
 
 SERVICE = """Behind FastAPI (`pip install fastapi python-multipart uvicorn`), as `service.py` in a folder of yours, since `--check`
 refuses what was added to this one: `PYTHONPATH=DIR PYTHONDONTWRITEBYTECODE=1 uvicorn service:app`. LitServe, BentoML and
-Ray Serve call `predict` likewise, with the images of a batch.
+Ray Serve call `predict` in the same way, with the images of a batch.
 
 ```python
 from fastapi import FastAPI, UploadFile

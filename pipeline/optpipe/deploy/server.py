@@ -96,7 +96,7 @@ def _describe_bundled(python: Path) -> ServerProgram:
         state = f"has NumPy {facts['numpy']}" if facts["numpy"] else "has no NumPy"
         raise BadInputError(
             f"{python} {state}: the bundled server's Python stub needs numpy<2 and silently serves wrong tensors with NumPy 2\n"
-            f"make an environment of its own: {INSTALL}"
+            f"create a separate environment: {INSTALL}"
         )
     root = Path(facts["root"]) / "tritonserver"
     stub = root / "python_backend_stubs" / facts["python"] / "triton_python_backend_stub"

@@ -34,7 +34,7 @@ from optpipe.trace.records import TraceProfile
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
 UNSIGNED = "This dossier is not signed: it proves that the folder agrees with itself, not who made it or where it was measured."
-UNKNOWN = "Anybody can sign with a key of their own: name those you trust with --allowed-signers FILE."
+UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
 
 
 def summarize_verdict(record: VerdictRecord) -> str:

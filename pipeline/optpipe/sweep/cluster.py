@@ -236,10 +236,10 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
     whole = next(slot for slot in slots if slot.gpu is None)
     found = replace(whole, kind=kind) if choose_device_of_kind(kind) == "cpu" else slots[0]
     if found.kind != kind:
-        raise StageError(f"the node's label {LABEL} says {kind}, but it has {found.kind}; start it with its own labels")
+        raise StageError(f"the node's label {LABEL} is {kind}, but it has {found.kind}; start it with its own labels")
     if found.fingerprint not in fingerprints:
         raise StageError(
-            f"the node's environment is not what its label {FINGERPRINT} says (driver, power limit or versions differ); "
+            f"the node's environment differs from its label {FINGERPRINT} (driver, power limit or versions); "
             "start it again with its own labels"
         )
     return found

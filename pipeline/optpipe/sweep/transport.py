@@ -40,7 +40,7 @@ def require_bucket(url: str) -> None:
     except StageError as error:
         raise BadInputError(f"--store {url}: {error}\ncheck its name, the credentials and the endpoint") from error
     if found != content:
-        raise BadInputError(f"--store {url}: what was read is not what was written")
+        raise BadInputError(f"--store {url}: the content read back differs from the content written")
 
 
 def _require_library(url: str) -> None:

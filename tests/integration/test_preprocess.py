@@ -93,10 +93,9 @@ def test_without_dali_the_install_command_is_given(workspace):
 FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
 
 
-def test_the_predictions_of_the_timed_run_are_the_references(workspace):
-    done = optpipe(
-        "bench", "digits", "--from-images", FILES, "--min-time", "0.3", "--json", workspace=workspace
-    ).expect(0)
+def test_the_predictions_of_the_timed_run_are_the_references(exported, tmp_path):
+    untouched, given = exported(tmp_path / "untouched"), ("--from-images", FILES, "--min-time", "0.3", "--json")
+    done = optpipe("bench", "digits", *given, workspace=untouched).expect(0)
     record = record_from_json(done.stdout, EndToEndRecord, "stdout")
     (result,) = record.results
     figures = result.figures

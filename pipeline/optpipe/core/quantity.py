@@ -183,7 +183,7 @@ def choose_dimension(dimension: Dimension, sample: str) -> Dimension:
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:
-    """`99.5%` for 0.995 and Dimension.SHARE."""
+    """A value as text with its unit, such as 15 ms or 3 GiB; NaN and infinity in words."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if dimension is Dimension.TIME:

@@ -300,7 +300,6 @@ class Drawn:
 
 @cache
 def draw_files(drawn):
-    """The samples and the machine's rows as Parquet."""
     frame = drawn_samples(drawn.mean_ms, drawn.noise_ms, drawn.count, drawn.batch, drawn.seed)
     files = BytesIO(), BytesIO()
     frame.write_parquet(files[0])
@@ -309,7 +308,6 @@ def draw_files(drawn):
 
 
 def write_drawn(run, found, drawn):
-    """Writes the raw files. Returns the measurement computed from them."""
     for path, content in zip((found.samples_file, found.machine_file), draw_files(drawn), strict=True):
         (run.path / path).parent.mkdir(exist_ok=True)
         (run.path / path).write_bytes(content)
@@ -392,7 +390,6 @@ def workspace(tmp_path):
 
 @pytest.fixture(scope="session")
 def make_workspace():
-    """For fixtures that several tests share."""
     return Workspace
 
 

@@ -23,7 +23,6 @@ WIDTH = {"terminal_width": 100, "max_content_width": 100}
 
 
 def list_contexts(context):
-    """Of a command and all those below it."""
     yield context
     for name, command in getattr(context.command, "commands", {}).items():
         below = command.make_context(name, [], parent=context, resilient_parsing=True, **WIDTH)

@@ -63,9 +63,7 @@ _STATIC = Option(
     "batch sizes, such as 1,64, to compile separately; on a GPU the code is kept only if it is faster",
     builds=True,
 )
-_FUSE = Option(
-    "fuse", True, "convolutions in FP16, with what follows them, by measured kernels of optpipe or cuDNN", builds=True
-)
+_FUSE = Option("fuse", True, "FP16 convolutions by the fastest kernels of optpipe and cuDNN", builds=True)
 OPTIONS: dict[Device, tuple[Option, ...]] = {
     "cpu": (THREADS, _STATIC),
     "cuda": (CUDA_GRAPH, _FUSE, _MAX_AUTOTUNE, _STATIC),
@@ -134,13 +132,12 @@ class Inductor(TorchBackend):
         lowered = request.precision in LEAST_CAPABILITY
         set_float32_products(tf32=tf32)
         configs = {"max_autotune": True} if options.get("max_autotune") else {}
-        fuses = bool(options.get("fuse"))
-        export, remarks = _prepare_export(request, made, fuses=fuses)
+        export, remarks = _prepare_export(request, options, made)
         program = export(request)
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
         if lowered and on_gpu:
             wanted = replace(request, precision=Precision.FP16)
-            rival = replace(rival, program=_prepare_export(wanted, {}, fuses=fuses)[0](wanted))
+            rival = replace(rival, program=_prepare_export(wanted, options, {})[0](wanted))
         programs = {size: export(replace(request, card=fix_batch(request.card, size))) for size in sizes}
         static = [  # the packages of the first variant have the final names
             [
@@ -230,7 +227,7 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
 
 
 def _prepare_export(
-    request: BuildRequest, made: dict[str, object], *, fuses: bool
+    request: BuildRequest, options: Mapping[str, Any], made: dict[str, object]
 ) -> tuple[Callable[[BuildRequest], Any], tuple[str, ...]]:
     """The function that exports the program for a request, and remarks; adds the layers' measured tactics to `made`."""
     if request.precision is Precision.FP8:
@@ -238,11 +235,11 @@ def _prepare_export(
 
         program, missed = lower_fp8(request)
         return partial(export_rewritten, program), (*missed, *(() if request.device == "cuda" else (ON_CPU,)))
-    if request.precision is not Precision.INT8:
-        if request.precision is not Precision.FP16 or not fuses:
-            return export_program, ()
-        if find_old_gpu(request.device, Precision.INT8):
-            return export_program, ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",)
+    half = request.precision is Precision.FP16
+    if request.precision is not Precision.INT8 and not (half and options.get("fuse")):
+        return export_program, ()
+    if half and find_old_gpu(request.device, Precision.INT8):
+        return export_program, ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",)
     from optpipe.backends.torch_layers.lowering import lower_program
     from optpipe.backends.torch_layers.tuning import draw_inputs, summarize_choices, tune_program
 

@@ -64,7 +64,7 @@ class BuildPlan:
     truncate: bool = False
     """Whether calibration texts longer than the model's input are cut."""
     minimum_snr_db: float | None = None
-    """Of every output, in place of the precision's minimum."""
+    """The minimum SNR of each output; None for the default of its precision."""
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:

@@ -12,7 +12,7 @@ from optpipe.core.verdict import StepRecord, Verdict
 
 Json = dict[str, Any]
 SCHEMA_VERSION = 4
-"""Of all documents together; it rises when the shape of one changes."""
+"""The version that all documents share; it increases when the shape of any document changes."""
 SCHEMA_FILE = Path(__file__).with_name("documents.schema.json")
 
 

@@ -198,7 +198,7 @@ class NodeTask:
     bucket: str | None
     """A folder that fsspec opens (`s3://…`, `gs://…`) and that replaces Ray's object store."""
     fingerprints: tuple[str, ...]
-    """Those of the nodes of this kind, as the driver sees them."""
+    """Fingerprints of the nodes with this kind of GPU, as the driver sees them."""
     disturbed: tuple[str, ...]
     """Hosts whose GPUs must time one after the other."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 100_000
 MOST_REQUESTS = 400_000
-"""Of one simulation. A percentile at a higher utilization would need more requests; in practice such a load exceeds the limit."""
+"""The most requests of a simulation. A percentile at a higher utilization needs more, but in practice such a load exceeds its limit."""
 
 
 def _list_times(seconds: Mapping[int, float]) -> list[float]:

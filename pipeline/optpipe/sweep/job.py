@@ -159,7 +159,7 @@ def compute_fingerprint(environment: Environment, power_limit_w: float | None, m
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a job ran. The host is a hash, so that a shared record names neither machine nor user."""
+    """The place where a job ran. The host is a hash, so that a shared record names neither machine nor user."""
 
     host: str
     slot: str

@@ -43,7 +43,6 @@ LEVELS = ort.GraphOptimizationLevel
 
 
 def session_of(model, level=LEVELS.ORT_ENABLE_ALL, target=None, entry=None, left_out=()):
-    """A plain session, as a server's; it writes the optimized graph to `target`."""
     options = ort.SessionOptions()
     options.graph_optimization_level, options.log_severity_level = level, 4
     if entry is not None:

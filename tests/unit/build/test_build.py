@@ -48,7 +48,6 @@ def test_precisions_that_no_backend_has_are_refused_at_once(tmp_path):
 
 
 def refuse(tmp_path, error, said, precision=Precision.FP32, source="digits", backend=FP32_AND_INT8, **changes):
-    """What a build of the source says when it ends before anything is stored."""
     model = Model(source_from_text(source, {}), weights_from_text("default", 0))
     plan = BuildPlan((precision,), (backend,), named=True, device="cpu", **changes)
     store = Store(tmp_path / "workspace")

@@ -42,7 +42,6 @@ def draw(seed: int, images: int = 12, classes: int = 3, noise: float = 4.0):
 
 
 def evaluate(reference_type, evaluator_type, truths, predictions, classes: int = 3):
-    """AP, AP50 and AP75 by a library."""
     rows = [(image, row) for image, each in enumerate(truths) for row in each]
     document = {
         "images": [{"id": image} for image in range(len(truths))],

@@ -102,7 +102,6 @@ def at(precision, rate, ci=None, batch=8):
 
 
 def notes(*measurements):
-    """The note on each, empty where there is none."""
     found = (check_int8_speed(each, measurements) for each in measurements)
     return [f"{note.code}: {note.message} -> {note.remedy}" if note else "" for note in found]
 

@@ -250,8 +250,6 @@ def test_either_of_two_begins_half_of_the_rounds():
 
 
 class Clock:
-    """A clock that moves with calls and sleep."""
-
     now = 0
 
     def __call__(self) -> int:

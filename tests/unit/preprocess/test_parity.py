@@ -114,7 +114,6 @@ def paths(tmp_path):
 
 @pytest.fixture
 def without_edge_cases(monkeypatch):
-    """They take longer than the proof, and other tests have them."""
     monkeypatch.setattr(parity_module, "check_edge_cases", lambda *_: ())
 
 

@@ -97,7 +97,6 @@ def put_right(folder):
 
 
 def tell_counts(folder):
-    """Every count of measurements that a record states."""
     counts = {}
     for path in folder.glob("runs/bench-*/measurements.json"):
         counts[path.parent.name] = len(json.loads(path.read_text())["measurements"])
@@ -179,7 +178,6 @@ def add_link(folder):
 
 
 def scale_samples(folder):
-    """Every query ten times as fast, and every figure that follows."""
     for path in folder.glob("runs/bench-*/measurements.json"):
         for each in json.loads(path.read_text())["measurements"]:
             frame = pl.read_parquet(path.parent / each["samples_file"])

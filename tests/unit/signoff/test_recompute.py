@@ -59,7 +59,6 @@ def sealed(make_workspace, tmp_path_factory, small_trace):
 
 
 def forged(folder, name, change):
-    """Changes a run's file and everything that hashes it."""
     (path,) = folder.glob(f"runs/*/**/{name}")
     change(path)
     seal_anew(folder)

@@ -69,13 +69,11 @@ def measured_once(make_workspace, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def failed(measured_once):
-    """Shared, so only to be read."""
     return signed(measured_once, figures=False)
 
 
 @pytest.fixture(scope="module")
 def drawn(measured_once):
-    """The same with its figures."""
     return signed(measured_once)
 
 

@@ -67,7 +67,6 @@ STATES = [
 
 
 def list_commands(text):
-    """The commands in a remedy: in backquotes, or up to a semicolon or its end."""
     assert "…" not in text
     quoted = re.findall(r"`(optpipe [^`]*)`", text)
     return [*quoted, *(each.strip() for each in re.findall(r"optpipe [^;]*", re.sub(r"`[^`]*`", "", text)))]

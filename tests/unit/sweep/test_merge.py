@@ -47,7 +47,6 @@ from optpipe.workspace.store import Store
 
 
 def put(workspace, folder, name, content, created):
-    """An entry or a run, as far as merging reads it."""
     path = workspace / folder / name
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -154,7 +153,6 @@ def test_a_folder_that_is_no_workspace_is_refused_before_anything_is_copied(tmp_
 
 @pytest.fixture
 def built(tmp_path):
-    """A store with a model and an artifact of it."""
     store, files = Store(tmp_path / "here"), {"model.onnx": b"engine" * 1000}
     info = ModelInfo("m", "m", WeightsRecord("random", "0" * 64), simplified=False, own_precision=None)
     model = put_entry(store, info, {"m": 1}, files=files)

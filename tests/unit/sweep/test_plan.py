@@ -205,7 +205,6 @@ def succeed(task, slot):
 
 
 def schedule(cells, slots, workspace, executor, loads=4, **options):
-    """The records of the cells by batch size."""
     tasks, told = list_tasks(plan_of(cells, slots=slots), loads), []
     assert Scheduler(slots, SweepOptions(**options), workspace, executor, told.append).run(tasks)
     assert len(told) == len(cells)

@@ -286,7 +286,6 @@ class AuthenticationError(Exception):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The addresses that were asked for; the first answers are `calls.errors`."""
     found = SimpleNamespace(addresses=[], errors=[])
 
     def init(address, **_):

@@ -33,14 +33,12 @@ class Judged:
 def judge(
     trace: Trace, range_name: str | None = None, facts: StageFacts = NO_FACTS, graph: GraphCosts | None = None
 ) -> Judged:
-    """Judges `trace` as `profile_from_trace` does."""
     whole = analysis_from_trace(trace)
     return Judged(whole, select_measured_part(whole, range_name), profile_from_trace(whole, range_name, facts, graph))
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[[Recording], Trace]:
-    """Writes a recording as an export and reads it back."""
 
     def read(recording: Recording) -> Trace:
         (tmp_path / "trace.sqlite").unlink(missing_ok=True)

@@ -1,5 +1,4 @@
-"""A module's FP16 program whose layers compute in INT8 with the weights and ranges of a Q/DQ graph, or whose convolutions are steps in
-FP16.
+"""A module's FP16 program whose layers are INT8 steps, with the weights and ranges of a Q/DQ graph, or whose convolutions are FP16 steps.
 
 The graph's layers are matched to the program's by their weights, after batch normalization is folded in. Addition, activation,
 and quantization after such a layer are fused with it, also after a depthwise convolution or the first one. Between layers with
@@ -27,6 +26,7 @@ from optpipe.backends.torch_program import (
     fold_normalization,
     read_arguments,
     read_product,
+    type_name_from_torch,
 )
 from optpipe.core.precision import Precision
 
@@ -92,6 +92,15 @@ class _Layer:
         return not self.stride
 
     @property
+    def fits_half(self) -> bool:
+        """Whether a kernel computes it in FP16, as a convolution; linear layers are left to the compiler."""
+        kind = type_name_from_torch(self.given.meta["val"].dtype)
+        if len(self.stride) != 2 or kind != "fp16" or _find_obstacle(self):
+            return False
+        outputs, depth = self.weight.shape[:2]
+        return bool(outputs % _ALIGNED_HALVES == depth * self.groups % _ALIGNED_HALVES == 0)
+
+    @property
     def line(self) -> bool:
         """Whether its input is a sequence, (samples, channels, steps)."""
         return len(self.stride) == 1
@@ -108,6 +117,8 @@ class _Lowering:
     """Whether convolutions that the graph does not have become steps too."""
     layers: dict[Any, _Layer] = field(default_factory=dict)
     """Matched layers by their node."""
+    patches: list[_Layer] = field(default_factory=list)
+    """Convolutions that become linear layers; nothing is fused with them."""
     scales: dict[Any, float] = field(default_factory=dict)
     """Scales of tensors that a layer reads in INT8, by node."""
     additions: dict[Any, _Layer] = field(default_factory=dict)
@@ -126,6 +137,9 @@ class _Lowering:
         for find in (self._find_addition, self._find_end, self._find_output):
             for layer in self.layers.values():
                 find(layer)
+        for number, layer in enumerate(self.patches):
+            with self.program.graph.inserting_before(layer.last):
+                self._replace_patches(layer, f"patches_{number}")
         lasts = {layer.pool or layer.last: layer for layer in self.layers.values()}
         for number, node in enumerate(list(self.program.graph.nodes)):
             if node in lasts:
@@ -198,8 +212,10 @@ class _Lowering:
                 return
             layer.table = match
         own = _is_depthwise(layer) or _is_stem(layer)
-        layer.floating = match is None and not own and (_is_patches(layer) or (self.half and _fits_half(layer)))
-        if match is not None or own or layer.floating:
+        layer.floating = match is None and not own and self.half and layer.fits_half
+        if match is None and _is_patches(layer):
+            self.patches.append(layer)
+        elif match is not None or own or layer.floating:
             self.layers[layer.node] = layer
 
     def _find_scales(self) -> None:
@@ -223,7 +239,8 @@ class _Lowering:
         other = sides[1 - sides.index(layer.last)]
         if other is layer.last:
             return
-        if _get_shape(other) != _get_shape(layer.last) or other.meta["val"].dtype != layer.last.meta["val"].dtype:
+        found = getattr(other, "meta", {}).get("val")  # a number has none
+        if found is None or found.dtype != layer.last.meta["val"].dtype or _get_shape(other) != _get_shape(layer.last):
             return
         rivals = [each for each in self.layers.values() if each.last is other and (each.table or each.floating)]
         taken_later = (layer.floating or layer.last in self.scales) and len(other.users) == 1
@@ -271,9 +288,7 @@ class _Lowering:
 
     def _replace(self, layer: _Layer, name: str) -> None:
         with self.program.graph.inserting_before(layer.pool or layer.last):
-            if layer.floating and _is_patches(layer):
-                self._replace_patches(layer, name)
-            elif layer.table is not None or layer.floating:
+            if layer.table is not None or layer.floating:
                 self._replace_convolution(layer, name)
             else:
                 self._replace_half(layer, name)
@@ -289,8 +304,7 @@ class _Lowering:
         spare = -outputs % (_ALIGNED_HALVES if half and (layer.added is None or layer.floating) else ALIGNED)
         padded = groups == 1 and table is not None
         weight = np.pad(weight, [(0, spare), (0, 0), (0, 0), (0, -weight.shape[-1] % ALIGNED if padded else 0)])
-        one = np.ones(outputs, np.float32)
-        scale = one if table is None else table.weight_scale * np.float32(table.scale)
+        scale = np.ones(outputs, np.float32) if table is None else table.weight_scale * np.float32(table.scale)
         bias = np.asarray(layer.bias, np.float32)
         output_scale = np.float32(layer.output_scale or 1.0)
         ahead = output_scale if layer.activation in steps.BEFORE_SCALING else np.float32(1.0)
@@ -378,15 +392,14 @@ class _Lowering:
         """Makes the readers of the layer's value read `new`."""
         import torch
 
-        graph = self.program.graph
+        graph, last = self.program.graph, layer.pool or layer.last
+        if layer.pool is not None:
+            new = self._pool(layer.pool, step, new)
         if layer.output_scale is not None:
-            self.written[layer.pool or layer.last] = new if layer.pool is None else self._pool(layer.pool, step, new)
+            self.written[last] = new
             return
         if layer.line:
             new = graph.call_method("squeeze", (new, 2))
-        last = layer.pool or layer.last
-        if layer.pool is not None:
-            new = self._pool(layer.pool, step, new)
         if step.outputs > outputs:
             new = graph.call_method("narrow", (new, -1 if layer.flat else 1, 0, outputs))
         if layer.computed_bias is not None:
@@ -466,16 +479,6 @@ def _find_obstacle(layer: _Layer) -> str | None:
     if merged is None or (merged < layer.groups and depth * layer.groups % ALIGNED):
         return f"{layer.groups} groups of {depth} input channels fit no kernel"
     return None
-
-
-def _fits_half(layer: _Layer) -> bool:
-    """Whether a kernel computes a convolution in FP16; linear layers are left to the compiler."""
-    import torch
-
-    if len(layer.stride) != 2 or layer.given.meta["val"].dtype != torch.float16 or _find_obstacle(layer) is not None:
-        return False
-    outputs, depth = layer.weight.shape[:2]
-    return bool(outputs % _ALIGNED_HALVES == depth * layer.groups % _ALIGNED_HALVES == 0)
 
 
 def _is_patches(layer: _Layer) -> bool:

@@ -58,7 +58,7 @@ class EntryDetails:
     manifest: Manifest
     layers: EngineLayers | None = None
     chosen: str | None = None
-    """Where `build --precision auto` found it the fastest, and the run."""
+    """The loads at which `build --precision auto` found it to be the fastest, and the run."""
     kept: tuple[SkippedLayer, ...] = ()
 
 

@@ -14,6 +14,7 @@ import torch
 from tests.fakes.entries import artifact_info
 from tests.fakes.fp8_models import draw, run_onnx
 from tests.fakes.int8_network import NETWORKS, SPEC, make_int8_request
+from torch.nn import functional
 
 from optpipe.backends.inductor import Inductor, fix_batch
 from optpipe.backends.torch_layers import LOWERING, tuning
@@ -98,6 +99,25 @@ def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kind
     assert measure_snr(expected, got) > 45
     layers = layers_from_program(export_rewritten(program, wanted), Precision.FP16)
     assert prove_precision(Precision.FP16, layers).share.macs == {"fp16": 1.0}
+
+
+class Shifted(torch.nn.Module):
+    """Patches with an activation after them, and a convolution to which a number is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.wide = torch.nn.Conv2d(3, 16, 4, 4), torch.nn.Conv2d(16, 16, 1)
+
+    def forward(self, image):
+        return functional.relu6(self.wide(self.patches(image).relu()) + 3)
+
+
+def test_what_follows_patches_and_a_number_after_a_convolution_stay(tmp_path):
+    torch.manual_seed(0)
+    module, batch = Shifted().eval(), draw(SPEC)
+    wanted = replace(make_int8_request("residual", tmp_path), precision=Precision.FP16, module=lambda: deepcopy(module))
+    with torch.inference_mode():
+        assert measure_snr(module(batch).numpy(), lower_program(wanted)[0](batch)[0].numpy()) > 45
 
 
 @pytest.mark.parametrize("size", [4, 5])

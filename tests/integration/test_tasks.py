@@ -160,6 +160,6 @@ def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     record = derive_preprocessing(wanted, request, store, SilentListener())
     agreement = record.parity.proof.prediction_agreement
     assert agreement is not None
-    few = model == "shapes-segmenter"  # its shapes have any color: 99.3% and 97.7% of 250 images agree
-    assert record.verdict is (Verdict.INCONCLUSIVE if few else Verdict.FAIL)
+    few = model == "shapes-segmenter"  # a wrong resize changes 2.3% of its 250 masks: the interval may reach 99.5%
+    assert record.verdict in ((Verdict.FAIL, Verdict.INCONCLUSIVE) if few else (Verdict.FAIL,))
     assert (agreement.share if few else agreement.ci[1]) < 0.995

@@ -59,7 +59,7 @@ def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(clus
     executor = RayExecutor(stale, Store(tmp_path), SweepOptions(pending_s=60), program=EMPTY)
     found = run_cells(cells, stale, tmp_path, executor)
     assert [one.state for one in found] == ["failed"]
-    assert "versions differ" in found[0].reason
+    assert "differs from its label" in found[0].reason
 
 
 def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(cluster, tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ RULES = {
 
 def read_chunks() -> Iterator[tuple[Path, int, str]]:
     """File, first line, and text of each piece of prose."""
-    for path in sorted([*ROOT.glob("*.md"), *(each for top in ROOT.glob("[!.]*/") for each in top.rglob("README.md"))]):
+    readmes = [each for top in ROOT.glob("[!.]*/") for each in top.rglob("README.md")]
+    for path in sorted([*ROOT.glob("*.md"), *readmes, *(ROOT / "docs").rglob("*.md")]):
         prose = re.sub(r"(?ms)^ *```.*?^ *```$|`[^`\n]*`|\]\([^)\n]*\)", blank, path.read_text(encoding="utf-8"))
         yield path, 1, prose
     for path in sorted(PACKAGE.rglob("*.py")):

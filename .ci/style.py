@@ -43,6 +43,10 @@ RULES = {
 }
 
 
+LONGEST_ENTRY = 160
+"""Maximum characters of a line of the changelog; longer ones belong in the commit."""
+
+
 def read_chunks() -> Iterator[tuple[Path, int, str]]:
     """File, first line, and text of each piece of prose."""
     readmes = [each for top in ROOT.glob("[!.]*/") for each in top.rglob("README.md")]
@@ -99,6 +103,9 @@ def main() -> None:
                     line = first + chunk.count("\n", 0, match.end())
                     around = " ".join(chunk[max(0, match.start() - 40) : match.end() + 40].split())
                     print(f"{path.relative_to(ROOT)}:{line}: {around}")
+    entries = re.findall(r"(?m)^- .*", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    if long := [each for each in entries if len(each) > LONGEST_ENTRY]:
+        sys.exit("\n".join(("CHANGELOG.md: write each entry in at most 160 characters", *long)))
     if not listed:
         sys.exit(check_limits("style", counts))
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with two or more NVIDIA GPUs of one kind, from the project's root: what a sweep over them is worth, and whether its
-# figures stay true. usage: benchmarks/gpu_sweep.sh OUTPUT_DIRECTORY [cpu]     about 8 minutes on 2 GPUs; 4 files come back
+# figures stay true. usage: benchmarks/gpu_sweep.sh OUTPUT_DIRECTORY [cpu]     about 7 minutes on 2 GPUs; 3 files come back
 #   build     three networks with random weights in two precisions
-#   neighbor  one artifact alone and with every other GPU busy, interleaved (optpipe sweep --calibrate-host)
 #   many      60 jobs on all GPUs
 #   one       half of them on one GPU: the wall clock (with what the others took) and the figures taken alone
 #   other     some of them on the second GPU alone: A/A
@@ -28,16 +27,15 @@ step() { # seconds allowed, name, workspace, then the arguments of optpipe sweep
 }
 prefix=(env)
 step 200 build built $models --precision $all --batch 1
-for each in neighbor many one other; do # what is built; the times of its jobs order the next sweeps, which measure all --again
+for each in many one other; do # what is built; the times of its jobs order the next sweeps, which measure all --again
   mkdir -p "$work/$each"
   for part in store built jobs runs; do [ ! -d "$work/built/$part" ] || cp -r "$work/built/$part" "$work/$each/"; done
 done
-step 100 neighbor neighbor ${models%% *} --precision $half --batch 8 --calibrate-host
 step 200 many many --again $models --precision $all --batch $batches --loads-per-process 10
 [ -n "$one" ] || prefix=(env CUDA_VISIBLE_DEVICES=0)
 step 200 one one --again $models --precision $half --batch $batches --loads-per-process 10 $one
 prefix=("${other[@]}")
 step 80 other other --again ${models%% *} --precision $half --batch $batches --loads-per-process 10 $one
-for name in neighbor many one other; do cp "$work/$name.json" "$out/sweep-$name.json"; done
+for name in many one other; do cp "$work/$name.json" "$out/sweep-$name.json"; done
 python3 benchmarks/gpu_sweep_table.py "$out" | tee "$out/summary.md"
 rm -rf "$work"

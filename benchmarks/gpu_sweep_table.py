@@ -47,7 +47,7 @@ def compare(title, one, other):
 
 def main():
     folder = Path(sys.argv[1])
-    many, one, other, effect = (read(folder, name) for name in ("many", "one", "other", "neighbor"))
+    many, one, other = (read(folder, name) for name in ("many", "one", "other"))
     if not many.get("rows") or not one.get("rows"):
         print("no sweep to compare; see the logs")
         return
@@ -64,13 +64,6 @@ def main():
     ratio = (one["seconds"] + rest) / many["seconds"]
     how = f"one GPU: {one['seconds']:.1f} s for {alone} jobs alone and {rest:.1f} s for the other {cells - alone} side by side"
     print(f"\nwall clock: {how}, over {many['seconds']:.1f} s: {ratio:.2f} ×\n")
-    if effect.get("ratio"):
-        low, high = effect["ratio"]["ci"]
-        told = "timing would be serialized" if high > 1.02 or low < 0.98 else "side by side is as good as alone"
-        print(
-            f"neighbor effect ({effect['label']}, batch {effect['batch_size']}, {effect['ratio']['rounds']} rounds): "
-            f"{effect['ratio']['value'] - 1:+.2%} ({low - 1:+.2%} … {high - 1:+.2%}): {told}\n"
-        )
     print("| p50 of the same cells | cells | median shift | within 2 % | largest |\n|---|---|---|---|---|")
     print(compare("side by side against alone", p50s(one), p50s(many)))
     print(compare("A/A: second GPU against first, both alone", p50s(one), p50s(other)))

@@ -69,7 +69,6 @@ sweep digits --scenario server --rate x | --rate x: expected positive numbers
 sweep digits --gpu cpu --set cpu-slots=10000 | cpu-slots=10000: only
 sweep digits --gpu cpu --precision fp32 --backend onnxruntime --against /no/such | no jobs found
 sweep digits --set tolerance=x | --tolerance x
-sweep digits --precision fp32 --backend onnxruntime --gpu cpu --calibrate-host | --set cpu-slots=2
 sweep | no model to sweep
 sweep --dry-run nothing.onnx | nothing.onnx: no such file
 signoff --init --output there | --output is for the dossier; signoff --init --policy there writes the template there

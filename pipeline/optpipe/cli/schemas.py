@@ -11,7 +11,7 @@ from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord, Verdict
 
 Json = dict[str, Any]
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The version that all documents share; it increases when the shape of any document changes."""
 SCHEMA_FILE = Path(__file__).with_name("documents.schema.json")
 
@@ -73,7 +73,7 @@ DOCUMENTS = {
     "verify": ("core.verdict:VerificationRecord",),
     "run": ("core.verdict:VerdictRecord",),
     "deploy": ("deploy.records:DeployResult",),
-    "sweep": ("sweep.plan:SweepRecord", "sweep.neighbors:NeighborEffect", "cli.schemas:NodeLabels"),
+    "sweep": ("sweep.plan:SweepRecord", "cli.schemas:NodeLabels"),
     "store ls": ("models.artifacts.housekeeping:StoreListing",),
     "store show": ("models.artifacts.housekeeping:EntryDetails", "models.artifacts.housekeeping:RunDetails"),
     "store rm": ("models.artifacts.housekeeping:Removal",),

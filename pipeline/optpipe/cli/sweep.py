@@ -40,7 +40,7 @@ def sweep(
     """
     from optpipe.core.errors import BadInputError, ExitStatus
     from optpipe.sweep.cluster import describe_node
-    from optpipe.sweep.document import document_from_neighbor_effect, document_from_sweep
+    from optpipe.sweep.document import document_from_sweep
     from optpipe.sweep.ledger import read_jobs
     from optpipe.sweep.matrix import (
         add_contents,
@@ -50,7 +50,6 @@ def sweep(
         require_sound,
         resolve_models,
     )
-    from optpipe.sweep.neighbors import calibrate_host
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import run_sweep
@@ -75,9 +74,6 @@ def sweep(
     slots, executor = _connect(how, store, terminal.warn)
     full = resolve_models(full, store, local=how.on is None)
     cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), store, terminal)
-    if how.calibrate_host:
-        effect = calibrate_host(cells[0], slots, how.rounds, how.lock_s, store, terminal)
-        return Outcome(effect, document_from_neighbor_effect)
     # Ray prints the log of a failed node; the table already has the result of its jobs
     with redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, how, store, terminal, executor)
@@ -117,8 +113,6 @@ def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -
         return _list_slots(how), LocalExecutor(store.workspace, how)
     if how.on != "ray" and not how.on.startswith("ray://"):
         raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
-    if how.calibrate_host:
-        raise BadInputError("--calibrate-host measures the host it runs on; run it there, without --on")
     if len(selectors) < len(how.node):
         raise BadInputError("--node: each label may be given once")
     from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots

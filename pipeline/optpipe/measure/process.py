@@ -363,25 +363,6 @@ class WorkerProcess:
             if deadline is not None and monotonic() > deadline:
                 self._started.process.kill()
 
-    def begin(self, point: Point, seconds: float) -> None:
-        """Sends a point to the worker and returns once it is being measured. Raises StageError if that takes longer than `seconds`."""
-        self._started.send(point)
-        until = monotonic() + seconds
-        while (event := self._event(max(0.0, until - monotonic()))) is None or event.kind != "measuring":
-            if event is None:
-                raise StageError(f"a worker did not respond within {seconds:.0f} s")
-            if event.kind in FAILURES:
-                raise StageError(self._failed(point, event, []).message)
-
-    def signal(self, number: int) -> None:
-        """Raises StageError if the process has ended."""
-        if not self.alive:
-            raise StageError(self._last_words(self._started.process.wait()))
-        self._started.process.send_signal(number)
-
-    def kill(self) -> None:
-        self._started.process.kill()
-
     def _sampler(self) -> MachineSampler | None:
         return MachineSampler(self.ready.pid, self.ready.gpu_uuid, self.affinity) if self.ready else None
 

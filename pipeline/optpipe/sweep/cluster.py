@@ -22,7 +22,6 @@ from optpipe.core.records import json_from_record, record_from_json
 from optpipe.sweep.job import Result, SweepOptions, Task, fail_task
 from optpipe.sweep.local import PROGRAM, run_exclusively
 from optpipe.sweep.matrix import choose_device_of_kind
-from optpipe.sweep.neighbors import list_neighbor_effects, name_neighborhood
 from optpipe.sweep.slots import Slot, list_devices, list_slots
 from optpipe.sweep.task import tell_on_one_line
 from optpipe.sweep.transport import Transport, get_chunk, list_all, pack, put_chunks, unpack
@@ -199,8 +198,6 @@ class NodeTask:
     """A folder that fsspec opens (`s3://…`, `gs://…`) and that replaces Ray's object store."""
     fingerprints: tuple[str, ...]
     """Fingerprints of the nodes with this kind of GPU, as the driver sees them."""
-    disturbed: tuple[str, ...]
-    """Hosts whose GPUs must time one after the other."""
 
 
 def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], bytes]) -> Iterator[bytes]:
@@ -217,9 +214,8 @@ def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], by
         except OptpipeError as error:
             yield json_from_record(fail_task(task, tell_on_one_line(error), given.fingerprints[0]))
             return
-        serialized = name_neighborhood(slot) in given.disturbed
-        beside = 1 if serialized or slot.gpu is None else len(list_devices())
-        task = replace(task, workspace=str(workspace), side_by_side=beside, serialized=serialized)
+        beside = 1 if slot.gpu is None else len(list_devices())
+        task = replace(task, workspace=str(workspace), side_by_side=beside)
         result = run_exclusively(task, slot, given.options, threading.Event(), given.program)
         yield json_from_record(result)
         if given.workspace is None:
@@ -318,8 +314,6 @@ class RayExecutor:
         self.starts = make_start_list() if client.is_connected() else None
         streaming = self.starts is None
         self.remotes = {device: make_remote(gpu=device == "cuda", streaming=streaming) for device in ("cpu", "cuda")}
-        effects = list_neighbor_effects(store.workspace)
-        self.disturbed = tuple(name for name, effect in effects.items() if effect.serializes)
 
     def start(self, task: Task, slot: Slot) -> _Sent:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""
@@ -327,9 +321,7 @@ class RayExecutor:
 
         transport, name = self.transport, secrets.token_hex(8)
         prints = tuple(dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind))
-        given = NodeTask(
-            task, self.options, self.program, transport.workspace, transport.bucket, prints, self.disturbed
-        )
+        given = NodeTask(task, self.options, self.program, transport.workspace, transport.bucket, prints)
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
         if slot.node:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}

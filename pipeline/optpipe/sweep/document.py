@@ -1,4 +1,4 @@
-"""The documents of sweeps, fleets, neighbor effects and merges."""
+"""The documents of sweeps, fleets and merges."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,6 @@ from optpipe.report.document import (
 )
 from optpipe.sweep.fleet import FleetRecord
 from optpipe.sweep.ledger import MergeRecord
-from optpipe.sweep.neighbors import NeighborEffect
 from optpipe.sweep.plan import SweepRecord, SweepRow
 
 _TONES = {
@@ -99,8 +98,7 @@ def _sum_up(record: SweepRecord) -> Iterator[Sentence]:
         text = f"{left} job{'' if left == 1 else 's'} to run; estimated time: {known}"
         yield Sentence(text if left else "nothing to run")
         return
-    serialized = ", timing one GPU after the other (neighbor effect)" if record.serialized else ""
-    yield Sentence(f"took {format_duration(record.seconds * 1e9)}{serialized}")
+    yield Sentence(f"took {format_duration(record.seconds * 1e9)}")
 
 
 def _judge_cells(record: SweepRecord) -> Iterator[Sentence]:
@@ -160,25 +158,6 @@ def document_from_fleet(record: FleetRecord) -> Document:
             ),
             Sentence(f"batch sizes are the fastest that meet {record.slo}", Tone.FAINT) if record.slo else None,
             Sentence(f"GPUs for {record.load_per_s:,.0f} {rate}: {how}", Tone.FAINT) if record.load_per_s else None,
-        ]
-    )
-
-
-def document_from_neighbor_effect(found: NeighborEffect) -> Document:
-    ratio, effect = found.ratio, [value - 1 for value in (found.ratio.value, *found.ratio.ci)]
-    follows = "figures taken side by side may be compared with figures taken alone"
-    if found.serializes:
-        follows = (
-            "timing is serialized on this host: the interval does not exclude an effect over 2 %; builds stay parallel"
-        )
-    return make_document(
-        [
-            Sentence(
-                f"neighbor effect of {found.slots - 1} busy neighbor{'s' if found.slots > 2 else ''}: "
-                f"{effect[0]:+.2%} ({effect[1]:+.2%} … {effect[2]:+.2%}) of the time per query, {ratio.rounds} rounds"
-            ),
-            Sentence(f"{found.label}, batch {found.batch_size}, on host {found.host}"),
-            Sentence(follows),
         ]
     )
 

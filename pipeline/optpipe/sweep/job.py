@@ -112,7 +112,6 @@ class Task:
     cpus: tuple[int, ...] = ()
     attempts: tuple[str, ...] = ()
     side_by_side: int = 1
-    serialized: bool = False
 
     @property
     def timing(self) -> bool:
@@ -319,10 +318,6 @@ class SweepOptions:
     task_s: Annotated[float, Param("Time limit of a process in seconds.", flag="job-timeout", setting=True)] = 1800.0
     lock_s: Annotated[float, Param("Seconds to wait for a GPU in use.", flag="lock-timeout", setting=True)] = 600.0
     retries: Annotated[int, Param("Further tries of a job that crashed.", minimum=0, setting=True)] = 1
-    calibrate_host: Annotated[bool, Param("Measure the neighbor effect: one GPU alone and with all others busy.")] = (
-        False
-    )
-    rounds: Annotated[int, Param("Rounds of --calibrate-host.", setting=True)] = 10
     on: Annotated[str | None, Param("Run on a Ray cluster.", metavar="ray|ray://HOST:PORT")] = None
     node: Annotated[
         tuple[str, ...],

@@ -89,7 +89,7 @@ def run_exclusively(
 ) -> Result:
     """Holds the locks of the slot while the task runs; without a lock the task fails."""
     try:
-        with hold_locks(list_locks(slot, timing=task.timing, serialized=task.serialized), options.lock_s, stop=stop):
+        with hold_locks(list_locks(slot, timing=task.timing), options.lock_s, stop=stop):
             return run_task(task, slot, options, stop, program)
     except OptpipeError as error:
         return fail_task(task, tell_on_one_line(error), slot.fingerprint)

@@ -220,7 +220,6 @@ class SweepRecord:
     seconds: float
     estimate_s: float | None
     dry_run: bool
-    serialized: bool
     interrupted: bool = False
     regression: Regression | None = None
     warnings: tuple[str, ...] = ()

@@ -206,9 +206,6 @@ def list_descendants(pid: int) -> set[int]:
 FOLDER = Path("/tmp/optpipe-locks")  # one place for all users; share it with containers of the host
 QUIET = "quiet"
 """Held by a job that needs all of the host's processors."""
-TIMING = "timing"
-"""Held while timing on hosts whose GPUs disturb each other."""
-_WHAT = {QUIET: "the CPU", TIMING: "timing on this host"}
 POLL_S = 0.2
 
 
@@ -216,13 +213,11 @@ class TakenError(StageError):
     """Another process held a lock for longer than the limit."""
 
 
-def list_locks(slot: Slot, *, timing: bool, serialized: bool) -> list[tuple[str, bool]]:
+def list_locks(slot: Slot, *, timing: bool) -> list[tuple[str, bool]]:
     """The locks of a job, by name and whether shared, in the order in which all jobs take them."""
     found = [(slot.name, False)] if slot.gpu or slot.part else []
     if slot.gpu is None:
         found.append((QUIET, slot.part and timing))
-    if serialized and timing:
-        found.append((TIMING, False))
     return sorted(found)
 
 
@@ -239,9 +234,9 @@ def hold_locks(
             stack.callback(os.close, descriptor)
             while not try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
+                    what, holder = "the CPU" if name == QUIET else name, _describe_holder(descriptor)
                     raise TakenError(
-                        f"{_WHAT.get(name, name)} has been in use by {_describe_holder(descriptor)} for more than {wait_s:.0f} s "
-                        "(--set lock-timeout)"
+                        f"{what} has been in use by {holder} for more than {wait_s:.0f} s (--set lock-timeout)"
                     )
                 if stop.wait(POLL_S):
                     raise StageError("interrupted")

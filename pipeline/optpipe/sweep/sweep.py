@@ -11,17 +11,14 @@ from typing import Any, Protocol
 
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
-from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.sweep.job import Cell, JobRecord, JobState, Result, SweepOptions, Task, compute_job_key, fail_task
 from optpipe.sweep.ledger import claim_job, keep_backed, list_conflicts, read_job, read_jobs, write_job
 from optpipe.sweep.local import find_built, note_built
 from optpipe.sweep.matrix import choose_device_of_kind
-from optpipe.sweep.neighbors import list_neighbor_effects, name_neighborhood
 from optpipe.sweep.plan import (
     Standing,
     SweepRecord,
-    SweepRow,
     estimate_total,
     fill_rows,
     judge_status,
@@ -72,7 +69,9 @@ def run_sweep(
     for text in list_conflicts(stored):
         listener.warn(text)
     plan = plan_sweep(cells, slots, stored, again=options.again)
-    serialized = not executor.remote and decide_serialization(store, plan, slots, listener)
+    used = {row.cell.kind for row in plan if row.state == Standing.RUN}
+    if not executor.remote and (count := sum(slot.kind in used for slot in slots)) > 1:
+        listener.warn(f"{count} slots measure side by side; to measure one cell at a time, use --set slots=1")
     records: dict[str, JobRecord] = {}
     ended = True
     if not options.dry_run and (tasks := list_tasks(plan, options.loads_per_process)):
@@ -84,7 +83,7 @@ def run_sweep(
                 records[record.cell.key] = record
                 step.advance()
 
-            scheduler = Scheduler(slots, options, store.workspace, executor, report, serialized=serialized)
+            scheduler = Scheduler(slots, options, store.workspace, executor, report)
             ended = scheduler.run(tasks)
     rows = fill_rows(plan, records)
     warnings = list_warnings(rows)
@@ -96,27 +95,10 @@ def run_sweep(
         seconds=round(monotonic() - started, 3),
         estimate_s=estimate_total(plan, slots),
         dry_run=options.dry_run,
-        serialized=serialized,
         interrupted=not ended,
         warnings=tuple(warnings),
         exit_status=int(judge_status(rows, interrupted=not ended, dry_run=options.dry_run)),
     )
-
-
-def decide_serialization(store: Store, plan: Sequence[SweepRow], slots: Sequence[Slot], listener: Listener) -> bool:
-    """Whether this host's slots must time one after the other, by the measured neighbor effect."""
-    kinds = {row.cell.kind for row in plan if row.state == Standing.RUN}
-    used = [slot for slot in slots if slot.kind in kinds]
-    if len(used) < 2:
-        return False
-    effect = list_neighbor_effects(store.workspace).get(name_neighborhood(used[0]))
-    if effect is None:
-        listener.warn(
-            f"{len(used)} slots are timed side by side, and the neighbor effect of this host is unknown; "
-            f"measure it with `{for_workspace('optpipe sweep MODEL --calibrate-host')}`"
-        )
-        return False
-    return effect.serializes
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +120,9 @@ class Scheduler:
         workspace: Path,
         executor: Executor,
         report: Callable[[JobRecord], None],
-        *,
-        serialized: bool = False,
     ) -> None:
         self.slots, self.options, self.workspace = slots, options, workspace
-        self.executor, self.report, self.serialized = executor, report, serialized
+        self.executor, self.report = executor, report
         self.stop = threading.Event()
 
     def run(self, tasks: Sequence[Task]) -> bool:
@@ -239,7 +219,7 @@ class Scheduler:
         mine = [one for one in self.running.values() if one.slot.kind == slot.kind]
         ends = [one.started + one.task.expected_s for one in mine if one.task.timing]
         count = sum(each.kind == slot.kind for each in self.slots)
-        free = 1 if self.serialized else count - sum(not one.task.timing for one in mine)
+        free = count - sum(not one.task.timing for one in mine)
         task = take_task(self.loads, at, ends, free, monotonic())
         claims, cells = ExitStack(), []
         for cell in task.cells:
@@ -252,9 +232,8 @@ class Scheduler:
         if not cells:
             claims.close()
             return
-        beside = 1 if self.serialized else count
         artifact = self.built[task.recipe_key, task.kind]
-        task = replace(task, cells=tuple(cells), artifact=artifact, side_by_side=beside, serialized=self.serialized)
+        task = replace(task, cells=tuple(cells), artifact=artifact, side_by_side=count)
         self._start(task, slot, claims)
 
     def _find_finished(self, cell: Cell) -> JobRecord | None:

@@ -91,9 +91,7 @@ def record_of(cells, records, **changes):
     plan = plan_of(cells, ())
     rows = fill_rows(plan, {one.cell.key: one for one in records})
     status = judge_status(rows, interrupted=False, dry_run=False)
-    made = SweepRecord(
-        rows, ("NVIDIA H200 (GPU-0)", "NVIDIA H200 (GPU-1)"), 75.0, 90.0, dry_run=False, serialized=False
-    )
+    made = SweepRecord(rows, ("NVIDIA H200 (GPU-0)", "NVIDIA H200 (GPU-1)"), 75.0, 90.0, dry_run=False)
     return replace(made, exit_status=int(status), **changes)
 
 

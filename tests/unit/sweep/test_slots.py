@@ -73,10 +73,8 @@ def test_children_of_a_job_are_its_own():
 
 def test_a_gpu_is_locked_by_its_uuid_and_the_processors_by_their_host():
     gpu, cpu = make_slot(3), make_slot(kind="cpu")
-    assert list_locks(gpu, timing=True, serialized=False) == [("GPU-3", False)]
-    assert list_locks(gpu, timing=True, serialized=True) == [("GPU-3", False), ("timing", False)]
-    assert list_locks(gpu, timing=False, serialized=True) == [("GPU-3", False)]
-    assert list_locks(cpu, timing=True, serialized=False) == [(QUIET, False)]
+    assert list_locks(gpu, timing=True) == [("GPU-3", False)]
+    assert list_locks(cpu, timing=True) == [(QUIET, False)]
 
 
 def test_one_holder_at_a_time_and_the_other_is_told_who(tmp_path):

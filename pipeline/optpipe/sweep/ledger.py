@@ -12,9 +12,18 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
-from optpipe.workspace.entry import FOREIGN, MANIFEST, NOT_LISTED, Entry, entry_from_folder, get_utc_time, read_manifest
+from optpipe.workspace.entry import (
+    FOREIGN,
+    MANIFEST,
+    NOT_LISTED,
+    Entry,
+    entry_from_folder,
+    finish_entry,
+    get_utc_time,
+    read_manifest,
+)
 from optpipe.workspace.files import find_problems, hold_lock, open_lock, try_lock
-from optpipe.workspace.runs import REMOVED, RUNS, list_records, write_record
+from optpipe.workspace.runs import REMOVED, RUNS
 from optpipe.workspace.store import LOCKS, Store
 
 _HASH_LENGTH = 24
@@ -23,10 +32,16 @@ _RANK = {state: rank for rank, state in enumerate(JobState)}
 
 def write_job(workspace: Path, record: JobRecord) -> Path:
     """Adds a record; returns its folder. Raises StageError if it cannot be written."""
-    stated = replace(record, environment=Environment())  # the manifest has it
-    parents = [each for each in (record.artifact, record.run) if each is not None]
-    ident, started = _compute_id(record), record.started_utc or get_utc_time()
-    return write_record(workspace, stated, ident, started, parents=parents, environment=record.environment).path
+    folder = workspace / RUNS / f"{JobRecord.KIND}-{_compute_id(record)}"
+    return finish_entry(
+        folder,
+        JobRecord.KIND,
+        _compute_id(record),
+        replace(record, environment=Environment()),  # the manifest has it
+        record.started_utc or get_utc_time(),
+        parents=[each for each in (record.artifact, record.run) if each is not None],
+        environment=record.environment,
+    ).path
 
 
 def _compute_id(record: JobRecord) -> str:
@@ -53,7 +68,9 @@ def keep_backed(workspace: Path, jobs: Mapping[str, Sequence[JobRecord]]) -> dic
 
 def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
     try:
-        yield from map(record_from_entry, list_records(workspace, JobRecord, prefix))
+        for path in sorted((workspace / RUNS).glob(f"{JobRecord.KIND}-{prefix}*/")):
+            if (path / MANIFEST).is_file():
+                yield record_from_entry(entry_from_folder(path, JobRecord))
     except BadInputError as error:
         raise BadInputError(f"{error}\ndelete the folder; the next sweep runs its job again") from error
 

@@ -1,6 +1,7 @@
 """The executor of this host."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from time import monotonic, sleep, time
 from optpipe import __version__
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
-from optpipe.core.files import hash_value
+from optpipe.core.files import hash_text, hash_value
 from optpipe.core.process import open_process_group
 from optpipe.core.records import json_from_record, plain_from_record, read_record
 from optpipe.sweep.job import (
@@ -36,7 +37,6 @@ from optpipe.sweep.slots import (
     list_descendants,
     list_gpu_processes,
     list_locks,
-    name_host,
 )
 from optpipe.sweep.task import explain_crash, tell_on_one_line
 from optpipe.workspace.entry import get_utc_time
@@ -106,7 +106,8 @@ def run_task(
         outcomes = repeat_outcome(task, CellOutcome(JobState.INVALID, why))
     else:
         outcomes, lost = _run_process(task, slot, options, stop, program)
-    place, seconds = Place(name_host(), slot.name, slot.cpus, task.side_by_side), round(monotonic() - clock, 3)
+    host, seconds = hash_text(platform.node())[:8], round(monotonic() - clock, 3)
+    place = Place(host, slot.name, slot.cpus, task.side_by_side)
     return Result(outcomes, slot.fingerprint, slot.environment, place, seconds, started, time(), lost)
 
 

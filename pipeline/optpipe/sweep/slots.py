@@ -2,7 +2,6 @@
 
 import errno
 import os
-import platform
 import stat
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import Any
 
 from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
-from optpipe.core.files import hash_text
 from optpipe.sweep.job import CPU, compute_fingerprint
 from optpipe.workspace.environment import describe_environment, open_nvml, select_visible_gpus
 from optpipe.workspace.files import try_lock
@@ -49,11 +47,6 @@ class Device:
     power_limit_w: float | None
     """None if NVML does not say, like `mig`."""
     mig: bool | None
-
-
-def name_host() -> str:
-    """A hash of the host's name, for records."""
-    return hash_text(platform.node())[:8]
 
 
 def list_slots(cpu_slots: int = 1) -> tuple[Slot, ...]:

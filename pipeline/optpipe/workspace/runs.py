@@ -1,4 +1,4 @@
-"""Runs in `runs/KIND-TIME-HEX/`, and records without files next to them.
+"""Runs in `runs/KIND-TIME-HEX/`.
 
 HEX is the microsecond, so that names sort by time, and a random byte. A run is written in place and is finished once it
 has a manifest. A folder without a manifest was cut off, or is being written, and is never listed. A removed run leaves
@@ -9,31 +9,25 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
-from optpipe.core.records import json_from_record
 from optpipe.workspace.entry import (
     MANIFEST,
-    Entry,
-    Info,
     Run,
     RunInfo,
     RunKind,
     Status,
-    entry_from_files,
     finish_entry,
     load_run,
     runs_from_files,
 )
-from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import explain_os_errors
 
 RUNS = "runs"
@@ -95,27 +89,6 @@ def finish_run(
     )
 
 
-def write_record(
-    workspace: Path,
-    info: Info,
-    ident: str,
-    started_utc: str,
-    *,
-    parents: Sequence[str] = (),
-    environment: Environment | None = None,
-) -> Entry[Info]:
-    """Stores a record without files, such as a job of a sweep. Raises StageError if it cannot be written."""
-    folder = workspace / RUNS / f"{info.KIND}-{ident}"
-    return finish_entry(folder, info.KIND, ident, info, started_utc, parents=parents, environment=environment)
-
-
-def list_records(workspace: Path, kind: type[Info], prefix: str = "") -> Iterator[Entry[Info]]:
-    """Records of `kind` whose id begins with `prefix`, by name. Raises BadInputError if one is damaged."""
-    for path in sorted((workspace / RUNS).glob(f"{kind.KIND}-{prefix}*/")):
-        if (path / MANIFEST).is_file():
-            yield entry_from_files(Files(path), kind)
-
-
 def list_runs(workspace: Path, kind: RunKind | None = None) -> tuple[Run, ...]:
     """Finished runs, oldest first; of one `kind` if given."""
     found = []
@@ -133,10 +106,6 @@ def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]
     kinds = get_args(RunKind) if kind is None else (kind,)
     found = (path for each in kinds for path in (workspace / RUNS).glob(f"{each}-*/"))
     return sorted(found, key=lambda path: path.name.split("-")[-2:])  # the time, to the microsecond
-
-
-def note_removal(workspace: Path, run: Run) -> None:
-    write_bytes(workspace / REMOVED / run.name / MANIFEST, json_from_record(replace(run.manifest, files={})))
 
 
 def list_removed_runs(workspace: Path, parent: str) -> tuple[str, ...]:

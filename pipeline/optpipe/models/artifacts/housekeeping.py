@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from optpipe.core.entries import ENGINE_LAYERS, EngineLayers, GraphInfo, SkippedLayer
 from optpipe.core.errors import BadInputError
-from optpipe.core.records import read_record
+from optpipe.core.records import json_from_record, read_record
 from optpipe.models.artifacts.decisions import find_decision, read_decision
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, load_run, require_unchanged
-from optpipe.workspace.files import measure_folder_bytes, open_lock, try_lock
-from optpipe.workspace.runs import list_run_folders, note_removal
+from optpipe.workspace.files import measure_folder_bytes, open_lock, try_lock, write_bytes
+from optpipe.workspace.runs import REMOVED, list_run_folders
 from optpipe.workspace.store import Store
 
 _KEPT = ("artifact", "calibration", "preprocessing")
@@ -138,7 +138,9 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
     folder = find_run(store, prefix)
     if folder is not None:
         if (folder / MANIFEST).is_file() and folder.parent.name == "runs":
-            note_removal(store.workspace, load_run(folder))
+            run = load_run(folder)
+            noted = json_from_record(replace(run.manifest, files={}))
+            write_bytes(store.workspace / REMOVED / run.name / MANIFEST, noted)
         return _remove(store, [folder], dry_run=False)
     entry = store.find(prefix)
     dependents = _find_dependents(entry.id, store.list_entries())

@@ -35,7 +35,6 @@ class Analysis:
     """`trace`, or the name of the range that bounds it."""
     timeline: Timeline
     kernels: pl.DataFrame
-    kinds: pl.DataFrame
     api: pl.DataFrame
     copies: pl.DataFrame
     os_runtime: pl.DataFrame
@@ -74,12 +73,9 @@ class Analysis:
 
 
 def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
-    timeline, duration = timeline_from_trace(trace), pl.col("duration_ns")
-    spread = {f"{kind}_ns": getattr(duration, kind)() for kind in ("mean", "median", "min", "max")}
-    kernels = summarize(trace.kernels, "name", **spread)
+    timeline = timeline_from_trace(trace)
+    kernels = summarize(trace.kernels, "name", mean_ns=pl.col("duration_ns").mean())
     kernels = kernels.join(classify_kernels(trace.kernels["name"]), on="name", how="left", maintain_order="left")
-    on_tensor_cores = pl.col("total_ns").filter(pl.col("tensor_core")).sum().alias("tensor_core_ns")
-    kinds = kernels.group_by("kind").agg(pl.col("count", "total_ns").sum(), on_tensor_cores)
     calls = trace.api.with_columns(rename_distinct(trace.api["name"], VERSION_SUFFIX, ""))
     copies = summarize(trace.copies, "kind", "source_memory", "target_memory", bytes=pl.col("bytes").sum())
     rate = pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9))
@@ -100,7 +96,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         scope=scope,
         timeline=timeline,
         kernels=kernels,
-        kinds=_add_shares(kinds.sort("total_ns", "kind", descending=[True, False])),
         api=summarize(calls, "name"),
         copies=copies.with_columns(rate.alias("bytes_per_s")),
         os_runtime=summarize(os_calls, "name"),
@@ -113,22 +108,19 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
 
 
 def summarize(frame: pl.DataFrame, *keys: str, **sums: pl.Expr) -> pl.DataFrame:
-    """Groups `frame` by `keys`, longest total first: `count`, `total_ns`, `sums` over the columns and `duration_ns`, shares."""
-    return _add_shares(
+    """Groups `frame` by `keys`, longest total first: `count`, `total_ns`, `sums` over the columns and `duration_ns`, `share`.
+
+    `in_classic_list` marks the shortest head of the table that reaches 90%.
+    """
+    total = pl.col("total_ns").sum()
+    return (
         frame.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"))
         .group_by(keys)
         .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("duration_ns").sum().alias("total_ns"), **sums)
         .with_columns(pl.col(keys).cast(pl.String))
         .sort("total_ns", *keys, descending=[True, *(False for _ in keys)])
-    )
-
-
-def _add_shares(table: pl.DataFrame) -> pl.DataFrame:
-    """Adds `share`, and `in_classic_list`: the shortest head of the table that reaches 90%."""
-    total = pl.col("total_ns").sum()
-    share = pl.when(total > 0).then(pl.col("total_ns") / total).otherwise(0.0)
-    return table.with_columns(share.alias("share")).with_columns(
-        ((pl.col("share").cum_sum() - pl.col("share")) < CLASSIC_SHARE - 1e-12).alias("in_classic_list")
+        .with_columns(share=pl.when(total > 0).then(pl.col("total_ns") / total).otherwise(0.0))
+        .with_columns(in_classic_list=pl.col("share").cum_sum() - pl.col("share") < CLASSIC_SHARE - 1e-12)
     )
 
 

@@ -72,33 +72,19 @@ def find_long_gaps(timeline: Timeline) -> TimeIntervals:
     return intervals_from_disjoint(waits.starts[kept], waits.ends[kept])
 
 
-def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
-    """Chooses between math, memory, and neither by the roofline, otherwise by GPU metrics; without both it returns only `GPU`."""
+def find_bottleneck(
+    measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0, part: pl.DataFrame | None = None
+) -> Bottleneck:
+    """Chooses between math, memory, and neither by the roofline, otherwise by GPU metrics; without both it returns only `GPU`.
+
+    Covers the whole timeline, or the GPU's time in the ranges `part` of the projection, which launched something.
+    """
+    timeline = measured.timeline
     if measured.trace.kernels.is_empty():
         return _judge_without_gpu(measured)
-    return _judge_windows(
-        measured,
-        np.array([measured.timeline.start_ns], dtype=np.int64),
-        np.array([measured.timeline.end_ns], dtype=np.int64),
-        roofs,
-        idle_scale,
-    )
-
-
-def find_range_bottleneck(
-    measured: Analysis, name: str, roofs: Roofline | None = None, idle_scale: float = 1.0
-) -> Bottleneck | None:
-    """Covers the time from the first to the last GPU operation of each range called `name`; None without any."""
-    found = measured.projection.filter((pl.col("family") == name) & pl.col("gpu_start_ns").is_not_null())
-    if found.is_empty():
-        return None
-    return _judge_windows(measured, found["gpu_start_ns"].to_numpy(), found["gpu_end_ns"].to_numpy(), roofs, idle_scale)
-
-
-def _judge_windows(
-    measured: Analysis, starts: np.ndarray, ends: np.ndarray, roofs: Roofline | None, idle_scale: float
-) -> Bottleneck:
-    timeline = measured.timeline
+    starts, ends = np.array([[timeline.start_ns], [timeline.end_ns]], dtype=np.int64)
+    if part is not None:
+        starts, ends = part["gpu_start_ns"].to_numpy(), part["gpu_end_ns"].to_numpy()
     away = int(sum_within(find_long_gaps(timeline), starts, ends).sum())
     idle = {cause: int(sum_within(timeline.idle[cause], starts, ends).sum()) for cause in IdleCause}
     if roofs is not None and measured.iterations.height and measured.timeline.busy.total_ns:
@@ -106,9 +92,9 @@ def _judge_windows(
     elif measured.trace.metrics.height:
         gpu, basis = _limit_by_counters(measured)
     else:
-        kinds = ", ".join(
-            f"{kind} {share:.0%}" for kind, share in measured.kinds.select("kind", "share").head(3).iter_rows()
-        )
+        shares = measured.kernels.group_by("kind").agg(pl.col("share").sum())
+        largest = shares.sort("share", "kind", descending=[True, False]).head(3)
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in largest.iter_rows())
         gpu, basis = (
             LimitingFactor.GPU,
             f"by their names {kinds}; to see whether memory or arithmetic limits them, use ",

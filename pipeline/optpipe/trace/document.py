@@ -391,15 +391,12 @@ def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> Iterator[
             "Kernels", "The kernels that take the most time, each over all its launches.", bars, unit, files
         )
     if cores is not None:
-        bars = [
-            Bar(row.kind, _UNITS[used], ns / 1e6)
-            for row in measured.kernel_kinds
-            for used, ns in ((True, row.tensor_core_ns), (False, row.total_ns - row.tensor_core_ns))
-            if ns > 0
-        ]
-        on = sum(row.tensor_core_ns for row in measured.kernel_kinds) / max(
-            sum(row.total_ns for row in measured.kernel_kinds), 1
-        )
+        times: dict[str, list[int]] = {}
+        for row in measured.kernels:
+            times.setdefault(row.kind, [0, 0])[bool(row.tensor_core)] += row.total_ns
+        kinds = sorted(times.items(), key=lambda each: (-sum(each[1]), each[0]))
+        bars = [Bar(kind, _UNITS[used], ns[used] / 1e6) for kind, ns in kinds for used in (True, False) if ns[used]]
+        on = sum(ns[True] for ns in times.values()) / max(sum(map(sum, times.values())), 1)
         caption = f"Kernel time by kind of work; {on:.0%} of it runs on Tensor Cores."
         if bars:
             yield draw_bars("Tensor Core use by kind of work", caption, bars, unit, files)

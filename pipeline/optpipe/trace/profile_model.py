@@ -1,7 +1,7 @@
 """Profiles a model's stages: each runs in a separate process under nsys or torch.profiler."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -62,16 +62,11 @@ _DALI_THREADS = {"cuda": 8, "cpu": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class BlockedArtifact:
-    artifact: str
-    why_not: str
-
-
-@dataclass(frozen=True, slots=True)
 class ModelProfileDocument(ProfileRecord):
     main: str | None = None
     """The stage that is shown in full: the first inference, otherwise the last stage with a trace."""
-    not_run: tuple[BlockedArtifact, ...] = ()
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    """The reason by artifact."""
     run_dir: Path = field(default_factory=Path)
     warnings: tuple[str, ...] = ()
 
@@ -153,7 +148,7 @@ def profile_model(
         record = ProfileRecord(tuple(stages), tuple(failed))
         finish(record, "complete")
     main = next((each for each in stages if each.subject.kind == "inference"), stages[-1]).subject.name
-    not_run = tuple(BlockedArtifact(each.entry.id, each.why_not) for each in artifacts if each.why_not is not None)
+    not_run = {each.entry.id: each.why_not for each in artifacts if each.why_not is not None}
     return ModelProfileDocument(record.stages, record.failed, main, not_run, run.path)
 
 

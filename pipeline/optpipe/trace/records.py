@@ -70,22 +70,10 @@ class KernelRow:
     in_classic_list: bool
     """True for the kernels that together take the first 90% of the time."""
     mean_ns: float
-    median_ns: float
-    min_ns: int
-    max_ns: int
     launch_ns: int | None
     """Time in the launching calls; None for kernels of CUDA graphs, which share one launch."""
     queue_ns: int | None
     """Time from the launching calls' ends to the kernels' starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class KindRow:
-    kind: KernelKind
-    count: int
-    total_ns: int
-    tensor_core_ns: int
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +138,6 @@ class Totals:
 class TraceViews:
     totals: Totals
     kernels: tuple[KernelRow, ...]
-    kernel_kinds: tuple[KindRow, ...]
     api: tuple[CallRow, ...]
     copies: tuple[CopyRow, ...]
     os_runtime: tuple[CallRow, ...]

@@ -22,7 +22,6 @@ from optpipe.trace.bottleneck import (
     check_quality,
     find_bottleneck,
     find_gaps,
-    find_range_bottleneck,
 )
 from optpipe.trace.files import trace_from_files
 from optpipe.trace.read import Trace
@@ -31,7 +30,6 @@ from optpipe.trace.records import (
     CopyRow,
     Iterations,
     KernelRow,
-    KindRow,
     ProfileRecord,
     RangeRow,
     StageFacts,
@@ -89,12 +87,14 @@ def profile_from_trace(
     with_gaps = "idle_by_cause" not in quality.withheld
     by_range: dict[str, LimitingFactor] = {}
     if with_gaps:
-        # outermost first; layers are too short to be judged alone
+        # layers are too short to be judged alone
         depth = int(measured.iterations["depth"][0]) if measured.iterations.height else 1
-        shallow = measured.ranges.filter(pl.col("depth") <= depth).sort("depth", "first_start_ns")
-        for name in shallow["name"].head(_RANGES_SHOWN):
-            if (found := find_range_bottleneck(measured, name, roofline, scale)) is not None:
-                by_range[name] = found.verdict
+        shallow = measured.ranges.filter(pl.col("depth") <= depth).sort("depth", "first_start_ns")["name"]
+        launching = measured.projection.filter(pl.col("gpu_start_ns").is_not_null())
+        for (name,), part in launching.filter(pl.col("family").is_in(shallow.head(_RANGES_SHOWN).implode())).group_by(
+            "family"
+        ):
+            by_range[str(name)] = find_bottleneck(measured, roofline, scale, part).verdict
     elif measured.trace.kernels.height or measured.trace.api.height:
         bottleneck = Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, quality.withheld["idle_by_cause"])
     context = RuleContext(measured, facts, cores, roofline, undisturbed_ns, scale)
@@ -134,7 +134,6 @@ def _make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, Lim
     return TraceViews(
         totals=_sum_totals(analysis, quality),
         kernels=rows_from_table(kernels.join(waits, on="name", how="left", maintain_order="left"), KernelRow),
-        kernel_kinds=rows_from_table(analysis.kinds, KindRow),
         api=rows_from_table(analysis.api, CallRow),
         copies=rows_from_table(analysis.copies, CopyRow),
         os_runtime=rows_from_table(analysis.os_runtime, CallRow),

@@ -10,7 +10,7 @@ from tests.unit.trace.conftest import SAMPLE, Judged
 
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
-from optpipe.trace.bottleneck import LimitingFactor, find_range_bottleneck
+from optpipe.trace.bottleneck import LimitingFactor, find_bottleneck
 from optpipe.trace.kernels import KernelKind, classify_kernel, uses_tensor_cores
 from optpipe.trace.records import TraceProfile
 
@@ -33,10 +33,9 @@ def test_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
 
 def test_eager_iterations_are_launch_bound_and_the_replay_is_not(sample: Judged) -> None:
     assert sample.bottleneck.verdict is LimitingFactor.LAUNCH
-    graph = find_range_bottleneck(sample.measured, "graph")
+    graph = find_bottleneck(sample.measured, part=sample.measured.projection.filter(pl.col("family") == "graph"))
     limits = {row.name: row.bottleneck for row in sample.profile.measured.ranges}
     assert limits["iter"] is LimitingFactor.LAUNCH
-    assert graph is not None
     assert graph.verdict is limits["graph"] is LimitingFactor.GPU  # no graph of the model, no counters
     assert graph.share == pytest.approx(0.967, abs=0.001)
     assert sample.findings[0].rule == "launch-gaps"

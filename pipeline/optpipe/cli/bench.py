@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optpipe.cli.groups import Given, Outcome
-from optpipe.cli.options import LENGTHS, TargetOptions
+from optpipe.cli.options import TargetOptions
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, LoadSpec, Scenario, format_cpus
@@ -52,7 +52,7 @@ class BenchOptions:
             parse=params.sizes_from_text,
         ),
     ] = None
-    length: Annotated[tuple[int, ...] | None, LENGTHS] = None
+    length: Annotated[tuple[int, ...] | None, params.LENGTHS] = None
     slo: Annotated[
         str | None,
         Param(

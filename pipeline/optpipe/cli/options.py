@@ -33,11 +33,6 @@ BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NA
 SAMPLE_SEED = Param("Seed for sampling.", minimum=0, setting=True)
 COUNT = Param("Number of samples to draw, stratified by label if available; default: all.", minimum=1)
 DROP = Param("Maximum accuracy drop in percentage points, such as 1pt.", metavar="POINTS")
-LENGTHS = Param(
-    "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
-    metavar="TOKENS",
-    parse=params.sizes_from_text,
-)
 
 ModelArgument = Annotated[
     str,

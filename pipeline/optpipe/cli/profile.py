@@ -2,23 +2,20 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
-    LENGTHS,
     CalibrationOptions,
     ModelOptions,
     TargetOptions,
     build_plan_from_options,
     model_from_options,
 )
-from optpipe.core import plan as params
-from optpipe.core.plan import Param
-from optpipe.trace.nsys import Extra
-from optpipe.trace.ranges import Stage
+from optpipe.core.plan import Param, list_words
+from optpipe.trace.nsys import ProfilePlan
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
@@ -46,29 +43,6 @@ class RecordingOptions:
     ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
-    images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
-        None
-    )
-    batch_size: Annotated[
-        tuple[int, ...], Param("Batch sizes to run, comma-separated.", metavar="SIZES", parse=params.sizes_from_text)
-    ] = (1,)
-    length: Annotated[tuple[int, ...] | None, LENGTHS] = None
-    iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
-    warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
-    tracer: Annotated[Literal["nsys", "torch"], Param("Profiler; torch (torch.profiler) records less.")] = "nsys"
-    record: Annotated[
-        tuple[Extra, ...],
-        Param("Also record GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."),
-    ] = ()
-    keep_raw: Annotated[
-        bool,
-        Param("Keep the raw recording, which contains the process environment in plain text.", setting=True),
-    ] = False
-
-
 def profile(
     store: "Store",
     terminal: "Terminal",
@@ -82,7 +56,7 @@ def profile(
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
-    capture: CaptureOptions = CaptureOptions(),
+    capture: ProfilePlan = ProfilePlan(),
 ) -> Outcome:
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.core.errors import BadInputError
@@ -98,7 +72,7 @@ def profile(
         raise BadInputError(f"--redacted {recording.redacted} requires --trace FILE")
     if recording.redacted is not None:
         require_writable_file(recording.redacted, "--redacted")
-    given = [word for each in (targets, shapes, ranges, capture) for word in params.list_words(each)]
+    given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
     if model is None and given:
         raise BadInputError(
             f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range, --redacted and --json"
@@ -116,7 +90,7 @@ def profile(
 
 
 def _profile_model(
-    text: str, shapes: ModelOptions, builds: "BuildPlan", capture: CaptureOptions, store: "Store", terminal: "Terminal"
+    text: str, shapes: ModelOptions, builds: "BuildPlan", capture: ProfilePlan, store: "Store", terminal: "Terminal"
 ) -> Outcome:
     from optpipe.core.card import card_from_file
     from optpipe.core.errors import ExitStatus
@@ -130,16 +104,16 @@ def _profile_model(
         profile_model,
         require_profilable,
     )
-    from optpipe.trace.record import BuildJob, ProfilePlan
+    from optpipe.trace.record import BuildJob
     from optpipe.workspace.file_names import CARD
 
     model = model_from_options(text, shapes, store)
-    stages, batch_sizes, lengths = capture.stage or tuple(Stage), capture.batch_size, capture.length
     require_profilable(capture.tracer)
-    if lengths is not None:  # reject it before the build too
+    if capture.length is not None:  # reject it before the build too
         model, stored = prepare_model(model, store, terminal)
         card = read_card(model, stored)
-        require_card_lengths(card, lengths, card.name, f"widen it with {card.format_wider_shapes(lengths)}")
+        wider = card.format_wider_shapes(capture.length)
+        require_card_lengths(card, capture.length, card.name, f"widen it with {wider}")
     if builds.images is not None:
         find_images(builds.images)  # a build may take minutes: reject a folder without images first
     built = build_or_find(text, model, builds, store, terminal)
@@ -157,19 +131,6 @@ def _profile_model(
         options=builds.options,
         truncate=builds.truncate,
     )
-    plan = ProfilePlan(
-        device=device,
-        options=builds.options,
-        stages=stages,
-        build=again,
-        batch_sizes=batch_sizes,
-        lengths=lengths,
-        iterations=capture.iterations,
-        warm_up=capture.warm_up,
-        tracer=capture.tracer,
-        extras=frozenset(capture.record),
-        keep_raw=capture.keep_raw,
-        images=choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(batch_sizes)),
-    )
-    found = profile_model(plan, built.artifacts, built.model, store, terminal)
+    images = choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(capture.batch_size))
+    found = profile_model(capture, built.artifacts, built.model, store, terminal, builds.options, again, images)
     return Outcome(found, document_from_stages, ExitStatus.STAGE_FAILED if found.failed else ExitStatus.DONE)

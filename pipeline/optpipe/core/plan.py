@@ -247,6 +247,11 @@ PROFILE = Param("Batch range of the builds.", metavar="MIN:OPT:MAX")
 WEIGHTS_SEED = Param("Seed of random weights.", flag="seed", minimum=0, setting=True)
 WEIGHTS = Param("default, random (random:SEED), or a .safetensors/.pt file.")
 CALIBRATION = Param("INT8 calibration data.", metavar="PATH")
+LENGTHS = Param(
+    "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
+    metavar="TOKENS",
+    parse=sizes_from_text,
+)
 TRUNCATE = Param("Cut texts that exceed the model's maximum input length; else they are refused.")
 BUILD_OPTION = Param("Build option.", flag="build-option", metavar="BACKEND.KEY=VALUE")
 

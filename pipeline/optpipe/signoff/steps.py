@@ -175,20 +175,18 @@ def make_steps(
 
     def profile(_criteria: Sequence[Criterion]) -> list[Path]:
         """Profiles inference at the largest batch size and length of the policy."""
+        from optpipe.trace.nsys import ProfilePlan
         from optpipe.trace.profile_model import profile_model, require_profilable
         from optpipe.trace.ranges import Stage
-        from optpipe.trace.record import ProfilePlan
 
         lengths = {one.where.length for one in wanted.policy.criteria if one.where.length}
         plan = ProfilePlan(
-            device=judged.entry.info.device,
-            options=options or {},
-            stages=(Stage.INFERENCE,),
-            batch_sizes=(max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),),
-            lengths=(max(lengths),) if lengths else None,
+            stage=(Stage.INFERENCE,),
+            batch_size=(max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),),
+            length=(max(lengths),) if lengths else None,
         )
         require_profilable(plan.tracer)
-        return [profile_model(plan, [judged], made_of, store, listener).run_dir]
+        return [profile_model(plan, [judged], made_of, store, listener, options or {}).run_dir]
 
     return {"evaluate": evaluate, "preprocess": preprocess, "bench": bench, "profile": profile}
 

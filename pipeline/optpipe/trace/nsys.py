@@ -15,10 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Literal
 
+from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.plan import Param
 from optpipe.core.process import open_process_group
-from optpipe.trace.ranges import CAPTURE_RANGE
+from optpipe.trace.ranges import CAPTURE_RANGE, Stage
 
 _TIMEOUT_S = 1800
 _TERMINATION_TIMEOUT_S = 5.0
@@ -37,6 +40,32 @@ class Extra(StrEnum):
     OS_CALLS = "os-calls"
     """Every call to the operating system over 1 µs, which is huge for torch."""
     GPU_METRICS = "gpu-metrics"
+
+
+Tracer = Literal["nsys", "torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
+    images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
+        None
+    )
+    batch_size: Annotated[
+        tuple[int, ...], Param("Batch sizes to run, comma-separated.", metavar="SIZES", parse=params.sizes_from_text)
+    ] = (1,)
+    length: Annotated[tuple[int, ...] | None, params.LENGTHS] = None
+    iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
+    warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
+    tracer: Annotated[Tracer, Param("Profiler; torch (torch.profiler) records less.")] = "nsys"
+    record: Annotated[
+        tuple[Extra, ...],
+        Param("Also record GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."),
+    ] = ()
+    keep_raw: Annotated[
+        bool,
+        Param("Keep the raw recording, which contains the process environment in plain text.", setting=True),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from functools import cache, partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
@@ -27,15 +29,14 @@ from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.files import trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.graph import graph_costs_from_onnx, graph_costs_from_program, sum_layer_times
-from optpipe.trace.nsys import find_nsys
+from optpipe.trace.nsys import ProfilePlan, Tracer, find_nsys
 from optpipe.trace.ranges import BUILD_STAGES, Stage
 from optpipe.trace.read import KEEP_RAW_WARNING
 from optpipe.trace.record import (
+    BuildJob,
     InferenceJob,
     PreprocessJob,
     ProfileJob,
-    ProfilePlan,
-    Tracer,
     WorkerResult,
     open_scratch_folder,
     read_profiled_rows,
@@ -106,17 +107,30 @@ def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listen
 
 
 def profile_model(
-    plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], model: Entry, store: Store, listener: Listener
+    plan: ProfilePlan,
+    artifacts: Sequence[BuiltArtifact],
+    model: Entry,
+    store: Store,
+    listener: Listener,
+    options: Mapping[str, Mapping[str, Any]],
+    build: BuildJob | None = None,
+    images: tuple[Path, ...] = (),
 ) -> ModelProfileDocument:
     """Profiles every stage in `plan`; a failed one does not stop the others.
+
+    `options` are those of each backend, for inference. Without `build`, inference alone is profiled.
 
     Raises MissingError without nsys, BadInputError if no stage can be profiled or a length is outside the builds' profile, and the
     first stage's error if all failed.
     """
     card = card_from_file(model.file(CARD))
     for each in artifacts:
-        require_lengths(StoredArtifact(each.entry, card, model, None), plan.lengths)
-    jobs = list(_list_jobs(plan, artifacts, card, model, store))
+        require_lengths(StoredArtifact(each.entry, card, model, None), plan.length)
+    jobs = [] if build is None else list(_list_build_jobs(plan, build, images, card, model, store))
+    if Stage.INFERENCE in (plan.stage or tuple(Stage)):
+        jobs += _list_inference_jobs(
+            plan, [each.entry for each in artifacts if each.why_not is None], options, card, store
+        )
     if not jobs:
         blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
@@ -152,39 +166,49 @@ def profile_model(
     return ModelProfileDocument(record.stages, record.failed, main, not_run, run.path)
 
 
-def _list_jobs(
-    plan: ProfilePlan, artifacts: Sequence[BuiltArtifact], card: ModelCard, model: Entry, store: Store
+def _list_build_jobs(
+    plan: ProfilePlan, build: BuildJob, images: tuple[Path, ...], card: ModelCard, model: Entry, store: Store
 ) -> Iterator[ProfileJob]:
-    workspace, built = store.workspace.resolve(), tuple(stage for stage in BUILD_STAGES if stage in plan.stages)
-    if built and plan.build is not None:
+    """The job of all stages of the build, and that of preprocessing."""
+    wanted, on_gpu = plan.stage or tuple(Stage), build.device == "cuda"
+    if built := tuple(stage for stage in BUILD_STAGES if stage in wanted):
         stages = tuple((StageSubject(stage, "build"), StageFacts(stage, expects_gpu=False)) for stage in built)
-        yield ProfileJob("+".join(built), plan.device == "cuda", plan.build, stages)
-    if Stage.PREPROCESS in plan.stages and card.transform is not None and plan.images:
-        on_gpu, batch_size = plan.device == "cuda", max(plan.batch_sizes)
+        yield ProfileJob("+".join(built), on_gpu, build, stages)
+    if Stage.PREPROCESS in wanted and card.transform is not None and images:
+        batch_size = max(plan.batch_size)
         has_dali = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
         dali = DaliPlan(
             decode="mixed" if on_gpu else "cpu",
             device="gpu" if on_gpu else "cpu",
             batch_size=batch_size,
-            threads=_DALI_THREADS[plan.device],
+            threads=_DALI_THREADS[build.device],
         )
         implementation = "dali" if has_dali else "cpu reference"
-        work = PreprocessJob(workspace, model.id, plan.images, batch_size, dali if has_dali else None)
+        work = PreprocessJob(store.workspace.resolve(), model.id, images, batch_size, dali if has_dali else None)
         name = f"preprocess {implementation} batch {batch_size}"
         subject = StageSubject(name, "preprocess", batch_size=batch_size, implementation=implementation)
         facts = StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)
         yield ProfileJob(name, on_gpu, work, ((subject, facts),))
-    for entry in (each.entry for each in artifacts if each.why_not is None and Stage.INFERENCE in plan.stages):
+
+
+def _list_inference_jobs(
+    plan: ProfilePlan,
+    artifacts: Sequence[Entry[ArtifactInfo]],
+    options_by_backend: Mapping[str, Mapping[str, Any]],
+    card: ModelCard,
+    store: Store,
+) -> Iterator[ProfileJob]:
+    for entry in artifacts:
         info, read_rows = entry.info, cache(partial(read_profiled_rows, entry, store))
         backend, precision, device = info.backend, info.precision, info.device
         known = BACKENDS[backend].runtime_options(device)
-        given = plan.options.get(backend, {})  # the other options were for the build
+        given = options_by_backend.get(backend, {})  # the other options were for the build
         options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
         facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=device == "cuda")
         graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
         path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
-        for wanted, batch_size in product(plan.lengths or (None,), plan.batch_sizes):
-            inference = InferenceJob(workspace, entry.id, backend, device, options, batch_size, wanted)
+        for wanted, batch_size in product(plan.length or (None,), plan.batch_size):
+            inference = InferenceJob(store.workspace.resolve(), entry.id, backend, device, options, batch_size, wanted)
             length = wanted
             if length is None and card.length_range is not None:
                 length = read_length(*read_rows())

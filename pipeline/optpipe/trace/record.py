@@ -4,9 +4,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from optpipe.backends.base import Device, NodeRun, ProgramCosts
 from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
@@ -23,8 +23,7 @@ from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.files import trace_from_torch
 from optpipe.trace.graph import ClockAnchor, add_node_ranges, match_source_names
-from optpipe.trace.nsys import Extra, Recording, export_recording, record_program, run_recorded
-from optpipe.trace.ranges import Stage
+from optpipe.trace.nsys import Extra, ProfilePlan, Recording, export_recording, record_program, run_recorded
 from optpipe.trace.read import Trace, trace_from_sqlite
 from optpipe.trace.records import StageFacts, StageSubject
 from optpipe.trace.roofline import Peaks
@@ -32,7 +31,6 @@ from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Store
 
-Tracer = Literal["nsys", "torch"]
 _LEAST_FREE_BYTES = 1 << 20
 _NSYS_LINES = (
     "generat",
@@ -139,25 +137,6 @@ class WorkerResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfilePlan:
-    device: Device
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By backend; runtime options apply to inference."""
-    stages: tuple[Stage, ...] = tuple(Stage)
-    build: BuildJob | None = None
-    """None if no stage of a build is profiled."""
-    batch_sizes: tuple[int, ...] = (1,)
-    lengths: tuple[int, ...] | None = None
-    """Sequence lengths; None uses the texts that verified the build."""
-    iterations: int = 20
-    warm_up: int = 5
-    tracer: Tracer = "nsys"
-    extras: frozenset[Extra] = frozenset()
-    keep_raw: bool = False
-    images: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ProfileJob:
     name: str
     on_gpu: bool
@@ -183,7 +162,7 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
         (Extra.GPU_METRICS, "metrics", "GPU metrics"),
         (Extra.OS_CALLS, "os_runtime", "OS runtime calls"),
     ):
-        if extra in plan.extras and trace.tables[table].is_empty():
+        if extra in plan.record and trace.tables[table].is_empty():
             why = " (the stage does not use the GPU)" if extra is Extra.GPU_METRICS and not job.on_gpu else ""
             listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
     if found.node_runs:
@@ -200,7 +179,7 @@ def _record_with_nsys(
 ) -> tuple[Trace, WorkerResult]:
     for whole in (False, True):
         command, scratch = make_worker_command(worker_job), worker_job.scratch
-        came = record_program(command, scratch, plan.extras, on_gpu=job.on_gpu, whole=whole)
+        came = record_program(command, scratch, set(plan.record), on_gpu=job.on_gpu, whole=whole)
         found = read_result(worker_job, came)
         trace = trace_from_sqlite(export_recording(came, scratch))
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):

@@ -36,10 +36,9 @@ from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.measure import figures
-from optpipe.measure import recompute as measure_recompute
+from optpipe.measure.figures import recompute_measurement
 from optpipe.measure.measure import write_measurements
 from optpipe.measure.pair import comparison_from_measurements, draw_names
-from optpipe.measure.recompute import recompute_measurement
 from optpipe.measure.records import PairMetric
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.facts import hash_model
@@ -336,7 +335,7 @@ def _recompute_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "recompute_from_samples", recompute)
         for name in ("read_samples", "_read_machine_rows"):
-            patch.setattr(measure_recompute, name, partial(read_once, getattr(measure_recompute, name)))
+            patch.setattr(figures, name, partial(read_once, getattr(figures, name)))
         yield
 
 

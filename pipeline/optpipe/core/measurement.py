@@ -427,6 +427,8 @@ class MeasurementGroup:
 
 MAX_CV = 0.025
 """Maximum coefficient of variation of a VALID measurement; trtexec warns above the same value."""
+SENSOR_SHARE = 0.05
+"""Relative error of the board's power sensor (NVML documentation of nvmlDeviceGetPowerUsage)."""
 PROCESSES = 5
 """Fresh processes of a measurement (Georges et al., OOPSLA 2007; Kalibera & Jones, ISMM 2013)."""
 MAX_PROCESS_FACTOR = 4

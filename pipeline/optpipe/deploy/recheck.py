@@ -26,6 +26,7 @@ from optpipe.deploy.records import LatencyChange, OutputChange, RecheckPlan, Rec
 from optpipe.deploy.server import ask_python, find_python
 from optpipe.deploy.session_process import FrameProcess
 from optpipe.deploy.signed_build import SignedBuild
+from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import (
     ProcessGroup,
     RecordedMeasurement,
@@ -42,7 +43,6 @@ from optpipe.measure.pair import (
     require_enough_rounds,
 )
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.recompute import measurements_from_run
 from optpipe.measure.records import PairMetric
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file

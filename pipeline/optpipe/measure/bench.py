@@ -26,6 +26,7 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
+from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import (
     ProcessGroup,
     count_more_processes,
@@ -49,7 +50,6 @@ from optpipe.measure.race import (
     FINAL_ROUNDS,
     tune_options,
 )
-from optpipe.measure.recompute import recorded_from_files
 from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningRecord
 from optpipe.measure.search import (
     Slo,

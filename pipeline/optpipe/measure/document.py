@@ -16,8 +16,8 @@ from optpipe.core.measurement import (
     name_sample,
 )
 from optpipe.core.quantity import Estimate, format_bytes, format_duration
+from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.measure.recompute import read_samples
 from optpipe.measure.records import (
     ArtifactLimit,
     BenchRecord,

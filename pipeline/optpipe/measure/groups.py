@@ -13,9 +13,16 @@ from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import GroupFigure, LeftOut, LoadSpec, Measurement, MeasurementGroup, percent_from_name
+from optpipe.core.measurement import (
+    SENSOR_SHARE,
+    GroupFigure,
+    LeftOut,
+    LoadSpec,
+    Measurement,
+    MeasurementGroup,
+    percent_from_name,
+)
 from optpipe.core.quantity import Estimate
-from optpipe.measure.figures import SENSOR_SHARE
 from optpipe.stats.means import (
     MIN_VALUES,
     SPEED_GAP,

@@ -12,9 +12,9 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Estimate
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measure.compare import BuildFacts, compare_measurements
+from optpipe.measure.figures import list_artifact_measurements, measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.int8_notes import check_int8_accuracy, find_int8_causes
-from optpipe.measure.recompute import list_artifact_measurements, measurements_from_run
 from optpipe.measure.search import Slo
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds

@@ -18,6 +18,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, read_measurements
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
+from optpipe.measure.figures import measurements_from_run, recompute_requested
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import (
     BenchPlan,
@@ -29,7 +30,6 @@ from optpipe.measure.measure import (
     write_measurements,
 )
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.recompute import measurements_from_run, recompute_requested
 from optpipe.measure.records import BenchRecord, PairedComparison, PairMetric
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths

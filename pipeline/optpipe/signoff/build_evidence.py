@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from optpipe.core.measurement import find_differing_settings, format_settings
+from optpipe.core.measurement import SENSOR_SHARE, find_differing_settings, format_settings
 from optpipe.core.quantity import format_quantity
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
-from optpipe.measure.figures import SENSOR_SHARE
+from optpipe.measure.figures import has_measured_other_file
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
 from optpipe.measure.pair import RecordedPair
-from optpipe.measure.recompute import has_measured_other_file
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.preprocess.proof import observe_preprocessing

@@ -18,6 +18,7 @@ from optpipe.core.records import Recomputed
 from optpipe.core.verdict import Blocker, Observation, ScaledTail
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Evaluation
+from optpipe.measure.figures import recompute_bench
 from optpipe.measure.groups import (
     ProcessGroup,
     RecordedMeasurement,
@@ -32,7 +33,6 @@ from optpipe.measure.groups import (
     read_value,
 )
 from optpipe.measure.pair import RecordedPair, recompute_pair
-from optpipe.measure.recompute import recompute_bench
 from optpipe.measure.records import PairedComparison
 from optpipe.preprocess.proof import recompute_preprocessing
 from optpipe.preprocess.records import PreprocessRecord

@@ -24,6 +24,7 @@ from optpipe.core.verdict import (
     VerdictRecord,
     combine_verdicts,
 )
+from optpipe.measure.figures import list_artifact_measurements
 from optpipe.measure.groups import (
     RecordedMeasurement,
     describe_tries,
@@ -33,7 +34,6 @@ from optpipe.measure.groups import (
 )
 from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
-from optpipe.measure.recompute import list_artifact_measurements
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups

@@ -15,9 +15,9 @@ from optpipe.core.records import json_from_record, record_from_files
 from optpipe.core.verdict import VerdictRecord
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.document import draw_measurements, list_raw_files
+from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.overview import Overview, collect_build_facts
-from optpipe.measure.recompute import measurements_from_run
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.report.charts import Bar

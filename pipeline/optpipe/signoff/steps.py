@@ -13,8 +13,7 @@ from optpipe.core.errors import BadInputError, MissingError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
 from optpipe.core.verdict import Blocker
-from optpipe.measure.figures import ENERGY_SECONDS
-from optpipe.measure.recompute import list_artifact_measurements
+from optpipe.measure.figures import ENERGY_SECONDS, list_artifact_measurements
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.export.exported import find_stored_model
 from optpipe.models.export.model import Model

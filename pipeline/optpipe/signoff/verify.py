@@ -29,7 +29,7 @@ from optpipe.core.records import (
 )
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
-from optpipe.measure.recompute import read_samples
+from optpipe.measure.figures import read_samples
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence

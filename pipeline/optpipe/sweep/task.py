@@ -21,9 +21,9 @@ from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
 from optpipe.core.process import end_with_parent, handle_interrupts, redirect_stdout_to_stderr
 from optpipe.core.records import json_from_record, read_record, record_from_json
 from optpipe.measure.bench import bench_artifacts
+from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import group_processes, summarize_group
 from optpipe.measure.measure import BenchPlan
-from optpipe.measure.recompute import recorded_from_files
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
     choose_batch_sizes,

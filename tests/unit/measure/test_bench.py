@@ -28,10 +28,10 @@ from optpipe.core.quantity import Estimate
 from optpipe.core.records import compare_recomputed, json_from_record
 from optpipe.measure.bench import BenchState, recover_run
 from optpipe.measure.document import document_from_bench, document_from_pair
+from optpipe.measure.figures import recompute_bench
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.measure import _find_coarsest_precision, offer_recovery, warn_about_threads
 from optpipe.measure.race import trial_from_measurements
-from optpipe.measure.recompute import recompute_bench
 from optpipe.measure.records import (
     ArtifactLimit,
     BenchRecord,

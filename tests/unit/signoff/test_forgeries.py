@@ -25,7 +25,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.files import Files, hash_file
 from optpipe.core.measurement import InputPool, MeasurementsRecord, OutputCheck, read_measurements
 from optpipe.core.records import json_from_record, plain_from_record
-from optpipe.measure.recompute import recompute_requested
+from optpipe.measure.figures import recompute_requested
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import render_dossier, write_reports

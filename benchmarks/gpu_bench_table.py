@@ -100,7 +100,7 @@ def main() -> None:
     lines += ["## Against bare loops", *loop_lines(loops), "", "## Scenarios, limits, energy"]
     for name in ("end-to-end", "offline", "multi-stream", "server", "slo", "energy"):
         lines += [f"### {name}", *sweep_lines(read(folder, name))]
-        lines += [f"limit: {json.dumps(limit)}" for limit in [read(folder, name).get("limit")] if limit]
+        lines += [f"limit: {json.dumps(limit)}" for limit in read(folder, name).get("limits", ())]
     for row in read(folder, "energy").get("measurements", []):
         lines.append(
             f"energy {row['subject']['backend']}: {json.dumps(row['energy_j_per_image'] or row['energy_why_not'])}"

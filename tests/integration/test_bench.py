@@ -10,6 +10,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 import pytest
@@ -20,7 +22,6 @@ from optpipe.core.events import SilentListener
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, Subject, read_measurements
 from optpipe.measure.bench import choose_exit_status
 from optpipe.measure.process import WorkerProcess
-from optpipe.measure.records import LimitRecord
 from optpipe.measure.worker.spool import count_spooled, frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.workspace.entry import load_run
@@ -102,9 +103,10 @@ def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     measurement = planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0)
 
     def status(met):
-        return choose_exit_status((measurement,), LimitRecord("p99 ≤ 1 ms", met, ()))
+        limits: list[Any] = [SimpleNamespace(met=answer) for answer in met]
+        return choose_exit_status((measurement,), limits)
 
-    assert (status(True), status(False), status(None)) == (0, 1, 5)
+    assert (status([False, None, True]), status([False, False]), status([False, None])) == (0, 1, 5)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors, to be kept on one")

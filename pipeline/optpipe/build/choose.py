@@ -25,7 +25,7 @@ from optpipe.core.records import json_from_record
 from optpipe.evaluate.tasks.registry import require_fitting_task
 from optpipe.measure.measure import BenchPlan, prepare_subject, write_measurements
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.race import FINAL_ROUNDS, RaceResult, count_processes, race_builds
+from optpipe.measure.race import FINAL_ROUNDS, Race, count_processes, race_builds
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.decisions import DECISION_FILE, Decision, LeftOut
 from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts
@@ -246,7 +246,7 @@ def _race(
     run: OpenRun,
     store: Store,
     listener: Listener,
-) -> tuple[dict[int, RaceResult], dict[str, str]]:
+) -> tuple[dict[int, Race], dict[str, str]]:
     if not built:
         return {}, {}
     artifacts = {id: find_artifacts(id, store)[0] for id in built}

@@ -19,7 +19,7 @@ from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.measure.int8_notes import BUDGET
-from optpipe.measure.race import RaceResult
+from optpipe.measure.race import Race
 from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, CandidateTimes, Standing
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.task_data import load_sample_set
@@ -44,7 +44,7 @@ def find_flaw(built: BuiltArtifact) -> str | None:
 
 
 def list_candidates(
-    judged: Sequence[BuiltArtifact], races: Mapping[int, RaceResult], failures: Mapping[str, str], budget: Budget
+    judged: Sequence[BuiltArtifact], races: Mapping[int, Race], failures: Mapping[str, str], budget: Budget
 ) -> tuple[Candidate, ...]:
     """Winners first, then by time at the first batch size; then those without a time, in the given order."""
     infos = {each.entry.id: each.entry.info for each in judged}
@@ -77,7 +77,7 @@ _ORDER = (
 
 def _explain(
     judged: BuiltArtifact,
-    races: Mapping[int, RaceResult],
+    races: Mapping[int, Race],
     failures: Mapping[str, str],
     infos: Mapping[str, ArtifactInfo],
     budget: Budget,
@@ -117,7 +117,7 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
     return f"drop of {low:+.2f} to {high:+.2f} points{hidden} {exceeds} {budget}"
 
 
-def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]) -> str:
+def _explain_lead(size: int, race: Race, infos: Mapping[str, ArtifactInfo]) -> str:
     """The winner's lead over the best slower build, and over those that the race cannot distinguish from it."""
     if not race.ratios:
         alone = "within the budget" if len(race.times) == 1 else "with a time in every round"
@@ -135,7 +135,7 @@ def _explain_lead(size: int, race: RaceResult, infos: Mapping[str, ArtifactInfo]
     return f"batch {size}: " + ", ".join(said) + tie
 
 
-def _explain_lag(size: int, race: RaceResult, artifact: str) -> str:
+def _explain_lag(size: int, race: Race, artifact: str) -> str:
     ratio, dropped = race.ratios.get(artifact), race.dropped.get(artifact)
     if ratio is not None:
         return f"batch {size}: {ratio} times the winner's time{_format_doubt(ratio)}"

@@ -50,10 +50,9 @@ from optpipe.measure.race import (
     FINAL_ROUNDS,
     tune_options,
 )
-from optpipe.measure.records import ArtifactLimit, BenchRecord, LimitRecord, TuningRecord
+from optpipe.measure.records import ArtifactLimit, BenchRecord, TuningRecord
 from optpipe.measure.search import (
     Slo,
-    combine_limits,
     find_highest_rate,
     find_largest_inside,
     has_figures,
@@ -279,9 +278,12 @@ TUNING_FILE = "tuning.json"
 
 
 def choose_exit_status(
-    measurements: Sequence[Measurement], limit: LimitRecord | None = None, *, interrupted: bool = False
+    measurements: Sequence[Measurement], limits: Sequence[ArtifactLimit] = (), *, interrupted: bool = False
 ) -> ExitStatus:
-    """STAGE_FAILED if an artifact was refused or died, or nothing has a figure; FAIL for a wrong output or an unmet limit."""
+    """STAGE_FAILED if an artifact was refused or died, or nothing has a figure; FAIL for a wrong output or an unmet limit.
+
+    A limit is met if one artifact meets it, and not met only if none may.
+    """
     codes = {reason.code for each in measurements for reason in each.reasons}
     if interrupted:
         return ExitStatus.INTERRUPTED
@@ -289,9 +291,10 @@ def choose_exit_status(
         return ExitStatus.STAGE_FAILED
     if codes & WRONG_OUTPUTS:
         return ExitStatus.FAIL
-    if limit is None or limit.met:
+    answers = [each.met for each in limits]
+    if not answers or True in answers:
         return ExitStatus.DONE
-    return ExitStatus.INCONCLUSIVE if limit.met is None else ExitStatus.FAIL
+    return ExitStatus.INCONCLUSIVE if None in answers else ExitStatus.FAIL
 
 
 def bench_artifacts(
@@ -334,13 +337,12 @@ def bench_artifacts(
         write_measurements(run.path, found)
         if tunings:
             write_bytes(run.path / TUNING_FILE, json_from_record({"tuning": tunings, "schema_version": 1}))
-        limit = None if plan.slo is None else combine_limits(plan.slo, limits)
         finished = finish_run(
             run,
             parents=[each.entry.id for each in artifacts],
             status="interrupted" if bench_run.interrupted else "complete",
         )
-        return record_from_run(finished, found, limit, tuple(tunings), interrupted=bench_run.interrupted)
+        return record_from_run(finished, found, tuple(limits), tuple(tunings), interrupted=bench_run.interrupted)
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
@@ -381,7 +383,7 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
 def record_from_run(
     run: Run,
     measurements: tuple[Measurement, ...],
-    limit: LimitRecord | None = None,
+    limits: tuple[ArtifactLimit, ...] = (),
     tuning: tuple[TuningRecord, ...] = (),
     *,
     interrupted: bool = False,
@@ -394,8 +396,8 @@ def record_from_run(
         measurements=measurements,
         groups=tuple(summarize_group(group) for group in groups),
         environment=environment,
-        exit_status=int(choose_exit_status(measurements, limit, interrupted=interrupted)),
-        limit=limit,
+        exit_status=int(choose_exit_status(measurements, limits, interrupted=interrupted)),
+        limits=limits,
         tuning=tuning,
         interrupted=interrupted,
     )

@@ -22,10 +22,9 @@ from optpipe.measure.records import (
     ArtifactLimit,
     BenchRecord,
     BenchSort,
-    LimitRecord,
     TuningRecord,
-    UnjudgedPoint,
 )
+from optpipe.measure.search import name_point
 from optpipe.measure.validity import HOST_CAUSES
 from optpipe.report.charts import Bar, Curve, draw_comparison
 from optpipe.report.document import (
@@ -71,7 +70,7 @@ def document_from_bench(record: BenchRecord, sort: BenchSort) -> Document:
     return make_document(
         [
             _tabulate_groups(groups, called),
-            *_answer_limit(record.limit, called),
+            *_answer_limits(record.limits, called),
             *_describe_tuning(record.tuning, called),
             Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL) if few else None,
             *_describe_lengths(rows),
@@ -201,9 +200,9 @@ def document_from_pair(record: BenchRecord) -> Document:
     )
 
 
-def _answer_limit(limit: LimitRecord | None, called: Mapping[str, str]) -> Iterator[Sentence]:
-    for each in limit.artifacts if limit else ():
-        what, label = _format_point(each), _format_label(each, called)
+def _answer_limits(limits: Sequence[ArtifactLimit], called: Mapping[str, str]) -> Iterator[Sentence]:
+    for each in limits:
+        what, label = name_point(each.batch_size, each.rate_per_s), _format_label(each, called)
         value = "" if each.value_ns is None else f" ({format_duration(each.value_ns)})"
         doubt = "" if each.verdict is Validity.VALID else ", from an INVALID measurement"
         if each.inside:
@@ -217,14 +216,9 @@ def _answer_limit(limit: LimitRecord | None, called: Mapping[str, str]) -> Itera
             text = f"{label}: {says}; closest is {what}{value}{doubt}"
             yield Sentence(text, Tone.BAD if failed else Tone.DOUBTFUL)
         if unknown := each.not_judged:
-            points = ", ".join(_format_point(one) for one in unknown)
-            text = f"{label}: not judged at {points}: {unknown[0].why}; measure longer (--min-time)"
+            why = next(iter(unknown.values()))
+            text = f"{label}: not judged at {', '.join(unknown)}: {why}; measure longer (--min-time)"
             yield Sentence(text, Tone.DOUBTFUL)
-
-
-def _format_point(record: ArtifactLimit | UnjudgedPoint) -> str:
-    rate = record.rate_per_s
-    return f"batch {record.batch_size}" if rate is None else f"{rate:.4g} queries/s"
 
 
 def _format_options(label: str, options: Options) -> str:

@@ -47,25 +47,6 @@ class RacedTimes:
         return exp(sum(map(log, self.race)) / len(self.race))
 
 
-@dataclass(frozen=True, slots=True)
-class RaceResult:
-    winner: str | None
-    times: Mapping[str, RacedTimes]
-    ratios: Mapping[str, Ratio]
-    """Times of the other finalists over the winner's."""
-    dropped: Mapping[str, Ratio] = field(default_factory=dict)
-    """Times of the others over the winner's, from common rounds of the race; empty without final rounds."""
-    scatter: Scatter | None = None
-
-    def compute_slowdown(self, name: str) -> float | None:
-        """Geometric mean of the time over the winner's, from all common rounds; None if one has no figure."""
-        if self.winner is None:
-            return None
-        own, best = self.times[name], self.times[self.winner]
-        pairs = [*zip(own.race, best.race, strict=False), *zip(own.final, best.final, strict=False)]
-        return exp(sum(log(mine) - log(other) for mine, other in pairs) / len(pairs)) if pairs else None
-
-
 def count_processes(builds: int, final_rounds: int = FINAL_ROUNDS) -> int:
     return builds if builds < 2 else RACE_ROUNDS * builds + final_rounds * min(builds, MAX_FINALISTS)
 
@@ -77,36 +58,46 @@ def race_builds(
     seed: int,
     final_rounds: int = FINAL_ROUNDS,
     expect: Callable[[str, int], None] = lambda _name, _processes: None,
-) -> dict[int, RaceResult]:
+) -> dict[int, "Race"]:
     """The fastest of `names` at each of `sizes`; of equally fast ones the first of `names`.
 
     `measure` starts a fresh process for one build and gives its times at some sizes; `expect` receives the number of
     coming processes. A single build is measured once.
     """
     order = Order(seed)
-    heats = [Heat(size, names) for size in sizes]
-    run_heats(heats, measure, order, BUILD_LAG)
-    for heat in heats:
-        heat.choose_finalists()
-    finals = [heat for heat in heats if len(heat.running) > 1]
-    for name in dict.fromkeys(name for heat in finals for name in heat.running):
+    races = [Race(size, names) for size in sizes]
+    run_races(races, measure, order, BUILD_LAG)
+    for race in races:
+        race.choose_finalists()
+    finals = [race for race in races if len(race.running) > 1]
+    for name in dict.fromkeys(name for race in finals for name in race.running):
         expect(name, final_rounds)
     for _ in range(final_rounds):
-        measure_round([heat for heat in finals if len(heat.running) > 1], measure, order, final=True)
-    return {heat.size: heat.judge() for heat in heats}
+        measure_round([race for race in finals if len(race.running) > 1], measure, order, final=True)
+    for race in races:
+        race.judge()
+    return {race.size: race for race in races}
 
 
-def run_heats(heats: Sequence["Heat"], measure: Measure, order: Order, lag: float) -> None:
+def run_races(races: Sequence["Race"], measure: Measure, order: Order, lag: float) -> None:
     """Runs RACE_ROUNDS rounds. Contenders slower than the fastest by `lag` after one round, half of it after two, … are dropped."""
     for turn in range(RACE_ROUNDS):
-        measure_round([heat for heat in heats if turn == 0 or len(heat.running) > 1], measure, order, final=False)
-        for heat in heats:
-            heat.drop_slow(lag / (turn + 1))
+        measure_round([race for race in races if turn == 0 or len(race.running) > 1], measure, order, final=False)
+        for race in races:
+            race.drop_slow(lag / (turn + 1))
 
 
-class Heat:
+class Race:
+    """The race at one batch size, and its result once it is judged."""
+
     def __init__(self, size: int, names: Sequence[str]) -> None:
         self.size, self.times, self.running = size, {name: RacedTimes() for name in names}, list(names)
+        self.winner: str | None = None
+        self.ratios: dict[str, Ratio] = {}
+        """Times of the other finalists over the winner's."""
+        self.dropped: dict[str, Ratio] = {}
+        """Times of the others over the winner's, from common rounds of the race; empty without final rounds."""
+        self.scatter: Scatter | None = None
 
     def add(self, name: str, found: Times, *, final: bool) -> None:
         own = self.times[name]
@@ -126,44 +117,49 @@ class Heat:
         ranked = sorted(whole, key=lambda name: (name not in self.running, self.times[name].mean))
         self.running = ranked[: min(max(len(self.running), 2), MAX_FINALISTS)]
 
-    def judge(self) -> RaceResult:
+    def judge(self) -> None:
         """The winner is the first in order of the finalists that are not distinguished from the fastest."""
         finalists = [name for name in self.times if name in self.running]
         if len(finalists) < 2:
-            return RaceResult(next(iter(finalists), None), self.times, {})
+            self.winner = next(iter(finalists), None)
+            return
         leader = min(finalists, key=lambda name: sum(map(log, self.times[name].final)))
-        winner = next(
+        self.winner = winner = next(
             name
             for name in finalists
             if name == leader or self._compare(name, leader, len(finalists)).change is not Change.SLOWER
         )
-        ratios = {name: self._compare(name, winner, len(finalists)) for name in finalists if name != winner}
-        scatter = scatter_from_rounds([self.times[name].final for name in finalists])
-        return RaceResult(winner, self.times, ratios, self._compare_dropped(winner, finalists, scatter), scatter)
+        self.ratios = {name: self._compare(name, winner, len(finalists)) for name in finalists if name != winner}
+        self.scatter = scatter = scatter_from_rounds([self.times[name].final for name in finalists])
+        if left := {name: own.race for name, own in self.times.items() if own.race and name not in finalists}:
+            confidence = compute_pairwise_confidence(len(self.times), scatter.freedom, CONFIDENCE)
+            best = self.times[winner].race
+            self.dropped = {
+                name: ratio_from_few_rounds(best[: len(own)], own[: len(best)], scatter, confidence)
+                for name, own in left.items()
+            }
 
-    def _compare_dropped(self, winner: str, finalists: Sequence[str], scatter: Scatter) -> dict[str, Ratio]:
-        left = {name: own.race for name, own in self.times.items() if own.race and name not in finalists}
-        if not left:
-            return {}
-        confidence, best = compute_pairwise_confidence(len(self.times), scatter.freedom, CONFIDENCE), self.times[winner]
-        return {
-            name: ratio_from_few_rounds(best.race[: len(own)], own[: len(best.race)], scatter, confidence)
-            for name, own in left.items()
-        }
+    def compute_slowdown(self, name: str) -> float | None:
+        """Geometric mean of the time over the winner's, from all common rounds; None if one has no figure."""
+        if self.winner is None:
+            return None
+        own, best = self.times[name], self.times[self.winner]
+        pairs = [*zip(own.race, best.race, strict=False), *zip(own.final, best.final, strict=False)]
+        return exp(sum(log(mine) - log(other) for mine, other in pairs) / len(pairs)) if pairs else None
 
     def _compare(self, name: str, other: str, finalists: int) -> Ratio:
         confidence = 1 - (1 - CONFIDENCE) / (finalists - 1)
         return ratio_from_rounds(self.times[other].final, self.times[name].final, confidence)
 
 
-def measure_round(heats: Sequence[Heat], measure: Measure, order: Order, *, final: bool) -> None:
+def measure_round(races: Sequence[Race], measure: Measure, order: Order, *, final: bool) -> None:
     """Runs one process for each build that is still in at some size, in a drawn order."""
-    names = list(dict.fromkeys(name for heat in heats for name in heat.running))
+    names = list(dict.fromkeys(name for race in races for name in race.running))
     for name in order.draw(names):
-        inside = [heat for heat in heats if name in heat.running]
-        found = measure(name, [heat.size for heat in inside])
-        for heat in inside:
-            heat.add(name, found, final=final)
+        inside = [race for race in races if name in race.running]
+        found = measure(name, [race.size for race in inside])
+        for race in inside:
+            race.add(name, found, final=final)
 
 
 MIN_TUNING_GAIN = 0.02
@@ -275,9 +271,9 @@ class _Tried:
             whole = len(times) == len(self._sizes)
             return {0: exp(sum(map(log, times.values())) / len(times))} if whole else {}
 
-        heat = Heat(0, [str(at) for at in range(len(contenders))])
-        run_heats([heat], measure_jointly, self._order, OPTION_LAG)
-        means = {name: heat.times[name].mean for name in heat.running}
+        race = Race(0, [str(at) for at in range(len(contenders))])
+        run_races([race], measure_jointly, self._order, OPTION_LAG)
+        means = {name: race.times[name].mean for name in race.running}
         leader = min(means, key=lambda name: means[name], default="0")
         ahead = "0" in means and means["0"] <= means[leader] * (1 + MIN_TUNING_GAIN)
         return contenders[0 if ahead else int(leader)]
@@ -285,13 +281,13 @@ class _Tried:
     def compare(self, defaults: Options, best: Options) -> dict[int, Ratio]:
         """Ratio of times, best over defaults, by size over FINAL_ROUNDS; without sizes at which a trial failed or gave wrong outputs."""
         sides = {"defaults": defaults, "best": best}
-        heats = [Heat(size, list(sides)) for size in self._sizes]
+        races = [Race(size, list(sides)) for size in self._sizes]
         for _ in range(FINAL_ROUNDS):
-            measure_round(heats, lambda name, _sizes: self._measure_times(sides[name]), self._order, final=True)
+            measure_round(races, lambda name, _sizes: self._measure_times(sides[name]), self._order, final=True)
         return {
-            heat.size: ratio_from_rounds(heat.times["defaults"].final, heat.times["best"].final, FINAL_CONFIDENCE)
-            for heat in heats
-            if len(heat.running) == len(sides)
+            race.size: ratio_from_rounds(race.times["defaults"].final, race.times["best"].final, FINAL_CONFIDENCE)
+            for race in races
+            if len(race.running) == len(sides)
         }
 
     def _measure_times(self, options: Options) -> dict[int, float]:

@@ -48,13 +48,6 @@ class PairedComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class UnjudgedPoint:
-    batch_size: int
-    rate_per_s: float | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class ArtifactLimit:
     artifact: str
     label: str
@@ -69,16 +62,8 @@ class ArtifactLimit:
     value_ns: float | None
     upper_bound_ns: float | None
     verdict: Validity | None
-    not_judged: tuple[UnjudgedPoint, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LimitRecord:
-    """The limit is met if one artifact meets it, and not met only if none may."""
-
-    slo: str
-    met: bool | None
-    artifacts: tuple[ArtifactLimit, ...]
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    """The reason by point, `batch 8` or `200 queries/s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +104,7 @@ class BenchRecord:
     contender: str | None = None
     comparison: PairedComparison | None = None
     """None if it was interrupted."""
-    limit: LimitRecord | None = None
+    limits: tuple[ArtifactLimit, ...] = ()
     tuning: tuple[TuningRecord, ...] = ()
     interrupted: bool = False
     warnings: tuple[str, ...] = field(default=())

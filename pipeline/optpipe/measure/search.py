@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Measurement, format_percentile_name
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, quantity_from_text
-from optpipe.measure.records import ArtifactLimit, LimitRecord, UnjudgedPoint
+from optpipe.measure.records import ArtifactLimit
 from optpipe.stats.percentiles import PERCENTS
 
 _FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")
@@ -188,11 +188,11 @@ def judge_limit(
     read = [(value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None]
     shown = best or (found[min(read)[1]] if read else None)  # the closest if nothing meets the limit
     value = None if shown is None else slo.read(shown)
-    not_judged = tuple(
-        UnjudgedPoint(each.load.batch_size, each.load.rate_per_s, why)
+    not_judged = {
+        name_point(each.load.batch_size, each.load.rate_per_s): why
         for each in found
         if (why := slo.explain_not_judged(each)) is not None
-    )
+    }
     met: bool | None = None
     if best is not None and best.is_valid:
         met = True
@@ -215,7 +215,5 @@ def judge_limit(
     )
 
 
-def combine_limits(slo: Slo, limits: Sequence[ArtifactLimit]) -> LimitRecord:
-    answers = [each.met for each in limits]
-    met = True if True in answers else None if None in answers or not answers else False
-    return LimitRecord(str(slo), met, tuple(limits))
+def name_point(batch_size: int | None, rate_per_s: float | None) -> str:
+    return f"batch {batch_size}" if rate_per_s is None else f"{rate_per_s:.4g} queries/s"

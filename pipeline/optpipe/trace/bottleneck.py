@@ -92,8 +92,8 @@ def find_bottleneck(
     elif measured.trace.metrics.height:
         gpu, basis = _limit_by_counters(measured)
     else:
-        shares = measured.kernels.group_by("kind").agg(pl.col("share").sum())
-        largest = shares.sort("share", "kind", descending=[True, False]).head(3)
+        by_kind = measured.kernels.group_by("kind").agg(pl.col("share").sum())
+        largest = by_kind.sort("share", "kind", descending=[True, False]).head(3)
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in largest.iter_rows())
         gpu, basis = (
             LimitingFactor.GPU,

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,11 +36,9 @@ from optpipe.measure.records import (
     ArtifactLimit,
     BenchRecord,
     BenchSort,
-    LimitRecord,
     PairedComparison,
     PairMetric,
     TuningRecord,
-    UnjudgedPoint,
 )
 from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import MANIFEST, load_run
@@ -166,13 +164,12 @@ def test_the_table_sorts_by_what_was_asked_for(sort, first):
     assert lines[3].split()[0] == str(first)
 
 
-def limit(met, verdict=Validity.VALID, not_judged=()):
-    one = ArtifactLimit("a", "ort", "p99 ≤ 5 ms", met, bool(met), "m", 8, None, 4e6, 4.1e6, verdict, not_judged)
-    return LimitRecord("p99 ≤ 5 ms", met, (one,))
+def limit(met, verdict=Validity.VALID, not_judged=MappingProxyType({})):
+    return (ArtifactLimit("a", "ort", "p99 ≤ 5 ms", met, bool(met), "m", 8, None, 4e6, 4.1e6, verdict, not_judged),)
 
 
 def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
-    unknown = tuple(UnjudgedPoint(size, None, "p99 is not reported: too alike") for size in (16, 32))
+    unknown = {f"batch {size}": "p99 is not reported: too alike" for size in (16, 32)}
     limits = (
         limit(True),
         limit(True, Validity.INVALID),
@@ -180,7 +177,7 @@ def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
         limit(False),
         limit(True, not_judged=unknown),
     )
-    assert_golden("".join(table_of(row(8, 4.0), limit=each) for each in limits), "bench-limits.txt")
+    assert_golden("".join(table_of(row(8, 4.0), limits=each) for each in limits), "bench-limits.txt")
 
 
 def test_a_missing_percentile_is_explained_where_it_had_samples_enough():

@@ -3,8 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from optpipe.measure.pair import run_interleaved
 from optpipe.measure.records import PairedComparison, PairMetric
 from optpipe.measure.search import (
     Slo,
-    combine_limits,
     find_highest_rate,
     find_largest_inside,
     is_saturated,
@@ -295,11 +292,3 @@ def found(batch, latency_ms, *codes):
 def test_only_a_valid_measurement_says_whether_a_limit_is_met(measurements, inside, met, batch):
     limit = judge_limit("a", "ort", SLO, measurements, find_largest_inside(measurements, SLO))
     assert (limit.inside, limit.met, limit.batch_size) == (inside, met, batch)
-
-
-def test_one_build_that_meets_the_limit_is_enough_and_doubt_comes_before_failure():
-    def met(*answers):
-        limits: list[Any] = [SimpleNamespace(met=answer) for answer in answers]
-        return combine_limits(SLO, limits).met
-
-    assert (met(False, None, True), met(False, None), met(False, False), met()) == (True, None, False, None)

@@ -13,12 +13,11 @@ from pathlib import Path
 from secrets import randbits
 
 from optpipe.backends.registry import resolve_effective_options
-from optpipe.core.measurement import LoadSpec
+from optpipe.core.measurement import LoadSpec, PairMetric
 from optpipe.core.records import line_from_record
 from optpipe.measure.measure import BenchPlan, prepare_subject
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.records import PairMetric
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.stats.paired import compute_share_interval
 from optpipe.workspace.store import Store

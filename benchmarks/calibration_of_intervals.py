@@ -24,6 +24,7 @@ from optpipe.core.measurement import (
     LatencySummary,
     LoadSpec,
     Measurement,
+    PairMetric,
     Reason,
     Scenario,
     Subject,
@@ -41,8 +42,7 @@ from optpipe.measure.compare import compare_measurements
 from optpipe.measure.figures import estimate_throughput
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
 from optpipe.measure.pair import run_interleaved
-from optpipe.measure.race import tune_options
-from optpipe.measure.records import PairMetric, TuningRecord
+from optpipe.measure.race import TuningRecord, tune_options
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR

@@ -26,6 +26,7 @@ from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
     Mode,
+    PairMetric,
     Phase,
     Reason,
     Scenario,
@@ -39,7 +40,6 @@ from optpipe.measure import figures
 from optpipe.measure.figures import recompute_measurement
 from optpipe.measure.measure import write_measurements
 from optpipe.measure.pair import comparison_from_measurements, draw_names
-from optpipe.measure.records import PairMetric
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.facts import hash_model
 from optpipe.preprocess.proof import proof_from_rows, rows_from_outputs

@@ -11,11 +11,10 @@ from optpipe.cli.groups import Given, Outcome
 from optpipe.cli.options import TargetOptions
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, LoadSpec, Scenario, format_cpus
+from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, BenchSort, LoadSpec, PairMetric, Scenario, format_cpus
 from optpipe.core.plan import Param, for_workspace
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import share_from_text, share_to_text
-from optpipe.measure.records import BenchSort, PairMetric
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal

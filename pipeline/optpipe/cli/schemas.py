@@ -58,7 +58,7 @@ DOCUMENTS = {
     "build": ("build.records:BuildResult", "build.choose:ChoiceResult"),
     "calibrate": ("quantize.calibration_run:CalibrationResult",),
     "preprocess": ("preprocess.records:PreprocessRecord",),
-    "bench": ("measure.records:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
+    "bench": ("measure.pair:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
     "evaluate": ("evaluate.result:Evaluation",),
     "profile": (
         "trace.profile_model:ModelProfileDocument",

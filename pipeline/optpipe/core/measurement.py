@@ -425,6 +425,22 @@ class MeasurementGroup:
     left_out: tuple[LeftOut, ...] = ()
 
 
+class PairMetric(StrEnum):
+    P50 = "p50"
+    P90 = "p90"
+    P99 = "p99"
+    MEAN = "mean"
+    THROUGHPUT = "throughput"
+
+
+class BenchSort(StrEnum):
+    GIVEN = "given"
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    MEMORY = "memory"
+    ENERGY = "energy"
+
+
 MAX_CV = 0.025
 """Maximum coefficient of variation of a VALID measurement; trtexec warns above the same value."""
 SENSOR_SHARE = 0.05

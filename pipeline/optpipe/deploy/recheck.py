@@ -19,7 +19,7 @@ from optpipe.core.card import Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import PROCESSES, LoadSpec
+from optpipe.core.measurement import PROCESSES, LoadSpec, PairMetric
 from optpipe.core.records import line_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.records import LatencyChange, OutputChange, RecheckPlan, RecheckRecord
@@ -43,7 +43,6 @@ from optpipe.measure.pair import (
     require_enough_rounds,
 )
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.records import PairMetric
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import join_batches, rows_from_outputs, split_batches

@@ -45,13 +45,15 @@ from optpipe.measure.measure import (
     warn_about_threads,
     write_measurements,
 )
+from optpipe.measure.pair import BenchRecord
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.race import (
     FINAL_ROUNDS,
+    TuningRecord,
     tune_options,
 )
-from optpipe.measure.records import ArtifactLimit, BenchRecord, TuningRecord
 from optpipe.measure.search import (
+    ArtifactLimit,
     Slo,
     find_highest_rate,
     find_largest_inside,

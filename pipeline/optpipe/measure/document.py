@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.measurement import (
+    BenchSort,
     Measurement,
     MeasurementGroup,
     Options,
@@ -18,13 +19,9 @@ from optpipe.core.measurement import (
 from optpipe.core.quantity import Estimate, format_bytes, format_duration
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.measure.records import (
-    ArtifactLimit,
-    BenchRecord,
-    BenchSort,
-    TuningRecord,
-)
-from optpipe.measure.search import name_point
+from optpipe.measure.pair import BenchRecord
+from optpipe.measure.race import TuningRecord
+from optpipe.measure.search import ArtifactLimit, name_point
 from optpipe.measure.validity import HOST_CAUSES
 from optpipe.report.charts import Bar, Curve, draw_comparison
 from optpipe.report.document import (

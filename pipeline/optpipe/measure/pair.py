@@ -5,8 +5,8 @@ in A B B A (Fisher, The Design of Experiments, 1935).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import exp, log
 from secrets import randbits
@@ -15,7 +15,14 @@ from statistics import median
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import COMPARISON_FILE, LoadSpec, Measurement, read_measurements
+from optpipe.core.measurement import (
+    COMPARISON_FILE,
+    LoadSpec,
+    Measurement,
+    MeasurementGroup,
+    PairMetric,
+    read_measurements,
+)
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.figures import measurements_from_run, recompute_requested
@@ -30,7 +37,8 @@ from optpipe.measure.measure import (
     write_measurements,
 )
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.records import BenchRecord, PairedComparison, PairMetric
+from optpipe.measure.race import TuningRecord
+from optpipe.measure.search import ArtifactLimit
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.ratio import Change, Order, Ratio, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
@@ -38,6 +46,49 @@ from optpipe.workspace.entry import Run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class PairedComparison:
+    """Contender over baseline, with the figure of every process: the content of `comparison.json`."""
+
+    metric: PairMetric
+    ratio: Ratio
+    baseline_artifact: str
+    contender_artifact: str
+    baseline_ns: tuple[float, ...]
+    contender_ns: tuple[float, ...]
+    """Per query, in order of the rounds; for `throughput`, per image."""
+    first_rounds: int
+    """Rounds whose scatter determined the total and gives the interval."""
+    seed: int
+    """Seed of the order within rounds."""
+    invalid: Mapping[str, int]
+    """INVALID processes by reason code. They count, since their order was drawn too."""
+    invalid_processes: int
+    measurements: tuple[str, ...]
+    schema_version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRecord:
+    """The JSON document of `optpipe bench`; with `--against` only of the comparison."""
+
+    run_dir: str
+    run_id: str
+    measurements: tuple[Measurement, ...]
+    environment: Environment
+    exit_status: int
+    groups: tuple[MeasurementGroup, ...] = ()
+    baseline: str | None = None
+    contender: str | None = None
+    comparison: PairedComparison | None = None
+    """None if it was interrupted."""
+    limits: tuple[ArtifactLimit, ...] = ()
+    tuning: tuple[TuningRecord, ...] = ()
+    interrupted: bool = False
+    warnings: tuple[str, ...] = field(default=())
+
 
 PAIR_CONFIDENCE = 0.99
 """A claimed difference moves a release: one in a hundred comparisons of equals may claim one, not one in twenty."""

@@ -16,9 +16,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 
-from optpipe.core.measurement import Measurement, Options
+from optpipe.core.measurement import Measurement, Options, Validity
 from optpipe.measure.groups import OWN_SAMPLES
-from optpipe.measure.records import TrialRecord, TuningRecord
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.stats.means import Scatter, compute_pairwise_confidence
 from optpipe.stats.ratio import Change, Order, Ratio, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
@@ -194,6 +193,30 @@ def list_alternatives(
         if name in defaults and name not in fixed
     }
     return {name: values for name, values in found.items() if values}
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """Options that were tried, with each round's results by batch size."""
+
+    options: Options
+    throughput_images_per_s: Mapping[int, tuple[float | None, ...]]
+    verdicts: Mapping[int, tuple[Validity, ...]]
+    reasons: Mapping[int, tuple[str, ...]]
+    wrong_outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRecord:
+    artifact: str
+    label: str
+    seed: int
+    """Seed of the order of processes."""
+    chosen: Mapping[int, Options] = field(default_factory=dict)
+    """Options by batch size; empty if it was interrupted."""
+    final: Mapping[int, Ratio] = field(default_factory=dict)
+    """Times of the races' winner over the defaults', by batch size; empty if the defaults won the races."""
+    trials: tuple[TrialRecord, ...] = ()
 
 
 def tune_options(

@@ -5,13 +5,12 @@ holds: the search selects the rate whose arrivals were most favorable, so that i
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import Measurement, format_percentile_name
+from optpipe.core.measurement import Measurement, Validity, format_percentile_name
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, quantity_from_text
-from optpipe.measure.records import ArtifactLimit
 from optpipe.stats.percentiles import PERCENTS
 
 _FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")
@@ -179,6 +178,25 @@ def _searched(
 
 def _behind(measurement: Measurement) -> bool:
     return any(reason.code == "falling-behind" for reason in measurement.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactLimit:
+    artifact: str
+    label: str
+    slo: str
+    met: bool | None
+    """None if no VALID measurement decides it."""
+    inside: bool
+    measurement: str | None
+    """The largest point inside the limit, otherwise the closest; the next five fields describe it."""
+    batch_size: int | None
+    rate_per_s: float | None
+    value_ns: float | None
+    upper_bound_ns: float | None
+    verdict: Validity | None
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    """The reason by point, `batch 8` or `200 queries/s`."""
 
 
 def judge_limit(

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from optpipe.core.errors import MissingError, is_out_of_memory
+from optpipe.core.process import JobFailure, run_jobs
 from optpipe.core.transform import CenterCrop, Decode, Resize, Transform
-from optpipe.measure.worker.jobs import JobFailure, run_jobs
 from optpipe.preprocess.dali_graph import (
     Arguments,
     Arithmetic,

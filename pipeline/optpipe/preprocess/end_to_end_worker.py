@@ -19,8 +19,8 @@ import numpy as np
 from optpipe.backends.base import Session
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
+from optpipe.core.process import serve_jobs
 from optpipe.core.transform import Transform
-from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.preprocess.dali_pipeline import HARDWARE_QUEUES, DaliPlan, make_bytes_pipeline, make_reading_pipeline
 from optpipe.preprocess.end_to_end import (

@@ -14,10 +14,10 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 from typing import Any
 
+from optpipe.core.process import serve_jobs
 from optpipe.core.transform import Transform
 from optpipe.measure.process import read_busy_ticks, read_process_ticks
 from optpipe.measure.trials import time_calls
-from optpipe.measure.worker.jobs import serve_jobs
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
 from optpipe.preprocess.throughput import PATIENCE, WINDOWS, BatchTimes, ThroughputJob, compute_rate_interval

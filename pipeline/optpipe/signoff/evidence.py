@@ -32,8 +32,7 @@ from optpipe.measure.groups import (
     is_requested,
     read_value,
 )
-from optpipe.measure.pair import RecordedPair, recompute_pair
-from optpipe.measure.records import PairedComparison
+from optpipe.measure.pair import PairedComparison, RecordedPair, recompute_pair
 from optpipe.preprocess.proof import recompute_preprocessing
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.build_evidence import (

@@ -11,6 +11,7 @@ from optpipe.core.measurement import (
     MAX_CV,
     PROCESSES,
     LoadSpec,
+    PairMetric,
     Subject,
     format_option,
     list_load_options,
@@ -19,7 +20,6 @@ from optpipe.core.measurement import (
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import share_to_text
 from optpipe.measure.groups import ProcessGroup
-from optpipe.measure.records import PairMetric
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter

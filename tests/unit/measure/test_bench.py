@@ -16,8 +16,10 @@ from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
     MEASUREMENTS_FILE,
+    BenchSort,
     InputPool,
     LoadSpec,
+    PairMetric,
     Reason,
     Subject,
     Validity,
@@ -31,15 +33,9 @@ from optpipe.measure.document import document_from_bench, document_from_pair
 from optpipe.measure.figures import recompute_bench
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.measure import _find_coarsest_precision, offer_recovery, warn_about_threads
-from optpipe.measure.race import trial_from_measurements
-from optpipe.measure.records import (
-    ArtifactLimit,
-    BenchRecord,
-    BenchSort,
-    PairedComparison,
-    PairMetric,
-    TuningRecord,
-)
+from optpipe.measure.pair import BenchRecord, PairedComparison
+from optpipe.measure.race import TuningRecord, trial_from_measurements
+from optpipe.measure.search import ArtifactLimit
 from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run

@@ -7,14 +7,14 @@ from time import monotonic
 
 import pytest
 
-from optpipe.measure.worker.jobs import JobFailure, run_jobs
+from optpipe.core.process import JobFailure, run_jobs
 
 pytestmark = pytest.mark.slow
 
 MODULE = """
 import os, sys, time
 from pathlib import Path
-from optpipe.measure.worker.jobs import serve_jobs
+from optpipe.core.process import serve_jobs
 
 def answer(job):
     if job == "raise":

@@ -20,13 +20,13 @@ from optpipe.measure.race import (
     FINAL_ROUNDS,
     MAX_FINALISTS,
     RACE_ROUNDS,
+    TuningRecord,
     count_processes,
     list_alternatives,
     list_choices,
     race_builds,
     tune_options,
 )
-from optpipe.measure.records import TuningRecord
 from optpipe.measure.trials import iterate_arrivals, time_calls, time_calls_for, warm_up
 from optpipe.stats.ratio import Change, Order, alternate
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.core.measurement import Reason, Subject, Validity
+from optpipe.core.measurement import PairMetric, Reason, Subject, Validity
 from optpipe.core.plan import sizes_from_text
-from optpipe.measure.pair import run_interleaved
-from optpipe.measure.records import PairedComparison, PairMetric
+from optpipe.measure.pair import PairedComparison, run_interleaved
 from optpipe.measure.search import (
     Slo,
     find_highest_rate,

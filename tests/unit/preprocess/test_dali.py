@@ -13,6 +13,7 @@ from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.process import JobFailure
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -23,7 +24,6 @@ from optpipe.core.transform import (
     Transform,
     compute_resized_sides,
 )
-from optpipe.measure.worker.jobs import JobFailure
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.models.inputs.synthetic import make_edge_case_files, make_synthetic_image
 from optpipe.preprocess.dali_pipeline import (

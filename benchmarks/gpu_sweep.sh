@@ -31,11 +31,11 @@ for each in many one other; do # what is built; the times of its jobs order the 
   mkdir -p "$work/$each"
   for part in store built jobs runs; do [ ! -d "$work/built/$part" ] || cp -r "$work/built/$part" "$work/$each/"; done
 done
-step 200 many many --again $models --precision $all --batch $batches --loads-per-process 10
+step 200 many many --again $models --precision $all --batch $batches --set loads-per-process=10
 [ -n "$one" ] || prefix=(env CUDA_VISIBLE_DEVICES=0)
-step 200 one one --again $models --precision $half --batch $batches --loads-per-process 10 $one
+step 200 one one --again $models --precision $half --batch $batches --set loads-per-process=10 $one
 prefix=("${other[@]}")
-step 80 other other --again ${models%% *} --precision $half --batch $batches --loads-per-process 10 $one
+step 80 other other --again ${models%% *} --precision $half --batch $batches --set loads-per-process=10 $one
 for name in many one other; do cp "$work/$name.json" "$out/sweep-$name.json"; done
 python3 benchmarks/gpu_sweep_table.py "$out" | tee "$out/summary.md"
 rm -rf "$work"

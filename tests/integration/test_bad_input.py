@@ -43,7 +43,7 @@ bench digits --affinity 0- | --affinity
 bench digits --from-images . --slo p99=1s | --from-images cannot be combined with --slo p99=1s
 bench digits --from-images . --min-time nan | greater than 0
 bench digits --from-images . --option onnxruntime.streams=2 | no option 'streams'
-preprocess digits --decode gpu | 'gpu' is not one of 'auto', 'cpu', 'mixed'
+preprocess digits --set decode=gpu | expected one of auto, cpu, mixed
 preprocess digits --batch-size 0 | must be between 1 and
 preprocess digits --batch-size 1000000000 | must be between 1 and
 preprocess digits --set threads=100000 | must be between 1 and

@@ -47,7 +47,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for arguments in (
         ("build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu"),
         ("evaluate", model),
-        ("preprocess", model, "--decode", "cpu", "--no-throughput"),
+        ("preprocess", model, "--set", "decode=cpu", "--no-throughput"),
         ("bench", model, "--backend", "onnxruntime", "--precision", "int8", "--batch", "1", *quick),
     ):
         ran = optpipe(*arguments, cwd=folder)

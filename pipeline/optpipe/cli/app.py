@@ -50,7 +50,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     },
 }
 
-SHARED_OPTIONS = "--workspace DIR and --json go with every command; optpipe --help explains them."
+SHARED_OPTIONS = "Every command takes --workspace DIR and --json; optpipe --help explains them."
 
 
 class Commands(SectionedGroup):

@@ -98,7 +98,7 @@ class BenchOptions:
     energy: Annotated[bool, Param("Measure energy; takes at least 12 s per process.")] = False
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
     images: Annotated[Path | None, Param("Folder of images to use as inputs.", metavar="DIR")] = None
-    sort: Annotated[BenchSort, Param("Order of the table.")] = BenchSort.GIVEN
+    sort: Annotated[BenchSort, Param("Order of the table.", setting=True)] = BenchSort.GIVEN
     affinity: Annotated[
         tuple[int, ...] | None,
         Param(

@@ -183,7 +183,9 @@ class PreprocessOptions:
     max_unreadable: Annotated[
         int | None, Param("Maximum number of unreadable images; default: skip them with a warning.", setting=True)
     ] = None
-    decode: Annotated[Literal["auto", "cpu", "mixed"], Param("Decoder; mixed is nvJPEG on the GPU.")] = "auto"
+    decode: Annotated[Literal["auto", "cpu", "mixed"], Param("Decoder; mixed is nvJPEG on the GPU.", setting=True)] = (
+        "auto"
+    )
     threads: Annotated[
         int | None, Param("DALI CPU threads; default: tuned, or up to 8 with --no-throughput.", setting=True)
     ] = None

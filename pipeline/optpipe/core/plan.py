@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from enum import EnumType
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -82,7 +83,9 @@ class Field:
         try:
             value = msgspec.convert(text, self.kind, strict=False)
         except msgspec.ValidationError as error:
-            expected = f"expected {NAMES_OF_KINDS[self.kind]}" if self.kind in NAMES_OF_KINDS else error
+            choices = get_args(self.kind) or (tuple(self.kind) if isinstance(self.kind, EnumType) else ())
+            listed = f"one of {', '.join(map(str, choices))}" if choices else error
+            expected = f"expected {NAMES_OF_KINDS.get(self.kind, listed)}"
             raise BadInputError(f"{self.flag.removeprefix('--')}={text}: {expected}") from error
         if self.param.minimum is not None and value < self.param.minimum:
             raise BadInputError(f"{self.flag.removeprefix('--')}={text}: must be at least {self.param.minimum}")

@@ -166,7 +166,7 @@ def choose_dali_plan(
     """The plan to start from; `auto` decodes with nvJPEG if there is a GPU. Raises BadInputError, MissingError."""
     gpus = list_gpus()
     if decoder == "mixed" and not gpus:
-        raise MissingError("--decode mixed: no NVIDIA GPU or driver found; use --decode cpu")
+        raise MissingError("--set decode=mixed: no NVIDIA GPU or driver found; use --set decode=cpu")
     on_gpu = decoder != "cpu" and bool(gpus)
     for option, value, most in (("--set threads", threads, MAX_THREADS), ("--batch-size", batch_size, MAX_BATCH_SIZE)):
         if value is not None and not 1 <= value <= most:

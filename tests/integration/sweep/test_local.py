@@ -44,7 +44,7 @@ def states(ran):
 def swept(tmp_path_factory, exported):
     """A workspace in which two cells were measured."""
     folder = exported(tmp_path_factory.mktemp("sweep") / "work")
-    ran = sweep(folder, "digits", "--precision", "fp32,fp16", "--batch", "1,8", "--loads-per-process", "2")
+    ran = sweep(folder, "digits", "--precision", "fp32,fp16", "--batch", "1,8", "--set", "loads-per-process=2")
     assert Counter(states(ran)).keys() <= {"done", "invalid", "impossible"}, ran.stderr
     return folder, ran
 

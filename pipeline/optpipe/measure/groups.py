@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import (
+    MEAN,
     SENSOR_SHARE,
     GroupFigure,
     LeftOut,
@@ -21,6 +22,7 @@ from optpipe.core.measurement import (
     Measurement,
     MeasurementGroup,
     percent_from_name,
+    pooled_percent_from_name,
 )
 from optpipe.core.quantity import Estimate
 from optpipe.stats.means import (
@@ -125,9 +127,9 @@ class ProcessGroup:
         A contribution is the process's figure. A percentile above p50 is over the requests of all processes, if their
         samples are available.
         """
-        percent = percent_from_name(name)
+        percent = pooled_percent_from_name(name)
         runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
-        if percent <= 50:
+        if not percent:
             return self.list_values(name)
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
             if read_figure(one.measurement, name) is not None:
@@ -207,7 +209,12 @@ class ProcessGroup:
         note, level = "", confidence if unseen is None else unseen
         if name not in ("cv", "memory"):
             (low, high), note = widen_for_unseen_speed(
-                mean.value, (low, high), len(values), level, self.measure_left_out_gap(name), percent_from_name(name)
+                mean.value,
+                (low, high),
+                len(values),
+                level,
+                self.measure_left_out_gap(name),
+                pooled_percent_from_name(name),
             )
         return Estimate(mean.value, max(low, 0.0), high, note or None)  # no time, rate or size is negative
 
@@ -255,7 +262,7 @@ def compare_groups(new: ProcessGroup, old: ProcessGroup, name: str, run_scatter:
     if change is None:
         return "different runs"
     gap = max(group.measure_left_out_gap(name) for group in (new, old))
-    return FigureRatio(change, min(counts), gap, percent_from_name(name))
+    return FigureRatio(change, min(counts), gap, pooled_percent_from_name(name))
 
 
 def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | None:
@@ -292,7 +299,7 @@ def read_figure(found: Measurement, name: str) -> Estimate | None:
         return None if found.memory_bytes is None else Estimate(float(found.memory_bytes))
     if found.latency_ns is None:
         return None
-    return found.latency_ns.cv if name == "cv" else found.latency_ns.percentiles.get(name)
+    return found.latency_ns.cv if name == "cv" else found.latency_ns.percentiles.get(name.removeprefix(MEAN))
 
 
 def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:

@@ -81,7 +81,7 @@ _NAMES = {
 
 def _name_criterion(name: str) -> str:
     """The words for a criterion: `p99 latency` for `latency.p99.b8`."""
-    section, metric, *_ = name.split(".")
+    section, metric, *_ = name.replace("mean_", "mean ").split(".")
     known = {"latency": f"{metric} latency", "regression": f"{metric} regression", "precision": f"Share of {metric}"}
     return _NAMES.get(f"{section}.{metric}") or known.get(section) or f"{section} {metric}".capitalize()
 

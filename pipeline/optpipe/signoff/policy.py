@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import Mode, Scenario
+from optpipe.core.measurement import MEAN, Mode, Scenario, percent_from_name
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, format_quantity, make_quantity_pattern
 from optpipe.signoff.policy_format import (
@@ -182,8 +182,9 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | 
 
 def _refuse_inverted(one: Criterion, criteria: tuple[Criterion, ...]) -> None:
     for other in criteria:
-        comparable = other.section == "latency" and other.where == one.where
-        higher = comparable and float(other.metric[1:]) > float(one.metric[1:])
+        alike = other.metric.startswith(MEAN) == one.metric.startswith(MEAN)
+        comparable = other.section == "latency" and other.where == one.where and alike
+        higher = comparable and percent_from_name(other.metric) > percent_from_name(one.metric)
         if higher and float(other.threshold) < float(one.threshold):
             raise ValueError(
                 f"{one.name} ({one.limit}) has no effect: {other.metric} is already limited to "

@@ -199,13 +199,16 @@ class MeasuredSection(Section, LoadFilter, frozen=True):
 
 
 class Latency(MeasuredSection, frozen=True):
-    """Maximum query latency, by percentile of the raw samples."""
+    """Maximum query latency: p50 as the mean over processes, others over all requests, `mean_p99` as p50."""
 
     p50: MaxTime | None = None
     p90: MaxTime | None = None
     p95: MaxTime | None = None
     p99: MaxTime | None = None
     p99_9: MaxTime | None = msgspec.field(default=None, name="p99.9")
+    mean_p90: MaxTime | None = None
+    mean_p95: MaxTime | None = None
+    mean_p99: MaxTime | None = None
 
 
 class Throughput(MeasuredSection, frozen=True):

@@ -16,6 +16,7 @@ from optpipe.core.measurement import (
     format_option,
     list_load_options,
     percent_from_name,
+    pooled_percent_from_name,
 )
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import share_to_text
@@ -66,9 +67,7 @@ def suggest_runs(
     middle = sum(every) / len(every)
     distance = criterion.measure_distance(expm1(middle) if loss else middle)
     level, gap = (1 - confidence) / 2, max(SPEED_GAP, gap)
-    percent = (
-        percent_from_name(criterion.metric) if criterion.section == "latency" and distance and middle < limit else 0.0
-    )
+    percent = pooled_percent_from_name(criterion.metric) if not loss and distance and middle < limit else 0.0
     fewest = 0.0 if criterion.section == "stability" else count_processes_for_reach(distance, level, gap, percent)
     half = abs(middle - (log1p(limit) if loss else limit))
     needed = count_runs_needed(runs, half, confidence, fewest)

@@ -310,7 +310,9 @@ class SweepOptions:
         ),
     ] = 0.02
     shard: Annotated[str | None, Param("Only part I of N (Slurm, Kubernetes, ssh).", metavar="I/N")] = None
-    loads_per_process: Annotated[int, Param("Loads of one artifact measured by one process.", minimum=1, setting=True)] = 1
+    loads_per_process: Annotated[
+        int, Param("Loads of one artifact measured by one process.", minimum=1, setting=True)
+    ] = 1
     slots: Annotated[
         int | None, Param("Use at most this many GPUs (or parts of the CPU).", minimum=1, setting=True)
     ] = None

@@ -193,3 +193,18 @@ def test_work_on_other_processors_is_not_seen():
     nobody = MachineSampler(os.getpid(), cpus=[])
     assert sum(value * value for value in range(300_000)) > 0
     assert nobody.sample()["other_cpu_cores"] == 0.0
+
+
+def test_a_percentile_is_that_of_all_requests_and_the_mean_over_processes_has_its_own_name():
+    samples = [np.arange(1, 1001) * 1e4 * speed for speed in (1, 1, 3)]
+    tries = [
+        RecordedMeasurement(
+            replace(planted(Subject("a", "net", "fp32", "cpu"), 1, one[989] / 1e6), process=number),
+            "run",
+            latencies=one,
+        )
+        for number, one in enumerate(samples)
+    ]
+    group = ProcessGroup(tuple(tries))
+    assert group.estimate("p99").value == pytest.approx(np.quantile(np.concatenate(samples), 0.99), rel=0.01)
+    assert group.estimate("mean_p99").value == pytest.approx(np.mean([one[989] for one in samples]))

@@ -23,7 +23,8 @@ sys.dont_write_bytecode = False
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 * 2**30:
     tempfile.tempdir = str(MEMORY)
-os.environ.setdefault("POLARS_MAX_THREADS", "1")  # a pytest worker for each core already
+for name in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")  # a pytest worker for each core already
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -28,9 +28,16 @@ from optpipe.core.precision import Precision, prove_precision
 GOLDEN = Path(__file__).parents[3] / "golden" / "int8"
 SPARED = {"varied": (1,)}
 """Layers that stay in floating point by request."""
+FAST = ("residual", "tokens")
+"""Networks of the fast tier: the others take as long again."""
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+def spread(*rows):
+    """The rows of a parametrization, of which all but those of the FAST networks are slow."""
+    return [pytest.param(*row, marks=() if row[0] in FAST else pytest.mark.slow) for row in rows]
+
+
+@pytest.fixture(scope="module", params=spread(*((name,) for name in NETWORKS)))
 def lowered(request, tmp_path_factory):
     wanted = make_int8_request(request.param, tmp_path_factory.mktemp("int8"), keep=SPARED.get(request.param, ()))
     program, missed = lower_program(wanted)
@@ -77,12 +84,12 @@ def test_the_proof_counts_what_the_program_executes_and_names_what_no_kernel_tak
 
 @pytest.mark.parametrize(
     ("name", "kinds", "left"),
-    [
+    spread(
         ("residual", {"Stem": 1, "MaxPool": 1, "Convolution": 4, "added": 2}, 0),
         ("narrow", {"Convolution": 1}, 5),
         ("varied", {"Convolution": 7}, 2),
         ("gated", {"Stem": 1, "Depthwise": 2, "Convolution": 5, "added": 1}, 0),
-    ],
+    ),
 )
 def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kinds, left, tmp_path):
     wanted = replace(make_int8_request(name, tmp_path), precision=Precision.FP16)

@@ -203,11 +203,10 @@ def contrast(page, selector):
     )
 
 
-@pytest.mark.parametrize(
-    "selector", [".verdict", ".lead", ".sub", ".chip.pass", ".chip.fail", ".chip.inconclusive", ".tiles dt"]
-)
-def test_text_has_the_contrast_that_wcag_aa_asks_for(page, selector):
-    assert contrast(page, selector) >= 4.5
+def test_text_has_the_contrast_that_wcag_aa_asks_for(page):
+    selectors = (".verdict", ".lead", ".sub", ".chip.pass", ".chip.fail", ".chip.inconclusive", ".tiles dt")
+    found = {each: contrast(page, each) for each in selectors}
+    assert min(found.values()) >= 4.5, found
 
 
 def test_print_shows_everything(browser, dossier, tmp_path):

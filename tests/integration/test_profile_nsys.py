@@ -16,13 +16,13 @@ import pytest
 
 from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.errors import ExitStatus, MissingError, OptpipeError, StageError
-from optpipe.core.records import find_disagreements
+from optpipe.core.records import find_disagreements, json_from_record
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.files import trace_from_path
 from optpipe.trace.graph import ClockAnchor, add_node_ranges
 from optpipe.trace.nsys import Extra, export_recording, find_nsys, record_program
 from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.record import WorkerJob, read_result, write_job
+from optpipe.trace.record import JOB, WorkerJob, read_result
 from optpipe.trace.records import StageFacts
 from optpipe.trace.report import profile_from_trace
 from tests.integration.conftest import optpipe
@@ -153,11 +153,12 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
     ],
 )
 def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
-    job = write_job(WorkerJob(tmp_path))
+    job = WorkerJob(tmp_path)
+    (tmp_path / JOB).write_bytes(json_from_record(job))
     broken = (
         "from optpipe.trace import profiled_worker\n"
         f"profiled_worker.run_job = lambda job: exec({program!r})\n"
-        f"profiled_worker.main({str(job.file)!r})\n"
+        f"profiled_worker.main({str(tmp_path / JOB)!r})\n"
     )
     recorded = record_program([sys.executable, "-c", broken], tmp_path, frozenset(), on_gpu=False)
     with pytest.raises(StageError, match=f"the profiled process crashed.*{words}"):

@@ -16,7 +16,8 @@ from optpipe.core.measurement import (
     format_settings,
     name_sample,
 )
-from optpipe.core.quantity import Estimate, format_bytes, format_duration
+from optpipe.core.quantity import format_bytes, format_duration
+from optpipe.core.records import plain_from_record
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.pair import BenchRecord
@@ -497,52 +498,14 @@ def _read_machine_traces(
     return traces
 
 
-PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9")
-
-
 def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
-    """One row per build and load, with units in the column names."""
+    """One row per build and load, with the values and names of the JSON document: `load_batch_size`, `latency_ns_p50_value`."""
     import polars as pl
 
-    return pl.DataFrame([_list_columns(row) for row in comparison.rows], infer_schema_length=None)
-
-
-def _list_columns(row: ComparisonRow) -> dict[str, object]:
-    record: dict[str, object] = {
-        name: getattr(row, name)
-        for name in ("id", "run", "artifact", "model", "backend", "precision", "device", "setting")
-    }
-    for name in ("batch_size", "scenario", "mode", "streams", "rate_per_s"):
-        record[name] = getattr(row.load, name)
-    if row.load.length is not None:
-        record["length"] = row.load.length
-    record |= {"settings": format_settings(row.settings, row.settings)}
-    record |= {"verdict": "VALID" if row.valid else "INVALID", "processes": row.processes, "samples": row.samples}
-    for name in PERCENTILES:
-        record |= _figure(f"latency_{name.replace('.', '_')}_ms", row.latency_ns.get(name), 1e-6)
-    record |= _figure("throughput_images_per_s", row.throughput_images_per_s)
-    if row.throughput_tokens_per_s is not None:
-        record |= _figure("throughput_tokens_per_s", row.throughput_tokens_per_s)
-    record |= _figure("energy_j_per_image", row.energy_j_per_image)
-    record |= _figure("top1", row.top1)
-    record |= _figure("speedup", row.speedup)
-    return record | {
-        "change": row.change,
-        "held_against": row.held_against,
-        "memory_bytes": row.memory_bytes,
-        "size_bytes": row.size_bytes,
-        "build_s": row.build_s,
-        "on_frontier": row.on_frontier,
-        "dominated_by": row.dominated_by,
-        "reasons": "; ".join(row.reasons),
-        "caveats": "; ".join(row.caveats),
-    }
-
-
-def _figure(name: str, figure: Estimate | None, scale: float = 1.0) -> dict[str, float | None]:
-    figure = None if figure is None else figure.scale(scale)
-    return {
-        name: figure.value if figure else None,
-        f"{name}_low": figure.low if figure else None,
-        f"{name}_high": figure.high if figure else None,
-    }
+    rows = [
+        {name: "; ".join(value) if isinstance(value, list) else value for name, value in plain_from_record(row).items()}
+        | {"settings": format_settings(row.settings, row.settings)}
+        for row in comparison.rows
+    ]
+    frame = pl.json_normalize(rows, separator="_", infer_schema_length=None)
+    return frame.select(each.name for each in frame if each.null_count() < frame.height)

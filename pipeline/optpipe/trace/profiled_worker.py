@@ -23,7 +23,18 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
 from optpipe.trace.graph import ClockAnchor
 from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
-from optpipe.trace.record import BuildJob, InferenceJob, PreprocessJob, WorkerJob, WorkerResult
+from optpipe.trace.record import (
+    INPUTS,
+    JOB,
+    LOG,
+    RESULT,
+    TORCH_TRACE,
+    BuildJob,
+    InferenceJob,
+    PreprocessJob,
+    WorkerJob,
+    WorkerResult,
+)
 from optpipe.trace.roofline import measure_cpu_peaks, measure_gpu_peaks
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
@@ -38,10 +49,10 @@ _CPU_THREADS = 2
 def main(job_file: str) -> None:
     """Runs the job, writes its result file, and exits with the status of its error."""
     job = read_record(Path(job_file), WorkerJob)
-    log = job.log.open("w", encoding="utf-8")
+    log = (job.scratch / LOG).open("w", encoding="utf-8")
     faulthandler.enable(log)
     try:
-        with _record_with_torch(job.torch_trace) if job.records_itself else nullcontext():
+        with _record_with_torch(job.scratch / TORCH_TRACE) if job.records_itself else nullcontext():
             result = run_job(job)
     except OptpipeError as error:
         result = WorkerResult(error=str(error), exit_status=int(error.exit_status))
@@ -51,7 +62,7 @@ def main(job_file: str) -> None:
         traceback.print_exc(file=log)
         log.flush()
         raise
-    job.result.write_bytes(json_from_record(result))
+    (job.scratch / RESULT).write_bytes(json_from_record(result))
     sys.exit(result.exit_status)
 
 
@@ -62,7 +73,7 @@ def run_job(job: WorkerJob) -> WorkerResult:
         return WorkerResult(_measure(_make_preprocess_iteration(job.preprocess), job))
     if job.inference is not None:
         return _run_inference(job.inference, job)
-    raise StageError(f"{job.file} names no work")
+    raise StageError(f"{job.scratch / JOB} names no work")
 
 
 @contextmanager
@@ -121,7 +132,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
     store = Store(work.workspace)
     entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
-    inputs = dict(np.load(job.inputs))
+    inputs = dict(np.load(job.scratch / INPUTS))
     on_gpu = work.device == "cuda"
     stream: AbstractContextManager[Any] = nullcontext()
     if on_gpu:  # ONNX Runtime uses the stream that is current when it loads

@@ -83,6 +83,12 @@ class PreprocessJob:
     """None for the CPU reference."""
 
 
+JOB, RESULT, INPUTS, TORCH_TRACE = "job.json", "job-result.json", "inputs.npz", "torch.json"
+"""Files in the scratch folder: the job, its result, a batch of each input, and the trace of torch.profiler."""
+LOG = "job-worker.log"
+"""The reason of a crash; the file exists as soon as the process runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
     """One profiled process; exactly one of the three kinds of work is set."""
@@ -95,28 +101,6 @@ class WorkerJob:
     build: BuildJob | None = None
     inference: InferenceJob | None = None
     preprocess: PreprocessJob | None = None
-
-    @property
-    def file(self) -> Path:
-        return self.scratch / "job.json"
-
-    @property
-    def result(self) -> Path:
-        return self.scratch / "job-result.json"
-
-    @property
-    def log(self) -> Path:
-        """The reason of a crash; the file exists as soon as the process runs."""
-        return self.scratch / "job-worker.log"
-
-    @property
-    def inputs(self) -> Path:
-        """The inputs of an inference: an .npz with a batch of each."""
-        return self.scratch / "inputs.npz"
-
-    @property
-    def torch_trace(self) -> Path:
-        return self.scratch / "torch.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +135,12 @@ class ProfileJob:
 
 def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, WorkerResult]:
     """Runs `job`; returns its trace, layers included, and its results. Raises the stage's error, MissingError if nsys refused."""
-    worker_job = write_job(make_worker_job(job, plan, scratch))
+    worker_job = make_worker_job(job, plan, scratch)
+    (scratch / JOB).write_bytes(json_from_record(worker_job))
     if plan.tracer == "torch":
         status, said = run_recorded(make_worker_command(worker_job), scratch)
         found = read_result(worker_job, Recording(None, status, said))
-        trace = trace_from_torch(worker_job.torch_trace)
+        trace = trace_from_torch(scratch / TORCH_TRACE)
     else:
         trace, found = _record_with_nsys(job, worker_job, plan, listener)
     for extra, table, what in (
@@ -216,7 +201,7 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     if work.length is not None:
         rows = fill_sequences(card, rows, work.length, work.batch_size)
     chosen = {name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()}
-    np.savez(common.inputs, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
+    np.savez(scratch / INPUTS, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
     return replace(common, inference=work)
 
 
@@ -229,31 +214,25 @@ def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[Mod
     return card, load_sample_inputs(card, choose_samples(card, None))
 
 
-def write_job(job: WorkerJob) -> WorkerJob:
-    job.file.write_bytes(json_from_record(job))
-    return job
-
-
 def make_worker_command(job: WorkerJob) -> list[str]:
-    return [sys.executable, "-m", "optpipe.trace.profiled_worker", str(job.file)]
+    return [sys.executable, "-m", "optpipe.trace.profiled_worker", str(job.scratch / JOB)]
 
 
 def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
     """Raises the error of the profiled process, which takes precedence over that of nsys, or StageError if it died."""
-    if job.result.is_file():
+    log, result = job.scratch / LOG, job.scratch / RESULT
+    if result.is_file():
         try:
-            found = read_record(job.result, WorkerResult)
+            found = read_record(result, WorkerResult)
         except BadInputError as error:
             raise StageError(f"the profiled process wrote an invalid result: {error}") from error
         if found.error is not None:
             raise _ERRORS.get(found.exit_status, StageError)(found.error)
         return found
-    if not job.log.is_file():
+    if not log.is_file():
         export_recording(recorded, job.scratch)  # raises the reason of nsys, or of the interpreter
         raise StageError(f"the profiled process never started: {recorded.log.strip()[-300:]}")
-    lines = [
-        line.strip() for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-    ]
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     # a traceback tells the error in its last line, faulthandler in its first
     if not lines:  # the program's last line, without the lines of nsys
         own = (line.strip() for line in recorded.log.splitlines() if line.strip())

@@ -39,7 +39,7 @@ from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.trace import profiled_worker
-from optpipe.trace.record import InferenceJob, WorkerJob
+from optpipe.trace.record import INPUTS, InferenceJob, WorkerJob
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
@@ -197,7 +197,7 @@ def test_its_layers_are_profiled(tmp_path, toy, monkeypatch) -> None:
     (built,) = result.artifacts
     work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)
     job = WorkerJob(tmp_path, iterations=2, inference=work)
-    np.savez(job.inputs, x=np.ones((2, 4), np.float32))
+    np.savez(tmp_path / INPUTS, x=np.ones((2, 4), np.float32))
     found = profiled_worker.run_job(job)
     assert found.layer_ns == {"m": 1000.0}
     assert found.unprofiled_iteration_ns > 0

@@ -240,7 +240,8 @@ def test_a_workspace_is_compared_from_its_raw_samples(measured_workspace):
     assert rows["fp32", 4].speedup is None, "it is the baseline"
     frame = frame_from_comparison(found.comparison)
     assert frame.height == 6
-    assert frame.schema["latency_p99_ms"] == pl.Float64
+    assert frame.schema["latency_ns_p99_value"] == pl.Float64
+    assert frame.write_csv().splitlines()[1].startswith(found.comparison.rows[0].id)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.fakes.entries import put_verified
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.trace.nsys import Extra, ProfilePlan, Recording, export_recording, make_nsys_command
-from optpipe.trace.record import InferenceJob, ProfileJob, make_worker_job, read_profiled_rows
+from optpipe.trace.record import INPUTS, InferenceJob, ProfileJob, make_worker_job, read_profiled_rows
 from optpipe.workspace.file_names import CARD, REFERENCE
 
 
@@ -33,7 +33,8 @@ def test_a_profile_runs_at_its_batch_size_and_length(tmp_path, length, batch_siz
     def read_written(size):
         work = InferenceJob(tmp_path, "a" * 12, "onnxruntime", "cpu", {}, size, length)
         job = ProfileJob("a", False, work, (), read_rows=lambda: (card, {"input_ids": np.arange(24).reshape(3, 8)}))
-        return np.load(make_worker_job(job, ProfilePlan(), tmp_path).inputs)["input_ids"]
+        make_worker_job(job, ProfilePlan(), tmp_path)
+        return np.load(tmp_path / INPUTS)["input_ids"]
 
     assert read_written(batch_size).shape == (batch_size, length or 8)
     with pytest.raises(BadInputError, match="--batch-size 65"):

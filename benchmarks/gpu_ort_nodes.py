@@ -25,8 +25,8 @@ import numpy as np, torch
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.workspace.store import Store
-from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE
-from optpipe.trace.ranges import mark_range
+from optpipe.trace.nsys import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE
+from optpipe.trace.nsys import mark_range
 workspace, artifact, batch, target = sys.argv[1:]
 entry = Store(Path(workspace)).find(artifact, ArtifactInfo)
 target = Path(target)

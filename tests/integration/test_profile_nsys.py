@@ -170,7 +170,7 @@ def test_osrt_tells_reading_from_computing(tmp_path: Path) -> None:
     """A program that reads files through the operating system, recorded for real."""
     (tmp_path / "file").write_bytes(b"0" * 50_000_000)
     program = (
-        "import os\nfrom optpipe.trace.ranges import CAPTURE_RANGE\nfrom optpipe.trace.ranges import mark_range\n"
+        "import os\nfrom optpipe.trace.nsys import CAPTURE_RANGE\nfrom optpipe.trace.nsys import mark_range\n"
         f"with mark_range(CAPTURE_RANGE):\n  for _ in range(20):\n    f = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\n"
         "    while os.read(f, 10_000_000): pass\n    os.close(f)\n"
     )
@@ -231,8 +231,8 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "from pathlib import Path\n"
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
         "from optpipe.trace.profiled_worker import run_anchored\n"
-        "from optpipe.trace.ranges import CAPTURE_RANGE, LAYERS_RANGE\n"
-        "from optpipe.trace.ranges import mark_range\n"
+        "from optpipe.trace.nsys import CAPTURE_RANGE, LAYERS_RANGE\n"
+        "from optpipe.trace.nsys import mark_range\n"
         f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"
         "spec = session.inputs[0]\n"
         "inputs = {spec.name: np.ones([s if isinstance(s, int) else 1 for s in spec.shape], spec.dtype)}\n"

@@ -174,9 +174,8 @@ def make_steps(
 
     def profile(_criteria: Sequence[Criterion]) -> list[Path]:
         """Profiles inference at the largest batch size and length of the policy."""
-        from optpipe.trace.nsys import ProfilePlan
+        from optpipe.trace.nsys import ProfilePlan, Stage
         from optpipe.trace.profile_model import profile_model, require_profilable
-        from optpipe.trace.ranges import Stage
 
         lengths = {one.where.length for one in wanted.policy.criteria if one.where.length}
         plan = ProfilePlan(

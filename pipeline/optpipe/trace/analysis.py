@@ -7,7 +7,7 @@ import polars as pl
 
 from optpipe.core.errors import BadInputError
 from optpipe.trace.kernels import classify_kernels
-from optpipe.trace.ranges import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
+from optpipe.trace.nsys import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
 from optpipe.trace.read import Trace
 from optpipe.trace.timeline import (
     Timeline,

@@ -19,7 +19,7 @@ import polars as pl
 from optpipe.backends.base import NodeRun, ProgramCosts
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
-from optpipe.trace.ranges import ITERATION_RANGE, LAYERS_RANGE
+from optpipe.trace.nsys import ITERATION_RANGE, LAYERS_RANGE
 from optpipe.trace.read import NAME_DTYPE, RANGE_SCHEMA, Trace
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
 from optpipe.trace.timeline import array_from_column

@@ -1,8 +1,11 @@
-"""Runs a program under `nsys profile`, bounded by the NVTX range that it opens after its warm-up, and exports the recording to SQLite.
+"""Stages and the NVTX ranges that mark them; a program under `nsys profile`, bounded by one of these ranges; its export to SQLite.
 
 `nsys profile` writes a .qdstrm and calls an importer to make the .nsys-rep. Debian installs the importer in another folder
 than nsys searches, and a copy of nsys inside Nsight Compute may lack a library that the importer needs; both leave the
 .qdstrm. This module then finds and calls `QdstrmImporter` itself.
+
+The ranges use torch's NVTX binding because every nsys sees it, also without a GPU; 2022.4 and 2023.4 do not see the `nvtx`
+package.
 """
 
 import os
@@ -11,7 +14,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +24,49 @@ from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import Param
 from optpipe.core.process import open_process_group
-from optpipe.trace.ranges import CAPTURE_RANGE, Stage
+
+
+class Stage(StrEnum):
+    """A stage that can be profiled; one process records the first three, each in a range `optpipe.STAGE`."""
+
+    EXPORT = "export"
+    QUANTIZE = "quantize"
+    BUILD = "build"
+    PREPROCESS = "preprocess"
+    INFERENCE = "inference"
+
+
+BUILD_STAGES = (Stage.EXPORT, Stage.QUANTIZE, Stage.BUILD)
+
+CAPTURE_RANGE = "optpipe.capture"
+"""Bounds a recording. It opens some iterations before the measured range, because the start of a recording disturbs."""
+
+MEASURED_RANGE = "optpipe.measure"
+"""Bounds the judged part of optpipe's recordings."""
+
+ITERATION_RANGE = "optpipe.iteration"
+
+LAYERS_RANGE = "optpipe.layers"
+"""Iterations with a range for every layer: they show what a layer launches, not how long it takes."""
+
+LIBRARY_RANGES = (
+    r"^(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|TensorRT internal|"
+    r"GIL Trace|Python Periodic Sampling)[: ]"
+)
+"""Ranges that libraries, and nsys for `-t python-gil`, open in separate domains: not iterations or layers of the program."""
+
+
+@contextmanager
+def mark_range(name: str) -> Iterator[None]:
+    import torch
+
+    with torch.profiler.record_function(name):
+        torch.cuda.nvtx.range_push(name)
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_pop()
+
 
 _TIMEOUT_S = 1800
 _TERMINATION_TIMEOUT_S = 5.0

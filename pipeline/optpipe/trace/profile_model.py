@@ -29,8 +29,7 @@ from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.files import trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.graph import graph_costs_from_onnx, graph_costs_from_program, sum_layer_times
-from optpipe.trace.nsys import ProfilePlan, Tracer, find_nsys
-from optpipe.trace.ranges import BUILD_STAGES, Stage
+from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage, Tracer, find_nsys
 from optpipe.trace.read import KEEP_RAW_WARNING
 from optpipe.trace.record import (
     BuildJob,

@@ -22,7 +22,7 @@ from optpipe.core.events import ProgressStep, SilentListener
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
 from optpipe.trace.graph import ClockAnchor
-from optpipe.trace.ranges import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
+from optpipe.trace.nsys import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE, MEASURED_RANGE, Stage, mark_range
 from optpipe.trace.record import (
     INPUTS,
     JOB,

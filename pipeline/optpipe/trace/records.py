@@ -12,7 +12,7 @@ import polars as pl
 from optpipe.core.records import record_from_plain
 from optpipe.trace.bottleneck import Bottleneck, Gaps, LimitingFactor, Quality
 from optpipe.trace.kernels import KernelKind
-from optpipe.trace.ranges import Stage
+from optpipe.trace.nsys import Stage
 from optpipe.trace.read import Gpu
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.tensor_cores import TensorCores

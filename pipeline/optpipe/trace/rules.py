@@ -16,7 +16,7 @@ from optpipe.core.quantity import format_bytes, format_duration
 from optpipe.trace.analysis import Analysis
 from optpipe.trace.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
 from optpipe.trace.kernels import shorten_name
-from optpipe.trace.ranges import Stage
+from optpipe.trace.nsys import Stage
 from optpipe.trace.records import FindingRow, ProfileFinding, StageFacts
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.tensor_cores import LayerUse, TensorCores

@@ -18,7 +18,7 @@ import polars as pl
 
 from optpipe.trace.analysis import Analysis, select_measured_part
 from optpipe.trace.kernels import classify_kernels, shorten_name
-from optpipe.trace.ranges import LAYERS_RANGE, LIBRARY_RANGES
+from optpipe.trace.nsys import LAYERS_RANGE, LIBRARY_RANGES
 from optpipe.trace.read import RANGE_SCHEMA
 from optpipe.trace.roofline import ALIGNMENT, LayerCost, Peaks
 from optpipe.trace.timeline import TimeArray, array_from_column

@@ -9,7 +9,7 @@ from tests.unit.trace.conftest import Judged, judge
 
 from optpipe.core.verdict import Verdict
 from optpipe.trace.bottleneck import LimitingFactor
-from optpipe.trace.ranges import Stage
+from optpipe.trace.nsys import Stage
 from optpipe.trace.read import Trace
 from optpipe.trace.records import StageFacts
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks

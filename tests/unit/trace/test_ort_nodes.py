@@ -15,7 +15,7 @@ from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.errors import StageError
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.graph import ClockAnchor, add_node_ranges
-from optpipe.trace.ranges import LAYERS_RANGE
+from optpipe.trace.nsys import LAYERS_RANGE
 from optpipe.trace.read import Trace, trace_from_sqlite
 from optpipe.trace.records import TraceProfile
 from optpipe.trace.report import profile_from_trace

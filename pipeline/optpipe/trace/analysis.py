@@ -15,7 +15,6 @@ from optpipe.trace.timeline import (
     match_names,
     sum_within,
     timeline_from_trace,
-    unite_intervals,
 )
 
 _WARMED_UP = 2.0
@@ -47,7 +46,6 @@ class Analysis:
     """One row per range name."""
     iterations: pl.DataFrame
     """The rows of `projection` that are iterations; empty if nothing repeats."""
-    concurrent_ns: int
 
     @property
     def kernel_ns(self) -> int:
@@ -103,7 +101,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         projection=projection,
         ranges=ranges.sort("wall_ns", "name", descending=[True, False]),
         iterations=_find_iterations(projection),
-        concurrent_ns=compute_concurrent_ns(trace),
     )
 
 
@@ -275,20 +272,3 @@ def _list_launches(trace: Trace, timeline: Timeline) -> pl.DataFrame:
         .hstack(calls)
         .with_columns(is_first=pl.Series(operations.api_row[known]).is_first_distinct())
     )
-
-
-def compute_concurrent_ns(trace: Trace) -> int:
-    """Sums the time in which kernels of at least two streams run at once."""
-    keys = trace.kernels.select("device", "stream").unique()
-    if keys.height < 2:
-        return 0
-    unions = [
-        unite_intervals(array_from_column(part, "start_ns"), array_from_column(part, "end_ns"))
-        for part in trace.kernels.partition_by("device", "stream", maintain_order=True)
-    ]
-    edges = np.concatenate([*(part.starts for part in unions), *(part.ends for part in unions)])
-    steps = np.repeat([1, -1], [edges.size // 2, edges.size // 2])
-    order = np.argsort(edges, kind="stable")
-    running = np.cumsum(steps[order])[:-1]
-    lengths = np.diff(edges[order])
-    return int(lengths[running >= 2].sum())

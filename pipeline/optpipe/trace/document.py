@@ -178,9 +178,6 @@ def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
         copies_ns = (totals.memcpy_ns or 0) + (totals.memset_ns or 0)
         beside = f"{format_duration(totals.copy_beside_compute_ns)} of {format_duration(copies_ns)} overlaps kernels"
         yield Sentence(beside, Tone.FAINT)
-    if totals.streams > 1 and totals.streams_concurrent_ns is not None:
-        both = f"two or more run at once for {format_duration(totals.streams_concurrent_ns)}"
-        yield Sentence(f"{totals.streams} streams run kernels; {both}", Tone.FAINT)
 
 
 def _tabulate_gaps(found: Gaps | None) -> Iterator[Part]:

@@ -126,7 +126,6 @@ class _Device:
     computeMajor: int | None = None
     computeMinor: int | None = None
     numSms: int | None = None
-    totalGlobalMem: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +152,7 @@ def trace_from_torch(path: Path) -> Trace:
     if not any(rows.values()):
         raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, or annotations")
     gpus = tuple(
-        Gpu(
-            each.name,
-            None if each.computeMajor is None else f"{each.computeMajor}.{each.computeMinor}",
-            each.numSms,
-            each.totalGlobalMem,
-        )
+        Gpu(each.name, None if each.computeMajor is None else f"{each.computeMajor}.{each.computeMinor}", each.numSms)
         for each in document.deviceProperties
     )
     return trace_from_frames(TraceHeader(path.name, "torch.profiler", gpus), found)

@@ -58,8 +58,6 @@ class Gpu:
     name: str
     compute_capability: str | None = None
     multiprocessors: int | None = None
-    memory_bytes: int | None = None
-    bandwidth_bytes_per_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ _EXPORT, _WAY_OUT = (
 _LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}}
 """Payloads with any content."""
 _NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
-_GPU_COLUMNS = ("name", "id", "smCount", "totalMemory", "memoryBandwidth", "computeMajor", "computeMinor")
+_GPU_COLUMNS = ("name", "id", "smCount", "computeMajor", "computeMinor")
 _METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host name, and paths in clear text: never attach or commit it"
 
@@ -430,7 +428,7 @@ def _read_gpus(export: NsysExport) -> tuple[Gpu, ...]:
     table = "TARGET_INFO_GPU"
     if not export.has(table, "name"):
         return ()
-    wanted = ("name", "computeMajor", "computeMinor", "smCount", "totalMemory", "memoryBandwidth")
+    wanted = ("name", "computeMajor", "computeMinor", "smCount")
     found = fetch_rows(
         export, f"SELECT {', '.join(_column(export, table, column) for column in wanted)} FROM {table} ORDER BY id"
     )
@@ -439,10 +437,8 @@ def _read_gpus(export: NsysExport) -> tuple[Gpu, ...]:
             name=str(name),
             compute_capability=None if major is None else f"{major}.{minor}",
             multiprocessors=_integer(multiprocessors) or None,
-            memory_bytes=_integer(memory) or None,
-            bandwidth_bytes_per_s=_integer(bandwidth) or None,
         )
-        for name, major, minor, multiprocessors, memory, bandwidth in found
+        for name, major, minor, multiprocessors in found
     )
 
 

@@ -126,7 +126,6 @@ class Totals:
     memcpy_ns: int | None
     memset_ns: int | None
     copy_beside_compute_ns: int | None
-    streams_concurrent_ns: int | None
     span_ns: int
     busy_ns: int | None
     idle_ns: int | None
@@ -152,8 +151,6 @@ class Iterations:
     count: int
     first_wall_ns: int | None
     median_other_wall_ns: float | None
-    median_wall_ns: float | None
-    median_projected_ns: float | None
     period_ns: float | None
     """From the start of one iteration to the start of the next."""
     unprofiled_ns: float | None
@@ -163,14 +160,11 @@ class Iterations:
 
 @dataclass(frozen=True, slots=True)
 class TraceProfile:
-    """`totals` cover the whole trace; the other tables cover the measured part."""
-
     source: str
     tracer: str
     gpus: tuple[Gpu, ...]
     trace_quality: Quality
     scope: str
-    totals: Totals
     measured: TraceViews
     iterations: Iterations | None
     gaps: Gaps | None

@@ -104,7 +104,6 @@ def profile_from_trace(
         gpus=gpus,
         trace_quality=quality,
         scope=measured.scope,
-        totals=_sum_totals(whole, quality),
         measured=_make_views(measured, quality, by_range),
         iterations=_describe_iterations(measured, quality, facts),
         gaps=find_gaps(measured) if with_gaps and not quality.distorts_host else None,
@@ -154,7 +153,6 @@ def _sum_totals(analysis: Analysis, quality: Quality) -> Totals:
         memcpy_ns=int(analysis.copies.filter(~is_memset)["total_ns"].sum()) if known else None,
         memset_ns=int(analysis.copies.filter(is_memset)["total_ns"].sum()) if known else None,
         copy_beside_compute_ns=analysis.overlapped_copy_ns if known else None,
-        streams_concurrent_ns=analysis.concurrent_ns if known else None,
         span_ns=timeline.span_ns,
         busy_ns=timeline.busy.total_ns if is_split else None,
         idle_ns=timeline.span_ns - timeline.busy.total_ns if is_split else None,
@@ -167,14 +165,11 @@ def _describe_iterations(measured: Analysis, quality: Quality, facts: StageFacts
     if rows.is_empty() or "iterations" in withheld:
         return None
     walls, known = rows["wall_ns"].to_numpy(), ABSOLUTE_TIMES not in withheld
-    on_gpu = (rows["gpu_end_ns"] - rows["gpu_start_ns"]).fill_null(0).to_numpy()
     return Iterations(
         range=str(rows["family"][0]),
         count=rows.height,
         first_wall_ns=int(walls[0]) if known else None,
         median_other_wall_ns=float(np.median(walls[1:])) if known else None,
-        median_wall_ns=float(np.median(walls)) if known else None,
-        median_projected_ns=float(np.median(on_gpu)) if known else None,
         period_ns=measured.iteration_ns if known else None,
         unprofiled_ns=None if UNPROFILED in withheld else facts.unprofiled_iteration_ns,
         median_gpu_ns=float(np.median(rows["gpu_ns"].to_numpy())),

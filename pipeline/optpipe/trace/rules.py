@@ -28,7 +28,6 @@ _WORTH_GAP_SHARE = 0.005
 WITHOUT_PROFILER = "; without the profiler"
 """Evidence after this text holds even if the profiler slowed the host."""
 _Find = TypeVar("_Find", bound="Callable[[RuleContext], _Found | None]")
-_SMALL_COPY_BYTES = 64 * 1024
 _ROWS_SHOWN = 5
 _TUNING = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
 _LARGER_BATCH = f"use a larger batch; {_TUNING}"
@@ -219,19 +218,6 @@ def find_pageable_copies(context: RuleContext) -> _Found | None:
     )
     advice = "allocate host buffers as pinned memory (torch: pin_memory=True)"
     return _Found(evidence, max(0, int(total_ns - size / better)), advice, _copy_rows(pageable))
-
-
-@_rule("small-copies", advice_in_preprocessing=_LARGER_BATCH)
-def find_small_copies(context: RuleContext) -> _Found | None:
-    small = context.measured.trace.copies.filter(pl.col("bytes") < _SMALL_COPY_BYTES)
-    if small.height < 10 * context.iterations:
-        return None
-    evidence = (
-        f"{small.height} copies under {format_bytes(_SMALL_COPY_BYTES)} ({small.height / context.iterations:.0f} per iteration), "
-        f"{format_bytes(_sum(small, 'bytes'))} in total"
-    )
-    gain = _sum(small, "end_ns") - _sum(small, "start_ns")
-    return _Found(evidence, gain, "combine them into one copy, or keep these tensors on the device")
 
 
 @_rule("missed-tensor-cores")

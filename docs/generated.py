@@ -19,7 +19,7 @@ from optpipe.build.doctor import list_options
 from optpipe.cli.app import SECTIONS, app
 from optpipe.cli.schemas import SCHEMA_VERSION, make_schemas
 from optpipe.core.errors import ExitStatus
-from optpipe.measure import int8_notes, measure, recompute, validity
+from optpipe.measure import figures, int8_notes, measure, validity
 from optpipe.models.sources.resolve import CARD_FIELDS
 from optpipe.signoff.policy import make_policy_schema
 from optpipe.trace import rules
@@ -81,13 +81,13 @@ def make_statuses(_: str) -> Iterator[str]:
 
 def make_options(_: str) -> Iterator[str]:
     """The options of every backend."""
-    found = list_options()
-    for backend in dict.fromkeys(each.backend for each in found):
+    for backend, options in list_options().options.items():
         yield f"## {backend}\n"
         rows = [
             (f"`{each.name}`", _escape(each.help) + ("; " + ", ".join(f"`{one}`" for one in each.choices)) * bool(each.choices),
-             f"`{str(each.default).lower() if isinstance(each.default, bool) else each.default}`".replace("``", ""), each.taken_by)
-            for each in found if each.backend == backend
+             f"`{str(each.default).lower() if isinstance(each.default, bool) else each.default}`".replace("``", ""),
+             "build" if each.builds else "run")
+            for each in options
         ]  # fmt: skip
         yield from make_table(("Option", "Meaning", "Default", "Used by"), rows)
 
@@ -160,7 +160,7 @@ def _name_type(value: Any) -> str:
 def read_codes() -> dict[str, tuple[str, str, str]]:
     """Effect, message, and remedy of every validity code, read from the calls that make it."""
     codes: dict[str, tuple[str, str, str]] = dict.fromkeys(validity.WITNESSED, ("note", "", ""))
-    for module in (int8_notes, measure, recompute, validity):
+    for module in (figures, int8_notes, measure, validity):
         tree = ast.parse(inspect.getsource(module))
         for scope in [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.Assign)]:
             texts: dict[str, str] = {}

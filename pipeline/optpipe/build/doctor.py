@@ -2,8 +2,10 @@
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from optpipe.backends.base import Option
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import Environment
 from optpipe.workspace.environment import describe_environment, get_package_version, list_gpus
@@ -26,32 +28,18 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
-class BackendOption:
-    backend: str
-    name: str
-    default: bool | int | float | str
-    taken_by: str
-    """`build`, or `run` for options of every session."""
-    help: str
-    choices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class OptionListing:
-    options: tuple[BackendOption, ...]
+    options: Mapping[str, tuple[Option, ...]]
+    """By backend."""
 
 
-def list_options() -> tuple[BackendOption, ...]:
+def list_options() -> OptionListing:
     """Each option once; imports no framework."""
     found = {
-        (backend.name, each.name): BackendOption(
-            backend.name, each.name, each.default, "build" if each.builds else "run", each.help, each.choices
-        )
-        for backend in BACKENDS.values()
-        for device in backend.devices()
-        for each in backend.describe_options(device)
+        name: {each.name: each for device in backend.devices() for each in backend.describe_options(device)}
+        for name, backend in BACKENDS.items()
     }
-    return tuple(found.values())
+    return OptionListing({name: tuple(options.values()) for name, options in found.items()})
 
 
 def diagnose_machine() -> Diagnosis:

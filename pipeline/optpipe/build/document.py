@@ -33,7 +33,7 @@ from optpipe.stats.agreement import LOW_SNR_DB
 
 if TYPE_CHECKING:  # a build does not need their imports
     from optpipe.build.choose import ChoiceResult
-    from optpipe.build.doctor import BackendOption, ToolStatus
+    from optpipe.build.doctor import OptionListing, ToolStatus
 
 
 def document_from_build(result: BuildResult) -> Document:
@@ -287,11 +287,11 @@ def document_from_diagnosis(findings: "Sequence[ToolStatus]") -> Document:
     )
 
 
-def document_from_options(options: "Sequence[BackendOption]") -> Document:
+def document_from_options(listing: "OptionListing") -> Document:
     rows: list[Row] = []
-    for each in options:
+    for backend, each in ((name, each) for name, options in listing.options.items() for each in options):
         default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"
         choices = f" ({', '.join(each.choices)})" if each.choices else ""
-        rows.append((f"{each.backend}.{each.name}", default, each.taken_by, each.help + choices))
+        rows.append((f"{backend}.{each.name}", default, "build" if each.builds else "run", each.help + choices))
     name = Column("--option", ColumnKind.NAME)
     return make_document([make_table((name, "default", "taken by", Column("what it does", rank=0)), rows)])

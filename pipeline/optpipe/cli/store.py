@@ -99,9 +99,9 @@ def doctor(
     ] = False,
 ) -> Outcome:
     """Show what this machine supports and what to install."""
-    from optpipe.build.doctor import OptionListing, diagnose_machine, list_options
+    from optpipe.build.doctor import diagnose_machine, list_options
     from optpipe.build.document import document_from_diagnosis, document_from_options
 
     if options:
-        return Outcome(OptionListing(list_options()), lambda found: document_from_options(found.options))
+        return Outcome(list_options(), document_from_options)
     return Outcome(diagnose_machine(), lambda found: document_from_diagnosis(found.findings))

@@ -187,7 +187,7 @@ def compare_measurements(
     """
     every = [*measured, *against]
     warnings = _check_environments(every, across=across)
-    groups, names = _group_by_key(measured), _Names.of(every)
+    groups, names = _group_by_key(measured), _Names(every)
     baselines = _group_by_key(against) if baseline else groups
     facts = {
         key: (known or {}).get(group.newest.measurement.subject.artifact, BuildFacts()) for key, group in groups.items()
@@ -278,25 +278,20 @@ _Build = tuple[str | None, str, str, str]
 """Model, backend, precision and device."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Names:
     """Names of builds and settings that are unique within a comparison."""
 
-    builds: frozenset[_Build]
-    differing: Mapping[_Build, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, measured: Sequence[RecordedMeasurement]) -> "_Names":
+    def __init__(self, measured: Sequence[RecordedMeasurement]) -> None:
         settings: dict[_Build, list[Mapping[str, str]]] = {}
         for one in measured:
             settings.setdefault(_build(one.measurement), []).append(one.measurement.subject.settings)
-        return cls(frozenset(settings), {build: find_differing_settings(found) for build, found in settings.items()})
+        self.differing = {build: find_differing_settings(found) for build, found in settings.items()}
 
     def build(self, one: RecordedMeasurement) -> str:
         """`onnxruntime int8`, with its model first and its device last if others differ in them."""
         model, backend, precision, device = _build(one.measurement)
-        several_models = len({each[0] for each in self.builds}) > 1
-        several_devices = len([each for each in self.builds if each[:3] == (model, backend, precision)]) > 1
+        several_models = len({each[0] for each in self.differing}) > 1
+        several_devices = len([each for each in self.differing if each[:3] == (model, backend, precision)]) > 1
         first, last = f"{model} " if several_models else "", f" ({device})" if several_devices else ""
         return f"{first}{backend} {precision}{last}"
 

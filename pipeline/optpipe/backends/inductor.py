@@ -9,14 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    BuildRequest,
-    BuildResult,
-    Capability,
-    Device,
-    Option,
-    Serving,
-)
+from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option, Serving
 from optpipe.backends.inductor_packages import (
     GENERAL,
     Compilation,

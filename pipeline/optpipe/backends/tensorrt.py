@@ -14,16 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    Backend,
-    BuildRequest,
-    BuildResult,
-    Capability,
-    Device,
-    Option,
-    Serving,
-    merge_options,
-)
+from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, merge_options
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes, list_sparse_products
 from optpipe.backends.tensorrt_builder import (
     BuilderOptions,

@@ -7,16 +7,7 @@ from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    BuildRequest,
-    BuildResult,
-    Device,
-    LayerTimes,
-    Mark,
-    NodeCost,
-    Option,
-    ProgramCosts,
-)
+from optpipe.backends.base import BuildRequest, BuildResult, Device, LayerTimes, Mark, NodeCost, Option, ProgramCosts
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,

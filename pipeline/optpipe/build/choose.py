@@ -7,12 +7,7 @@ from secrets import randbits
 
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
-from optpipe.build.decide import (
-    choose_budget,
-    judge_builds,
-    list_candidates,
-    require_judgeable,
-)
+from optpipe.build.decide import choose_budget, judge_builds, list_candidates, require_judgeable
 from optpipe.build.records import BuildResult, BuiltArtifact, Omission, result_from_build
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ModelInfo

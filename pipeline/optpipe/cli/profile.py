@@ -98,12 +98,7 @@ def _profile_model(
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.image_set import find_images
     from optpipe.trace.document import document_from_stages
-    from optpipe.trace.profile_model import (
-        build_or_find,
-        choose_preprocess_images,
-        profile_model,
-        require_profilable,
-    )
+    from optpipe.trace.profile_model import build_or_find, choose_preprocess_images, profile_model, require_profilable
     from optpipe.trace.record import BuildJob
     from optpipe.workspace.file_names import CARD
 

@@ -4,16 +4,7 @@ from collections.abc import Iterator
 from optpipe.core.measurement import LatencySummary
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.deploy.records import DeployResult, ProofRecord, RecheckRecord
-from optpipe.report.document import (
-    TONES,
-    Document,
-    Sentence,
-    Table,
-    Tone,
-    figure_columns,
-    make_document,
-    make_table,
-)
+from optpipe.report.document import TONES, Document, Sentence, Table, Tone, figure_columns, make_document, make_table
 
 
 def document_from_deployment(found: DeployResult) -> Document:

@@ -22,24 +22,11 @@ from optpipe.core.events import Listener
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.cost import measure_server, name_inputs
 from optpipe.deploy.load_client import prepare_inputs
-from optpipe.deploy.records import (
-    MODELS,
-    REQUESTS,
-    TENSORS,
-    Comparison,
-    DeploymentRecord,
-    ProofRecord,
-)
+from optpipe.deploy.records import MODELS, REQUESTS, TENSORS, Comparison, DeploymentRecord, ProofRecord
 from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, SHIM, add_shim_parameters
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
 from optpipe.deploy.session_process import Answer, open_artifact, open_preprocessing
-from optpipe.deploy.triton_config import (
-    CONFIG,
-    list_positions,
-    read_config,
-    require_tritonclient,
-    write_config,
-)
+from optpipe.deploy.triton_config import CONFIG, list_positions, read_config, require_tritonclient, write_config
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT

@@ -21,15 +21,7 @@ from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import Settings, choose_settings, format_options, leave_out_batching
 from optpipe.deploy.kserve import write_service
-from optpipe.deploy.records import (
-    DEPLOYMENT,
-    MODELS,
-    REQUESTS,
-    TENSORS,
-    Choice,
-    DeploymentRecord,
-    RequestImage,
-)
+from optpipe.deploy.records import DEPLOYMENT, MODELS, REQUESTS, TENSORS, Choice, DeploymentRecord, RequestImage
 from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
 from optpipe.deploy.triton_config import (

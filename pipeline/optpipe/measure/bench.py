@@ -27,13 +27,7 @@ from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
 from optpipe.measure.figures import recorded_from_files
-from optpipe.measure.groups import (
-    ProcessGroup,
-    count_more_processes,
-    group_processes,
-    merge_group,
-    summarize_group,
-)
+from optpipe.measure.groups import ProcessGroup, count_more_processes, group_processes, merge_group, summarize_group
 from optpipe.measure.int8_notes import add_int8_notes
 from optpipe.measure.measure import (
     BenchPlan,
@@ -47,11 +41,7 @@ from optpipe.measure.measure import (
 )
 from optpipe.measure.pair import BenchRecord
 from optpipe.measure.process import WorkerPool, WorkerProcess
-from optpipe.measure.race import (
-    FINAL_ROUNDS,
-    TuningRecord,
-    tune_options,
-)
+from optpipe.measure.race import FINAL_ROUNDS, TuningRecord, tune_options
 from optpipe.measure.search import (
     ArtifactLimit,
     Slo,

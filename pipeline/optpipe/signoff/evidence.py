@@ -57,12 +57,7 @@ from optpipe.signoff.suggest import (
     suggest_pair,
     suggest_runs,
 )
-from optpipe.stats.means import (
-    MIN_VALUES,
-    Mean,
-    mean_from_runs,
-    widen_for_unseen_speed,
-)
+from optpipe.stats.means import MIN_VALUES, Mean, mean_from_runs, widen_for_unseen_speed
 from optpipe.stats.paired import SampledFigure, Share, count_samples_needed
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.records import ProfileRecord

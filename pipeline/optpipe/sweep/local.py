@@ -30,14 +30,7 @@ from optpipe.sweep.job import (
     fail_task,
     repeat_outcome,
 )
-from optpipe.sweep.slots import (
-    Slot,
-    find_foreign,
-    hold_locks,
-    list_descendants,
-    list_gpu_processes,
-    list_locks,
-)
+from optpipe.sweep.slots import Slot, find_foreign, hold_locks, list_descendants, list_gpu_processes, list_locks
 from optpipe.sweep.task import explain_crash, tell_on_one_line
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.files import write_bytes

@@ -9,13 +9,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.trace.kernels import classify_kernels
 from optpipe.trace.nsys import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
 from optpipe.trace.read import Trace
-from optpipe.trace.timeline import (
-    Timeline,
-    array_from_column,
-    match_names,
-    sum_within,
-    timeline_from_trace,
-)
+from optpipe.trace.timeline import Timeline, array_from_column, match_names, sum_within, timeline_from_trace
 
 _WARMED_UP = 2.0
 _NUMBERED = r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"

@@ -41,14 +41,7 @@ from optpipe.trace.record import (
     read_profiled_rows,
     record_job,
 )
-from optpipe.trace.records import (
-    FailedStage,
-    ProfileRecord,
-    StageFacts,
-    StageProfile,
-    StageSubject,
-    TraceProfile,
-)
+from optpipe.trace.records import FailedStage, ProfileRecord, StageFacts, StageProfile, StageSubject, TraceProfile
 from optpipe.trace.report import ProfileDiff, diff_profiles, profile_from_trace
 from optpipe.trace.roofline import GraphCosts, graph_costs_from_roofline
 from optpipe.trace.tensor_cores import select_layered_part

@@ -18,16 +18,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
-from optpipe.workspace.entry import (
-    MANIFEST,
-    Run,
-    RunInfo,
-    RunKind,
-    Status,
-    finish_entry,
-    load_run,
-    runs_from_files,
-)
+from optpipe.workspace.entry import MANIFEST, Run, RunInfo, RunKind, Status, finish_entry, load_run, runs_from_files
 from optpipe.workspace.places import explain_os_errors
 
 RUNS = "runs"

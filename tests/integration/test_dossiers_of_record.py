@@ -7,7 +7,7 @@ import pytest
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.seal import SUMS
 
-DOSSIERS = sorted(path.parent for path in (Path(__file__).parents[2] / "reports").glob(f"*/{SUMS}"))
+DOSSIERS = sorted(path.parent for path in (Path(__file__).parents[2] / "reports").rglob(SUMS))
 
 
 @pytest.mark.parametrize("folder", DOSSIERS, ids=lambda path: path.name)

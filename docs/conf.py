@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from generated import expand
+from generated import copy_reports, expand
 from sphinx.application import Sphinx
 
 project = "optpipe"
@@ -21,3 +21,4 @@ highlight_language = "text"
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", lambda _, page, source: source.__setitem__(0, expand(page, source[0])))
+    app.connect("build-finished", lambda builder, error: error or copy_reports(Path(builder.outdir)))

@@ -6,6 +6,7 @@ A line `<!-- make: NAME ARGUMENT -->` of a page is replaced by the Markdown that
 import ast
 import inspect
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from optpipe.build.doctor import list_options
 from optpipe.cli.app import SECTIONS, app
 from optpipe.cli.schemas import SCHEMA_VERSION, make_schemas
 from optpipe.core.errors import ExitStatus
-from optpipe.measure import figures, int8_notes, measure, validity
+from optpipe.measure import validity
 from optpipe.models.sources.resolve import CARD_FIELDS
 from optpipe.signoff.policy import make_policy_schema
 from optpipe.trace import rules
 
+ROOT = Path(__file__).parents[1]
 STATUSES = {
     ExitStatus.DONE: "Done. For a verdict: PASS.",
     ExitStatus.FAIL: "The verdict is FAIL. `verify`: a figure does not follow from the raw files.",
@@ -33,6 +35,23 @@ STATUSES = {
     ExitStatus.INCONCLUSIVE: "The verdict is INCONCLUSIVE. `verify`: also a dossier that another version wrote differently.",
     ExitStatus.INTERRUPTED: "Interrupted. Finished work is kept.",
 }
+
+REPORTS: set[str] = set()
+"""Files under reports/ that pages link to; `copy_reports` puts them into the site."""
+
+
+def make_report(name: str) -> Iterator[str]:
+    """A link to a report. Raises ValueError if it is not there."""
+    if not (ROOT / "reports" / name).exists():
+        raise ValueError(f"reports/{name} does not exist")
+    REPORTS.add(name)
+    yield f'<a href="reports/{name}">Open the report.</a>'
+
+
+def copy_reports(target: Path) -> None:
+    for name in REPORTS:
+        (target / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / "reports" / name, target / "reports" / name)
 
 
 def expand(page: str, text: str) -> str:
@@ -125,7 +144,7 @@ def _describe_type(value: Any, parts: Any) -> str:
 
 def make_card(_: str) -> Iterator[str]:
     """The chapters on cards and factories of models/README.md. Raises ValueError if they leave out a field."""
-    text = (Path(__file__).parents[1] / "models" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
     chapters = text[text.index("## The card") : text.index("## pairs")]
     first = " ".join(re.findall(r"(?m)^\| (`[^|]+) \|", chapters))
     if missing := [each for each in CARD_FIELDS if not re.search(rf"`\[*{each}\b", first)]:
@@ -160,8 +179,8 @@ def _name_type(value: Any) -> str:
 def read_codes() -> dict[str, tuple[str, str, str]]:
     """Effect, message, and remedy of every validity code, read from the calls that make it."""
     codes: dict[str, tuple[str, str, str]] = dict.fromkeys(validity.WITNESSED, ("note", "", ""))
-    for module in (figures, int8_notes, measure, validity):
-        tree = ast.parse(inspect.getsource(module))
+    for path in sorted(Path(validity.__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         for scope in [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.Assign)]:
             texts: dict[str, str] = {}
             for node in ast.walk(scope):

@@ -1,65 +1,30 @@
-"""NVML of a host with one GPU that is not there: on PYTHONPATH it makes a process believe in an idle NVIDIA L4."""
+"""NVML of a host whose GPUs are not there: on PYTHONPATH it makes a process believe in an idle NVIDIA L4."""
 
 from types import SimpleNamespace
 
-UUID = "GPU-pretended"
+
+class Driver:
+    """What it does not support raises, as the real one does; `processes` run on the first GPU."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_CLOCK_SM = NVML_CLOCK_MEM = 0
+
+    def __init__(self, count, name, capability, gib, watts):
+        self.processes, self.nvmlDeviceGetCount = (), lambda: count
+        self.nvmlInit = self.nvmlShutdown = lambda: None
+        self.nvmlSystemGetDriverVersion, self.nvmlSystemGetProcessName = lambda: "580.1", lambda _: b"/usr/bin/python3"
+        self.nvmlDeviceGetHandleByIndex, self.nvmlDeviceGetHandleByUUID = int, lambda uuid: int(uuid[-1])
+        self.nvmlDeviceGetUUID, self.nvmlDeviceGetName = "GPU-{}".format, lambda _: name
+        self.nvmlDeviceGetCudaComputeCapability = lambda _: capability
+        self.nvmlDeviceGetMemoryInfo = lambda _: SimpleNamespace(total=gib << 30)
+        self.nvmlDeviceGetPciInfo = lambda _: SimpleNamespace(busId=b"00000000:FF:00.0")
+        self.nvmlDeviceGetEnforcedPowerLimit = lambda _: watts * 1000
+
+    def nvmlDeviceGetMigMode(self, _handle):
+        raise self.NVMLError
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=pid) for pid in self.processes if handle == 0]
 
 
-class NVMLError(Exception):
-    pass
-
-
-def nvmlInit():
-    pass
-
-
-def nvmlShutdown():
-    pass
-
-
-def nvmlDeviceGetCount():
-    return 1
-
-
-def nvmlDeviceGetHandleByIndex(_index):
-    return 0
-
-
-def nvmlDeviceGetHandleByUUID(_uuid):
-    return 0
-
-
-def nvmlDeviceGetUUID(_handle):
-    return UUID
-
-
-def nvmlDeviceGetName(_handle):
-    return "NVIDIA L4"
-
-
-def nvmlDeviceGetCudaComputeCapability(_handle):
-    return 8, 9
-
-
-def nvmlDeviceGetMemoryInfo(_handle):
-    return SimpleNamespace(total=24 << 30)
-
-
-def nvmlSystemGetDriverVersion():
-    return "580.95.05"
-
-
-def nvmlDeviceGetPciInfo(_handle):
-    raise NVMLError
-
-
-def nvmlDeviceGetEnforcedPowerLimit(_handle):
-    return 72_000
-
-
-def nvmlDeviceGetMigMode(_handle):
-    raise NVMLError
-
-
-def nvmlDeviceGetComputeRunningProcesses(_handle):
-    return []
+__getattr__ = Driver(1, "NVIDIA L4", (8, 9), 24, 72).__getattribute__

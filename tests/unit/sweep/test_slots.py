@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.gpu_node.pynvml import Driver
 from tests.fakes.sweeps import make_cell, make_record, make_slot
 
 import optpipe.sweep.slots as slots_module
@@ -124,63 +125,9 @@ def test_no_two_threads_of_one_process_hold_a_lock(tmp_path):
     assert most == 1
 
 
-class FakeNvml:
-    """A driver with two GPUs; what it does not support raises, as the real one does."""
-
-    NVMLError = type("NVMLError", (Exception,), {})
-    NVML_CLOCK_SM = NVML_CLOCK_MEM = 0
-
-    def __init__(self, processes=()):
-        self.processes = processes
-
-    def nvmlInit(self):
-        pass
-
-    nvmlShutdown = nvmlInit
-
-    def nvmlDeviceGetCount(self):
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return int(uuid[-1])
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetName(self, _handle):
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetCudaComputeCapability(self, _handle):
-        return 9, 0
-
-    def nvmlDeviceGetMemoryInfo(self, _handle):
-        return SimpleNamespace(total=140 << 30)
-
-    def nvmlSystemGetDriverVersion(self):
-        return "580.1"
-
-    def nvmlDeviceGetPciInfo(self, _handle):
-        return SimpleNamespace(busId=b"00000000:FF:00.0")
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, _handle):
-        return 700_000
-
-    def nvmlDeviceGetMigMode(self, _handle):
-        raise self.NVMLError
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=pid) for pid in self.processes if handle == 0]
-
-    def nvmlSystemGetProcessName(self, _pid):
-        return b"/usr/bin/python3"
-
-
 @pytest.fixture
 def two_gpus(monkeypatch):
-    fake = FakeNvml()
+    fake = Driver(2, "NVIDIA H200", (9, 0), 140, 700)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     for cached in (list_gpus, slots_module.list_devices):
         cached.cache_clear()

@@ -33,7 +33,7 @@ from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.seal import seal_folder
 from tests.fakes import mutations
-from tests.integration.conftest import Ran, optpipe
+from tests.integration.conftest import Ran, Signed
 
 LIMIT_S = 60
 CHUNKS = range(5)
@@ -111,6 +111,22 @@ name = "y"
 """
 
 
+POLICY = """schema = 1
+model = "digits"
+[build]
+precision = "fp32"
+[[latency]]
+p50 = "900 ms"
+batch_size = 1
+[accuracy]
+maximum_drop = "1 points"
+[preprocessing]
+minimum_agreement = "99 %"
+[precision]
+fp32 = "100 %"
+[size]
+maximum = "1 MiB"
+"""
 BUILD = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
 
 
@@ -130,11 +146,11 @@ def fuzz_card(fuzz, folder, rng, case) -> tuple[Ran, bool]:
 
 def fuzz_policy(fuzz, folder, rng, case, walked) -> tuple[Ran, bool]:
     example = (ROOT / "reports" / "examples" / "digits.toml").read_text()
-    texts = [example.replace('"int8"', '"fp32"').replace("int8 =", "fp32 ="), (walked / "policy.toml").read_text()]
+    texts = [example.replace('"int8"', '"fp32"').replace("int8 =", "fp32 ="), POLICY]
     (folder / "policy.toml").write_bytes(mutations.mutate_toml(texts[case % 2], rng))
     return fuzz(
         "signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures",
-        "--output", f"dossier{case}", "--workspace", walked / ".optpipe",
+        "--output", f"dossier{case}", "--workspace", walked.workspace,
     ), True  # fmt: skip
 
 
@@ -196,33 +212,8 @@ def is_valid(path: Path) -> bool:
 
 
 @pytest.fixture(scope="session")
-def walked(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]) -> Path:
-    """A folder with `digits` built, evaluated, preprocessed, measured for a moment, and signed off as `dossier`."""
-    folder = tmp_path_factory.mktemp("walked")
-    exported(folder / ".optpipe")
-    for label in (find_shipped_folder("calibration") / "digits" / "validation").glob("*/"):
-        (folder / "images" / label.name).mkdir(parents=True)
-        for image in sorted(label.iterdir())[:4]:
-            shutil.copy(image, folder / "images" / label.name)
-    commands = (
-        ("evaluate", "digits"),
-        ("preprocess", "digits", "--images", "images", "--no-throughput"),
-        ("bench", "digits", "--precision", "fp32", "--batch", "1", "--processes", "2", "--min-time", "0.1",
-         "--max-time", "1", "--set", "warm-up=0.1", "--set", "max-warm-up=1", "--max-cv", "90%"),
-    )  # fmt: skip
-    for command in commands:
-        ran = optpipe(*command, cwd=folder)
-        assert ran.status in (0, 5), ran.stderr
-    (folder / "policy.toml").write_text(
-        'schema = 1\nmodel = "digits"\n[build]\nprecision = "fp32"\n[[latency]]\np50 = "900 ms"\nbatch_size = 1\n'
-        '[accuracy]\nmaximum_drop = "1 points"\n[preprocessing]\nminimum_agreement = "99 %"\n[precision]\nfp32 = "100 %"\n'
-        '[size]\nmaximum = "1 MiB"\n'
-    )
-    ran = optpipe(
-        "signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier", cwd=folder
-    )  # fmt: skip
-    assert ran.status in (0, 5), ran.stderr
-    return folder
+def walked(tmp_path_factory: pytest.TempPathFactory, signed: Callable[[Path], Signed]) -> Signed:
+    return signed(tmp_path_factory.mktemp("walked") / "signed")
 
 
 def list_figures(value: Any, place: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
@@ -247,17 +238,17 @@ def forge_figure(document: Any, place: tuple[object, ...], rng: random.Random) -
 
 
 def test_forged_figures(fuzz, tmp_path, walked) -> None:
-    whole = fuzz("verify", walked / "dossier", "--json")
+    whole = fuzz("verify", walked.dossier, "--json")
     assert whole.status in (0, 5), whole.stderr
     sources = [
-        path.relative_to(walked / "dossier")
-        for path in sorted((walked / "dossier").rglob("*"))
+        path.relative_to(walked.dossier)
+        for path in sorted((walked.dossier).rglob("*"))
         if path.suffix in (".json", ".jsonl") and list(iterate_figures(path))
     ]
     wrong = []
     for case in range(100):
         rng = random.Random(case)
-        folder = Path(shutil.copytree(walked / "dossier", tmp_path / f"forged{case}"))
+        folder = Path(shutil.copytree(walked.dossier, tmp_path / f"forged{case}"))
         path = folder / sources[case % len(sources)]
         line, place = rng.choice(list(iterate_figures(path)))
         documents = read_documents(path)

@@ -34,9 +34,11 @@ def linear(path: Path, seed=0) -> Path:
     return saved(path, [("MatMul", "x w", "y")], X, Y, w=weights(seed))
 
 
-def built(path: Path | str, workspace: Path, *arguments):
-    options = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", *arguments)
-    return optpipe("build", path, *options, workspace=workspace)
+@pytest.fixture
+def built(inside, tmp_path):
+    """`built(model, workspace, ...)` in this process: most of a command's time would be imports."""
+    options = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
+    return lambda path, workspace, *more: inside("build", path, *options, *more, "--workspace", workspace, cwd=tmp_path)
 
 
 def with_external_data(path: Path) -> Path:
@@ -51,7 +53,7 @@ def behind_a_card(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("give", [lambda path: path, with_external_data, behind_a_card])
-def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path, give):
+def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path, give, built):
     given = [give(linear(tmp_path / name / "net.onnx", seed)) for name, seed in (("a", 1), ("b", 2))]
     ids = [built(each, tmp_path / "work", "--json").document["artifacts"][0]["id"] for each in given]
     for path, expected in zip(given, ids, strict=True):
@@ -73,7 +75,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, case):
+def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, case, built):
     nodes, outputs, words = REFUSED[case]
     path = saved(tmp_path / "net.onnx", [THROUGH, *nodes], X, outputs, w=weights(), zero=np.float32(0))
     ran = built(path, tmp_path / "work")
@@ -93,7 +95,7 @@ MEASURED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", MEASURED)
-def test_inputs_and_outputs_that_are_no_images_and_no_logits_are_measured_and_checked(tmp_path, case):
+def test_inputs_and_outputs_that_are_no_images_and_no_logits_are_measured_and_checked(tmp_path, case, built):
     nodes, inputs, outputs = MEASURED[case]
     path = saved(tmp_path / "net.onnx", nodes, inputs, outputs, w=weights())
     assert built(path, tmp_path / "work", "--batch", "1:2:4").status == 0
@@ -134,7 +136,7 @@ def make():
         ("raise ValueError('one is not enough')", "does not run at batch size 1: one is not enough"),
     ],
 )
-def test_a_module_that_depends_on_the_batch_size_is_refused_and_built_for_one(tmp_path, branch, said):
+def test_a_module_that_depends_on_the_batch_size_is_refused_and_built_for_one(tmp_path, branch, said, built):
     file = tmp_path / "branches.py"
     file.write_text(DEPENDS_ON_THE_BATCH.replace("BRANCH", branch), encoding="utf-8")
     ran = built(f"{file}:make", tmp_path / "work").expect(1)
@@ -167,7 +169,7 @@ def compute_snr(model: Path, artifact: Path, x: np.ndarray) -> float:
     [("--calibration", 512, (128, "given.npz, held out from calibration")),
      ("--calibration", 12, (12, "given.npz, which INT8 and FP8 are calibrated on"))],
 )  # fmt: skip
-def test_the_snr_is_that_of_the_given_tensors(tmp_path, option, count, seen):
+def test_the_snr_is_that_of_the_given_tensors(tmp_path, option, count, seen, built):
     path, given = network(tmp_path), data(tmp_path, count)
     ran = built(path, tmp_path / "work", "--precision", "int8", option, given, "--json").expect(0)
     artifact = ran.document["artifacts"][0]
@@ -178,7 +180,7 @@ def test_the_snr_is_that_of_the_given_tensors(tmp_path, option, count, seen):
     assert f"{seen[0]} samples of {seen[1]}" in " ".join(shown.stdout.split())
 
 
-def test_a_low_snr_is_a_warning_and_a_lower_one_fails_unless_it_is_allowed(tmp_path):
+def test_a_low_snr_is_a_warning_and_a_lower_one_fails_unless_it_is_allowed(tmp_path, built):
     path, given = network(tmp_path), data(tmp_path, 64)
     for least, status in (("200dB", 1), ("1dB", 0)):
         ran = built(
@@ -199,7 +201,7 @@ maximum_abs_error = {error}
 """
 
 
-def test_a_policy_judges_the_outputs_without_labels(tmp_path):
+def test_a_policy_judges_the_outputs_without_labels(tmp_path, built, inside):
     path, given = network(tmp_path), data(tmp_path, 512)
     assert built(path, tmp_path / "work", "--precision", "int8", "--calibration", given).status == 0
     verdicts = {}
@@ -208,10 +210,10 @@ def test_a_policy_judges_the_outputs_without_labels(tmp_path):
         "tight": {"snr": "90 dB", "cosine": 0.9999999, "error": 1e-6},
     }.items():
         (tmp_path / f"{name}.toml").write_text(POLICY.format(**limits), encoding="utf-8")
-        options = ("--policy", tmp_path / f"{name}.toml", "--output", tmp_path / name, "--no-measure", "--json")
-        criteria = optpipe("signoff", path.stem, *options, workspace=tmp_path / "work").document["criteria"]
+        options = ("--policy", f"{name}.toml", "--output", name, "--no-measure", "--json", "--workspace", "work")
+        criteria = inside("signoff", path.stem, *options, cwd=tmp_path).document["criteria"]
         verdicts[name] = {one["name"]: one["verdict"] for one in criteria if one["name"].startswith("outputs.")}
-        checked = optpipe("verify", tmp_path / name, "--json")
+        checked = inside("verify", name, "--json", cwd=tmp_path)
         assert checked.document["intact"], checked.stdout
     names = ["minimum_snr", "minimum_cosine", "minimum_agreement.y", "maximum_abs_error.y"]
     # the largest value lies at the same place for every sample: their agreement shows nothing
@@ -219,7 +221,7 @@ def test_a_policy_judges_the_outputs_without_labels(tmp_path):
     assert [verdicts["tight"][f"outputs.{each}"] for each in names] == ["FAIL", "FAIL", "INCONCLUSIVE", "FAIL"]
     errors = next((tmp_path / "loose").glob("builds/verification-*/errors.parquet"))
     errors.write_bytes(errors.read_bytes()[:-1] + b"?")
-    assert optpipe("verify", tmp_path / "loose").status != 0
+    assert inside("verify", "loose", cwd=tmp_path).status != 0
 
 
 Run = Callable[..., Ran]

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from optpipe.core.measurement import (
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import compare_recomputed, json_from_record
-from optpipe.measure.bench import BenchState, recover_run
+from optpipe.measure.bench import BenchState, choose_exit_status, recover_run
 from optpipe.measure.document import document_from_bench, document_from_pair
 from optpipe.measure.figures import recompute_bench
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
@@ -41,11 +42,18 @@ from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run
 
 
-def test_an_affinity_that_changes_nothing_is_named() -> None:
-    listener = SilentListener()
-    build = SimpleNamespace(label="build", entry=SimpleNamespace(info=SimpleNamespace(device="cuda", backend="fake")))
-    warn_about_threads(build, {}, sorted(os.sched_getaffinity(0)), listener)  # type: ignore[arg-type]
-    assert "changes nothing" in listener.warnings[0]
+def test_an_affinity_that_changes_nothing_and_more_threads_than_processors_are_named(monkeypatch) -> None:
+    def warn(device, threads, affinity):
+        listener, info = SilentListener(), SimpleNamespace(device=device, backend="fake")
+        build = SimpleNamespace(label="build", entry=SimpleNamespace(info=info))
+        warn_about_threads(build, {"threads": threads}, affinity, listener)  # type: ignore[arg-type]
+        return " ".join(listener.warnings)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert "changes nothing" in warn("cuda", 0, [0, 1])
+    assert "use --option fake.threads=1" in warn("cpu", 0, [0])
+    assert warn("cpu", 1, [0]) == ""
 
 
 def test_a_model_that_came_quantized_has_the_tolerance_of_int8() -> None:
@@ -162,6 +170,11 @@ def test_the_table_sorts_by_what_was_asked_for(sort, first):
 
 def limit(met, verdict=Validity.VALID, not_judged=MappingProxyType({})):
     return (ArtifactLimit("a", "ort", "p99 ≤ 5 ms", met, bool(met), "m", 8, None, 4e6, 4.1e6, verdict, not_judged),)
+
+
+def test_a_limit_that_could_not_be_judged_is_not_called_broken():
+    for answers, status in (((False, None, True), 0), ((False, False), 1), ((False, None), 5)):
+        assert choose_exit_status((row(8, 4.0),), [*chain.from_iterable(map(limit, answers))]) == status
 
 
 def test_a_limit_is_answered_and_a_doubtful_answer_says_so():

@@ -16,6 +16,7 @@ import pytest
 from optpipe.cli.app import app
 from optpipe.core.records import read_record
 from optpipe.evaluate.result import Evaluation
+from optpipe.measure.validity import find_reasons
 from tests.integration import fork_server
 
 ROOT = Path(__file__).parents[2]
@@ -51,11 +52,11 @@ class Ran:
 
 
 def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None = None, **environment: str) -> Ran:
-    """Runs the command as a user does, in a process of its own: a forked one, or a fresh one for variables of its own."""
+    """Runs the command as a user does, in a forked process, or in a fresh one for variables that imports read."""
     options = () if workspace is None else ("--workspace", workspace)
     words = [*map(str, (*arguments, *options))]
-    if not environment and os.environ.get("PYTHONPATH") == fork_server.PYTHONPATH:
-        ran = Ran(*fork_server.run_forked(words, cwd or Path.cwd()))
+    if environment.keys() <= fork_server.TAKEN and os.environ.get("PYTHONPATH") == fork_server.PYTHONPATH:
+        ran = Ran(*fork_server.run_forked(words, cwd or Path.cwd(), environment))
     else:
         command, variables = [sys.executable, "-m", "optpipe", *words], {**os.environ, **environment}
         done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
@@ -64,18 +65,71 @@ def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None 
     return ran
 
 
+def write_digits_card(path: Path) -> Path:
+    """Writes the card of `digits` for the ONNX file of the card's name in its folder."""
+    left_out = ("weights", "source", 'name = "digits"')
+    lines = (
+        (ROOT / "models" / "digits.toml").read_text().replace("../calibration", str(ROOT / "calibration")).splitlines()
+    )
+    own = (f'name = "{path.stem}"', f'source = "{path.stem}.onnx"')
+    path.write_text("\n".join((*own, *(line for line in lines if not line.startswith(left_out)))))
+    return path
+
+
+def ignore_host(folder: Path) -> dict[str, str]:
+    """Variables of commands that find no measurement INVALID, whatever else runs on the machine; `folder` is for a file."""
+    name = f"{find_reasons.__module__}.{find_reasons.__name__}"
+    (folder / "sitecustomize.py").write_text(f"import {find_reasons.__module__}\n\n{name} = lambda evidence: ()\n")
+    return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+
+
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[Path], Path]:
-    """`exported(workspace)`: a workspace that holds `digits` exported, and built in FP32 for ONNX Runtime on the CPU."""
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`shared(name, make)`: a folder that `make(folder)` fills once, whatever the number of workers; tests copy it."""
     own = tmp_path_factory.getbasetemp()
-    shared = own if worker_id == "master" else own.parent  # the workers' common folder
-    with (shared / "exported.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (shared / "exported").exists():
-            arguments = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
-            optpipe("build", "digits", *arguments, "--workspace", shared / "exporting", cwd=own).expect(0)
-            (shared / "exporting").rename(shared / "exported")
-    return lambda workspace: shutil.copytree(shared / "exported", workspace)
+    place = own if worker_id == "master" else own.parent  # the workers' common folder
+
+    def find(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = place / name, place / f"{name}.done"
+        with (place / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def exported(shared) -> Callable[[Path], Path]:
+    """`exported(workspace)`: a workspace that holds `digits` exported, and built in FP32 for ONNX Runtime on the CPU."""
+    build = ("build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
+
+    def make(folder: Path) -> None:
+        optpipe(*build, workspace=folder).expect(0)
+
+    return lambda workspace: shutil.copytree(shared("exported", make), workspace)
+
+
+@pytest.fixture(scope="session")
+def shapes(shared) -> Callable[[str, Path], Path]:
+    """`shapes(model, workspace)`: a workspace that holds `model` in FP32 and INT8, evaluated, and its DALI pipeline."""
+
+    def copy(model: str, workspace: Path) -> Path:
+        def make(folder: Path) -> None:
+            optpipe(
+                "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu", workspace=folder
+            ).expect(0)  # fmt: skip
+            optpipe("evaluate", model, workspace=folder).expect(0)
+            ran = optpipe("preprocess", model, "--set", "decode=cpu", "--no-throughput", workspace=folder)
+            assert ran.status in (0, 5), ran.stderr  # too few images to prove a change of half a point in a score
+
+        return Path(shutil.copytree(shared(model, make), workspace))
+
+    return copy
 
 
 @pytest.fixture(scope="session")
@@ -165,31 +219,26 @@ class Signed:
 
 
 @pytest.fixture(scope="session")
-def signed(tmp_path_factory, worker_id, exported):
+def signed(shared, exported):
     """`signed(folder)`: a copy of the real walk on `digits`: evaluated, preprocessed, measured, signed off with PASS."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own if worker_id == "master" else own.parent
-    with (shared / "signed.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (shared / "signed").exists():
-            folder = shared / "signing"
-            workspace = exported(folder / "workspace")
-            (folder / "policy.toml").write_text(POLICY)
-            images = ROOT / "calibration" / "digits" / "validation"
-            for words in (
-                ("evaluate", "digits"),
-                ("preprocess", "digits", "--images", images, "--no-throughput"),
-                (
-                    *("bench", "digits", "--batch", "1,8", "--processes", "3", "--min-time", "0.3", "--max-time", "2"),
-                    *("--percentile", "50", "--max-cv", "400%", "--option", "onnxruntime.threads=1"),
-                ),
-                ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier"),
-            ):
-                optpipe(*words, cwd=folder, workspace=workspace).expect(0)
-            folder.rename(shared / "signed")
+
+    def make(folder: Path) -> None:
+        workspace = exported(folder / "workspace")
+        (folder / "policy.toml").write_text(POLICY)
+        images = ROOT / "calibration" / "digits" / "validation"
+        for words in (
+            ("evaluate", "digits"),
+            ("preprocess", "digits", "--images", images, "--no-throughput"),
+            (
+                *("bench", "digits", "--batch", "1,8", "--processes", "3", "--min-time", "0.3", "--max-time", "2"),
+                *("--percentile", "50", "--max-cv", "400%", "--option", "onnxruntime.threads=1"),
+            ),
+            ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier"),
+        ):
+            optpipe(*words, cwd=folder, workspace=workspace).expect(0)
 
     def copy(folder: Path) -> Signed:
-        shutil.copytree(shared / "signed", folder)
+        shutil.copytree(shared("signed", make), folder)
         return Signed(folder / "workspace", folder / "dossier")
 
     return copy

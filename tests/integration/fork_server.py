@@ -18,22 +18,25 @@ from importlib import import_module
 from pathlib import Path
 
 IMPORTED = (  # not onnxruntime and polars, whose threads a fork would lose
-    "torch", "torch._dynamo", "torch.export", "torch.onnx", "scipy.special", "scipy.stats", "onnx", "PIL.Image",
-    "rich.console", "rich.table", "optpipe.cli",
+    "torch", "torch._dynamo", "torch.export", "torch.onnx", "torchvision", "scipy.special", "scipy.stats", "onnx",
+    "onnxscript", "onnxslim", "PIL.Image", "msgspec", "typer.main", "rich.console", "rich.table", "optpipe.cli",
+    "optpipe.build.build",
 )  # fmt: skip
 LIMIT_S = 600
 PYTHONPATH = os.environ.get("PYTHONPATH")
-"""What the imports are found by; a command with another needs an interpreter of its own."""
+"""What the imports are found by; where a test changes it for all that starts, a command needs a fresh interpreter."""
+TAKEN = {"API_TOKEN", "DEPTH", "PATH", "PYTHONPATH"}
+"""Variables that no import has read by then; PYTHONPATH is for a `sitecustomize`."""
 
 
-def run_forked(arguments: list[str], folder: Path) -> tuple[int, str, str]:
-    """The exit status, stdout and stderr of the command, whose variables are this process's."""
+def run_forked(arguments: list[str], folder: Path, more: dict[str, str]) -> tuple[int, str, str]:
+    """The exit status, stdout and stderr of the command, whose variables are this process's and `more`."""
     server = start_server()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-        call = {"arguments": arguments, "folder": str(folder), "files": files, "variables": {**os.environ}}
+        call = {"arguments": arguments, "folder": str(folder), "files": files, "variables": {**os.environ, **more}}
         try:
             print(json.dumps(call), file=server.stdin, flush=True)
             status = int(server.stdout.readline())
@@ -76,6 +79,10 @@ def become_command(arguments: list[str], folder: str, files: list[str], variable
     os.environ.update(variables)
     os.chdir(folder)
     sys.path[0] = folder
+    if variables.get("PYTHONPATH") != PYTHONPATH:
+        sys.path[1:1] = variables["PYTHONPATH"].split(":")
+        sys.modules.pop("sitecustomize", None)
+        import_module("sitecustomize")
     sys.argv[1:] = arguments
     runpy.run_module("optpipe", run_name="__main__", alter_sys=True)
 

@@ -88,24 +88,25 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_refused_although_the_folder_was_sealed_again(deployment, deployed, fault):
+def test_a_planted_fault_is_refused_although_the_folder_was_sealed_again(deployment, deployed, inside, fault):
     name, old, new, reason = FAULTS[fault]
     path = deployment / "models" / name
     text = path.read_text()
     assert re.search(old, text, re.DOTALL)
     path.write_text(re.sub(old, new, text, count=1, flags=re.DOTALL))
-    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace).expect(2)
-    assert f"{name}: changed" in ran.stderr, "a changed byte shows by the seal alone"
+    check = ("deploy", "--check", deployment, "--workspace", deployed.workspace)
+    assert f"{name}: changed" in inside(*check, cwd=deployment).expect(2).stderr, (
+        "a changed byte shows by the seal alone"
+    )
     seal_folder(deployment)
-    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace).expect(2)
-    assert reason in ran.stderr
+    assert reason in inside(*check, cwd=deployment).expect(2).stderr
 
 
-def test_another_engine_is_refused_by_its_hash(deployment, deployed):
+def test_another_engine_is_refused_by_its_hash(deployment, deployed, inside):
     with (deployment / "models/digits_engine/1/model.onnx").open("ab") as file:
         file.write(b"\0")
     seal_folder(deployment)
-    ran = optpipe("deploy", "--check", deployment, workspace=deployed.workspace).expect(2)
+    ran = inside("deploy", "--check", deployment, "--workspace", deployed.workspace, cwd=deployment).expect(2)
     assert "model.onnx: changed" in ran.stderr
 
 
@@ -265,24 +266,12 @@ def test_a_text_model_without_a_pass_needs_a_reason_and_is_served_by_its_engine_
 
 
 @needs_server
-def test_a_detector_is_served_from_images_to_boxes(tmp_path):
-    policy, dossier, data = (
-        tmp_path / "policy.toml",
-        tmp_path / "dossier",
-        ROOT / "calibration/shapes/validation/images",
-    )
-    policy.write_text('schema = 1\n[build]\nbackend = "onnxruntime"\n[size]\nmaximum = "10 MiB"\n')
-    for words, status in (
-        (("build", "shapes-detector", "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"), 0),
-        (("evaluate", "shapes-detector"), 0),
-        (
-            ("preprocess", "shapes-detector", "--images", data, "--no-throughput"),
-            5,
-        ),  # 250 images prove no 0.5 points of AP
-        (("signoff", "shapes-detector", "--policy", policy, "--no-measure", "--no-figures", "--output", dossier), 5),
-    ):
-        ran = optpipe(*words, workspace=tmp_path / "workspace")
-        assert ran.status == status, ran.stdout + ran.stderr
+def test_a_detector_is_served_from_images_to_boxes(tmp_path, shapes):
+    policy, dossier = tmp_path / "policy.toml", tmp_path / "dossier"
+    shapes("shapes-detector", tmp_path / "workspace")
+    policy.write_text('schema = 1\n[build]\nprecision = "fp32"\n[size]\nmaximum = "10 MiB"\n')
+    words = ("--policy", policy, "--no-measure", "--no-figures", "--output", dossier)
+    optpipe("signoff", "shapes-detector", *words, workspace=tmp_path / "workspace").expect(5)  # it was not measured
     deploy = ("deploy", dossier, "--because", "trial", "--output", tmp_path / "served", "--prove", "--seconds", "0")
     ran = optpipe(*deploy, "--json", workspace=tmp_path / "workspace").expect(0)
     compared = {(each["model"], each["protocol"]): each for each in ran.document["proof"]["comparisons"]}

@@ -11,6 +11,7 @@ import pytest
 
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
+from optpipe.evaluate.result import Evaluation
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, build_and_evaluate, needs_server, optpipe, require_three_verdicts, sign_off
 
@@ -67,18 +68,21 @@ def train_encoder(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran, Evaluation]:
+    """A folder with the encoder, its FP32 and INT8 builds and their evaluation."""
     place = tmp_path_factory.mktemp("embeddings")
     train_encoder(place / "topics")
-    write_pairs(place / "train.jsonl", 260, seed=2)
-    write_pairs(place / "validation.jsonl", 150, seed=3)
-    return place
+    train, validation = (
+        write_pairs(place / f"{name}.jsonl", count, seed)
+        for name, count, seed in (("train", 260, 2), ("validation", 150, 3))
+    )
+    return place, *build_and_evaluate(f"hf:{place / 'topics'}", place, train, validation)
 
 
-def test_from_pairs_to_int8_its_correlation_and_three_verdicts(folder: Path, inside: Callable[..., Ran]) -> None:
+def test_from_pairs_to_int8_its_correlation_and_three_verdicts(judged, inside: Callable[..., Ran]) -> None:
+    folder, shown, found = judged
     model = f"hf:{folder / 'topics'}"
-    judged, found = build_and_evaluate(model, folder, folder / "train.jsonl", folder / "validation.jsonl")
-    assert "mean pooling over tokens inside the engine" in judged.stdout
+    assert "mean pooling over tokens inside the engine" in shown.stdout
     source, *rows = found.results
     assert found.task == "embedding"
     assert source.scores is not None
@@ -92,48 +96,40 @@ def test_from_pairs_to_int8_its_correlation_and_three_verdicts(folder: Path, ins
             assert str(folder).encode() not in path.read_bytes(), path
 
 
-def test_a_wrong_pooling_fails_by_its_score(folder: Path, tmp_path: Path, inside: Callable[..., Ran]) -> None:
+def test_a_wrong_pooling_fails_by_its_score(judged, tmp_path: Path, inside: Callable[..., Ran]) -> None:
     """The first token's embedding of an encoder whose mean was trained; with the mean the same policy finds nothing."""
-    shutil.copytree(folder / "topics", tmp_path / "wrong")
-    (tmp_path / "wrong" / "1_Pooling").mkdir()
+    folder, wrong = judged[0], tmp_path / "wrong"
+    shutil.copytree(folder / "topics", wrong)
+    (wrong / "1_Pooling").mkdir()
     said = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-    (tmp_path / "wrong" / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    (wrong / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    build = ("build", f"hf:{wrong}", "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
+    for words in (build, ("evaluate", f"hf:{wrong}", "--data", folder / "validation.jsonl")):
+        inside(*words, cwd=tmp_path).expect(0)
     verdicts = {}
-    for name, place in (("topics", folder / "topics"), ("wrong", tmp_path / "wrong")):
-        model, here = f"hf:{place}", tmp_path / f"judge {name}"
-        here.mkdir()
-        for words in (
-            ("build", model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"),
-            ("evaluate", model, "--data", folder / "validation.jsonl"),
-        ):
-            inside(*words, cwd=here).expect(0)
-        status = sign_off(inside, model, here, 'minimum_score = "90 Spearman"', precision="fp32")
-        judged = read_record(next((here / ".optpipe" / "dossiers").glob("*/verdict.json")), VerdictRecord)
-        verdicts[name] = (
-            status,
-            {each.name: each.verdict for each in judged.criteria}["accuracy.minimum_score.Spearman"],
-        )
+    for model, here in ((folder / "topics", folder), (wrong, tmp_path)):
+        before = set(here.glob(".optpipe/dossiers/*"))
+        status = sign_off(inside, f"hf:{model}", here, 'minimum_score = "90 Spearman"', precision="fp32")
+        (dossier,) = set(here.glob(".optpipe/dossiers/*")) - before
+        criteria = {each.name: each.verdict for each in read_record(dossier / "verdict.json", VerdictRecord).criteria}
+        verdicts[model.name] = (status, criteria["accuracy.minimum_score.Spearman"])
     assert verdicts == {"topics": (5, Verdict.PASS), "wrong": (1, Verdict.FAIL)}  # speed is not measured
 
 
 @needs_server
-def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_folder(folder, tmp_path, inside):
-    model = f"hf:{folder / 'topics'}"
-    for words in (
-        ("build", model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu"),
-        ("evaluate", model, "--data", folder / "validation.jsonl"),
-        [
-            "bench", "topics", "--length", "16", "--batch", "1", "--processes", "3", "--min-time", "0.1",
-            "--max-time", "1", "--percentile", "50", "--max-cv", "1000%",
-        ],
-    ):  # fmt: skip
-        ran = inside(*words, cwd=tmp_path).expect(0)
+def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_folder(judged, tmp_path, inside):
+    folder, model = judged[0], f"hf:{judged[0] / 'topics'}"
+    shutil.copytree(folder / ".optpipe", tmp_path / ".optpipe")
+    inside(
+        "bench", "topics", "--precision", "fp32", "--length", "16", "--batch", "1", "--processes", "3", "--min-time", "0.1",
+        "--max-time", "1", "--percentile", "50", "--max-cv", "1000%", cwd=tmp_path,
+    ).expect(0)  # fmt: skip
     (tmp_path / "policy.toml").write_text(
         'schema = 1\n[build]\nprecision = "fp32"\n[accuracy]\nmaximum_drop = "20 Spearman"\n'
     )
-    ran = inside("signoff", model, "--policy", "policy.toml", "--no-measure", "--no-figures", cwd=tmp_path).expect(0)
-    dossier = next((tmp_path / ".optpipe" / "dossiers").iterdir())
-    told = ("deploy", dossier, "--to", "triton", "--output", "served", "--prove", "--seconds", "0", "--json")
+    words = ("--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier")
+    inside("signoff", model, *words, cwd=tmp_path).expect(0)
+    told = ("deploy", "dossier", "--to", "triton", "--output", "served", "--prove", "--seconds", "0", "--json")
     ran = optpipe(*told, cwd=tmp_path).expect(0)
     for each in ran.document["proof"]["comparisons"]:
         assert each["model"] == "topics_engine"

@@ -4,7 +4,6 @@ Its FP32 answers are those of `digits`. `max` spends all of its levels on the ou
 with `max` the layer that reads them is found and spared.
 """
 
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
+from tests.integration.conftest import write_digits_card
 
 METHODS = ("max", "percentile", "entropy", "mse")
 OUTLIERS = 1000.0
@@ -92,13 +92,7 @@ def hard(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hard")
     graph, reader = outliers_planted(onnx.load(entry.file(ONNX)), images)
     onnx.save(graph, folder / "hard.onnx")
-    text = (find_shipped_folder("models") / "digits.toml").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
-    data = find_shipped_folder("calibration").resolve()
-    body = "\n".join(lines).replace("../calibration", str(data))
-    (folder / "hard.toml").write_text('name = "hard"\nsource = "hard.onnx"\n' + body)
-    assert tomllib.loads((folder / "hard.toml").read_text())["source"] == "hard.onnx"
-    return folder / "hard.toml", reader
+    return write_digits_card(folder / "hard.toml"), reader
 
 
 def accuracy(graph, card, data):

@@ -12,10 +12,9 @@ from onnx import helper, numpy_helper
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.precision import Precision
 from optpipe.workspace.file_names import ONNX
-from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
 from tests.fakes.graphs import onnx_model
-from tests.integration.conftest import optpipe
+from tests.integration.conftest import optpipe, write_digits_card
 
 if TYPE_CHECKING:
     from optpipe.workspace.entry import Entry
@@ -59,12 +58,7 @@ def planted(tmp_path_factory, exported) -> tuple[Path, str]:
     wide = plant(model.graph)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, folder / "hard.onnx")
-    text = (find_shipped_folder("models") / "digits.toml").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith(("weights", "source", 'name = "digits"'))]
-    data = str(find_shipped_folder("calibration").resolve())
-    (folder / "hard.toml").write_text(
-        'name = "hard"\nsource = "hard.onnx"\n' + "\n".join(lines).replace("../calibration", data)
-    )
+    write_digits_card(folder / "hard.toml")
     return folder, wide
 
 

@@ -15,7 +15,6 @@ from onnx import helper, numpy_helper
 from optpipe.cli.app import app
 from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
-from tests.integration.conftest import optpipe
 
 MODELS = Path(__file__).parents[2] / "models"
 POLICY = """schema = 1
@@ -91,14 +90,10 @@ FAULTS: dict[str, tuple[str, Plant, tuple[str, str] | None]] = {
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def graphs(tmp_path_factory: pytest.TempPathFactory, shapes: Callable[[str, Path], Path]) -> dict[str, Path]:
     """The two models as ONNX files."""
-    found = {}
-    for name in MINIMUM:
-        folder = tmp_path_factory.mktemp(name)
-        optpipe("build", name, "--precision", "fp32", "--backend", "onnxruntime", cwd=folder).expect(0)
-        (found[name],) = folder.glob(".optpipe/store/model-*/model.onnx")
-    return found
+    folder = tmp_path_factory.mktemp("graphs")
+    return {name: next(shapes(name, folder / name).glob("store/model-*/model.onnx")) for name in MINIMUM}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 What is real of it and what is not: tests/fakes/tensorrt_api/README.md.
 """
 
-import fcntl
 import json
 import os
 import subprocess
@@ -22,18 +21,9 @@ pytestmark = pytest.mark.skipif(find_missing() is not None, reason=f"needs {find
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory):
-    """The environment of a process that imports `tensorrt`; the libraries are compiled once, whatever the number of workers."""
-    shared = (
-        tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.mktemp("x")
-    )
-    folder = shared / "tensorrt_api"
-    with (shared / "tensorrt_api.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            install(shared / "tensorrt_api.part")
-            (shared / "tensorrt_api.part").rename(folder)
-    return {**os.environ, **make_environment(folder)}
+def environment(shared):
+    """The environment of a process that imports `tensorrt`."""
+    return {**os.environ, **make_environment(shared("tensorrt_api", install))}
 
 
 def run_python(environment, *arguments, text=None, cwd=None):

@@ -97,10 +97,12 @@ def test_tuning_tries_threads_and_says_what_it_chose(workspace):
     assert (Path(document["run_dir"]) / "tuning.json").is_file()
 
 
-def test_an_artifact_against_itself(workspace, artifact):
-    undisturbed = ("--min-time", "0.1", "--percentile", "50", "--max-cv", "900%")  # else rounds are measured again
-    arguments = (artifact, "--against", artifact, "--rounds", "8", "--batch", "1", *QUICK[6:], *undisturbed, "--json")
-    document = optpipe("bench", *arguments, workspace=workspace).expect(0).document
+def test_an_artifact_against_itself(workspace, artifact, inside, monkeypatch, tmp_path):
+    monkeypatch.setattr("optpipe.measure.figures.find_reasons", lambda _: ())  # else rounds are measured again
+    quick = ("--batch", "1", *QUICK[6:], "--min-time", "0.1", "--percentile", "50", "--workspace", workspace, "--json")
+    document = (
+        inside("bench", artifact, "--against", artifact, "--rounds", "8", *quick, cwd=tmp_path).expect(0).document
+    )
     found = document["comparison"]
     assert found["ratio"]["rounds"] in range(8, 25)
     assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
@@ -125,18 +127,16 @@ def test_a_corrupted_artifact_does_not_hide_the_others(workspace, tmp_path):
         ("model", "card.json", "changed"),
     ],
 )
-def test_what_is_damaged_is_named_and_the_remedy_mends_it(exported, tmp_path, entry, name, damage):
+def test_what_is_damaged_is_named_and_the_remedy_mends_it(exported, inside, tmp_path, entry, name, damage):
     store = exported(tmp_path / "work") / "store"
     path = next(store.glob(f"{entry}-*")) / name
     content = path.read_bytes()
     path.write_bytes(content[:100] if damage == "truncated" else content.replace(b"0", b"1", 1))
-    error = bench(tmp_path / "work", *ORT, "--batch", "1", *QUICK, "--json").expect(4).document["error"]
-    problem, remedy = error["message"].split("\n")
+    measure = ("bench", *ORT, "--batch", "1", *QUICK, "--json", "--workspace", tmp_path / "work")
+    problem, remedy = inside(*measure, cwd=tmp_path).expect(4).document["error"]["message"].split("\n")
     assert name in problem
-    mend = shlex.split(remedy.split("`")[1])
-    assert str(tmp_path / "work") in mend, "the workspace was copied since"
-    assert optpipe(*mend[1:]).status == 0
-    assert bench(tmp_path / "work", *ORT, "--batch", "1", *QUICK).status == 0
+    inside(*shlex.split(remedy.split("`")[1])[1:], cwd=tmp_path).expect(0)
+    assert inside(*measure, cwd=tmp_path).status == 0
 
 
 def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_recovered(workspace, artifact, monkeypatch):

@@ -69,7 +69,7 @@ class BenchOptions:
     rounds: Annotated[
         int | None,
         Param(
-            "With --against: rounds, 8 or more; up to three times as many if noise hides a 4 % difference. "
+            "With --against: rounds, 8 or more; up to three times as many if noise hides a 4% difference. "
             f"Default: {ROUNDS}."
         ),
     ] = None

@@ -109,8 +109,8 @@ def signoff(
 ) -> Outcome:
     """Judge a build against a policy and write a dossier.
 
-    PASS and FAIL are proven, whether the build is judged once or again and again: of builds that are exactly on a limit at most 2.5 %
-    ever pass and at most 2.5 % ever fail wrongly. A percentile above p50 is that of all requests; other figures are means over
+    PASS and FAIL are proven, whether the build is judged once or again and again: of builds that are exactly on a limit at most 2.5%
+    ever pass and at most 2.5% ever fail wrongly. A percentile above p50 is that of all requests; other figures are means over
     processes. Both hold for this machine, not for others.
     """
     if what.init:

@@ -81,7 +81,7 @@ class Dimension(StrEnum):
     RATE = "images/s", "a rate", "2000 images/s", _RATES
     SAMPLE_RATE = "samples/s", "a rate", "2000 samples/s", _RATES
     QUERIES = "queries/s", "a query rate", "500 queries/s", {"queries/s": 1.0}
-    SHARE = "fraction", "a share", "99.5 %", {"%": 0.01}
+    SHARE = "fraction", "a share", "99.5%", {"%": 0.01}
     POINTS = "points", "a number of percentage points", "1.0 points", _POINTS
     SIZE = "bytes", "a size", "512 MiB", _SIZES
     ENERGY = "J/image", "an energy per image", "50 mJ/image", _ENERGIES
@@ -191,9 +191,9 @@ def format_quantity(value: float, dimension: Dimension) -> str:
     if dimension is Dimension.SIZE:
         return format_bytes(value)
     if dimension is Dimension.SHARE:
-        return f"{_format_digits(100 * value, 4)} %"
+        return f"{_format_digits(100 * value, 4)}%"
     if dimension is Dimension.POINTS:
-        return f"{_format_digits(value, 3)} points"
+        return f"{_format_digits(value, 3)} point{'' if value == 1 else 's'}"
     if dimension in (Dimension.ENERGY, Dimension.SAMPLE_ENERGY):
         return (
             f"{_format_digits(1e3 * value, 4)} m{dimension}"
@@ -205,6 +205,15 @@ def format_quantity(value: float, dimension: Dimension) -> str:
     if dimension is Dimension.NUMBER:
         return f"{value:.6g}"
     return f"{value:,.0f} {dimension}" if value >= 100 else f"{_format_digits(value, 3)} {dimension}"
+
+
+def format_interval(low: float, high: float, dimension: Dimension, shown: str = "") -> str:
+    """`[1.41 ms, 1.60 ms]`; without the unit if both bounds have that of the value `shown`."""
+    number = r"[-+]?[\d.,]+(?:e[-+]\d+)?"
+    texts = [format_quantity(each, dimension) for each in (low, high)]
+    if len({re.sub(number, "", each, count=1).removesuffix("s") for each in (*texts, shown)}) == 1:
+        texts = [match[0] for each in texts if (match := re.match(number, each))]
+    return f"[{', '.join(texts)}]"
 
 
 def _format_digits(value: float, digits: int) -> str:

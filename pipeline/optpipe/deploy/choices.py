@@ -137,7 +137,7 @@ def _choose_preferred(points: Sequence[_Point]) -> tuple[tuple[int, ...], str]:
     rates = ", ".join(f"{each.size}: {each.rate:,.0f} {each.sample}s/s" for each in chosen)
     return tuple(
         each.size for each in chosen
-    ), f"at least 5 % more throughput than any smaller ({rates}; {chosen[-1].source})"
+    ), f"at least 5% more throughput than any smaller ({rates}; {chosen[-1].source})"
 
 
 def _choose_delay(known: Sequence[_Point], limit: tuple[Criterion, float] | None) -> tuple[int, str]:

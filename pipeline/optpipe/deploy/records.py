@@ -162,7 +162,7 @@ class RecheckPlan:
         Path | None,
         Param("Environment to compare with this one; default: this one with the dossier.", metavar="ENV"),
     ] = None
-    rounds: Annotated[int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4 % difference.")] = (
+    rounds: Annotated[int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4% difference.")] = (
         ROUNDS
     )
     min_time: Annotated[float, Param("Seconds to measure in each process.", minimum=0.05)] = 0.5
@@ -204,7 +204,7 @@ class LatencyChange:
 
     def format_interval(self) -> str:
         """`0.998 to 1.004 at 99%`."""
-        return f"{self.ci[0]:.3f} to {self.ci[1]:.3f} at {self.confidence:.0%}" if self.ci else "no interval"
+        return f"[{self.ci[0]:.3f}, {self.ci[1]:.3f}] at {self.confidence:.0%}" if self.ci else "no interval"
 
 
 @dataclass(frozen=True, slots=True)

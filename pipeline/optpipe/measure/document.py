@@ -183,7 +183,7 @@ def document_from_pair(record: BenchRecord) -> Document:
         answer = Sentence(f"no difference shown between {record.baseline} and {record.contender}")
     detail = (
         f"{record.measurements[0].load}: "
-        f"{found.metric} ratio {ratio.value:.4f} ({ratio.confidence:.0%} interval {ratio.ci[0]:.4f} to {ratio.ci[1]:.4f}) "
+        f"{found.metric} ratio {ratio.value:.4f} [{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] at {ratio.confidence:.0%} "
         f"over {ratio.rounds} rounds of fresh processes; a difference of {ratio.smallest_visible:.1%} would be detected"
     )
     codes = ", ".join(f"{code} {count}" for code, count in found.invalid.items())

@@ -124,7 +124,7 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
     if figure.high <= budget:
         return None
     said = "exceeds" if figure.low > budget else "may exceed"
-    interval = f"{100 * float(figure.value):+.2f} points, {100 * figure.low:+.2f} to {100 * figure.high:+.2f}"
+    interval = f"{100 * float(figure.value):+.2f} points [{100 * figure.low:+.2f}, {100 * figure.high:+.2f}]"
     return Note(
         f"{build.precision}-accuracy",
         f"its accuracy drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",

@@ -93,7 +93,7 @@ def _describe_edge_cases(files: Sequence[EdgeCaseFile]) -> Sentence:
 def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
     tried = [_list_throughput_cells(each, Tone.FAINT) for each in tuning.tried]
     final = [_list_throughput_cells(each, Tone.STRONG) for each in (tuning.dataloader, tuning.dali, tuning.decode_only)]
-    interval = f" ({tuning.speedup_ci[0]:.2f} to {tuning.speedup_ci[1]:.2f})" if tuning.speedup_ci else ""
+    interval = f" [{tuning.speedup_ci[0]:.2f}, {tuning.speedup_ci[1]:.2f}]" if tuning.speedup_ci else ""
     text = (
         f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}, {tuning.share_of_decode_only:.2f} of decoding alone"
     )
@@ -102,7 +102,7 @@ def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
         "implementation",
         "device",
         "threads",
-        *figure_columns("images/s", "95 % interval", "reader cost", "batch cost"),
+        *figure_columns("images/s", "95% interval", "reader cost", "batch cost"),
         "error",
     ]
     return make_table(columns, [*tried, *final], caption=f"{text}; {images} images, page cache warm")
@@ -126,7 +126,7 @@ def _list_throughput_cells(each: ThroughputRecord, tone: Tone) -> list[Cell]:
 
 def document_from_end_to_end(record: EndToEndRecord) -> Document:
     names = (
-        "batch", "images/s", "95 % interval", "p50", "p99", "preprocess alone", "inference alone", "vs. slower part",
+        "batch", "images/s", "95% interval", "p50", "p99", "preprocess alone", "inference alone", "vs. slower part",
     )  # fmt: skip
     rows: list[list[str]] = []
     lines: list[Sentence] = []

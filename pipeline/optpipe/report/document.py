@@ -10,7 +10,7 @@ from enum import StrEnum
 from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import escape
 from optpipe.core.precision import MixedPrecision, Placement, PrecisionCost
-from optpipe.core.quantity import Estimate, format_quantity
+from optpipe.core.quantity import Estimate, format_interval, format_quantity
 from optpipe.core.verdict import CriterionResult
 
 
@@ -161,11 +161,12 @@ class Page:
     alerts: tuple[Sentence, ...] = ()
     highlights: tuple[tuple[str, str, str], ...] = ()
     """Key figures: `Lowest p99 latency`, `1.20 ms`, and the build that has it."""
-    facts: tuple[tuple[str, str], ...] = ()
-    """The measurement environment, by name."""
     files: tuple[RawFile, ...] = ()
     created_utc: str = ""
     optpipe: str = ""
+    identity: tuple[str, ...] = ()
+    """When, on what and by which engine it was measured."""
+    next_step: str = ""
 
 
 def clean_text(text: str) -> str:
@@ -232,19 +233,18 @@ def format_observed(one: CriterionResult) -> str:
     text = format_quantity(one.observed, one.unit)
     if one.ci is None or one.ci[0] == one.ci[1]:
         return text
-    low, high = (format_quantity(bound, one.unit) for bound in one.ci)
-    return f"{text} [{low}, {high}]"
+    return f"{text} {format_interval(*one.ci, one.unit, text)}"
 
 
 def format_rate_interval(ci: Sequence[float] | None) -> str:
     """None if too few batches were timed for an interval."""
-    return f"{ci[0]:,.0f} – {ci[1]:,.0f}" if ci else "too few batches"
+    return f"[{ci[0]:,.0f}, {ci[1]:,.0f}]" if ci else "too few batches"
 
 
 def format_drop(drop: float, interval: tuple[float, float]) -> str:
     """A drop of a share in percentage points, with its interval."""
     low, high = interval
-    return f"{100 * drop:+.2f} ({100 * low:+.2f} … {100 * high:+.2f})"
+    return f"{100 * drop:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
 def format_cost_snr(cost: PrecisionCost) -> str:

@@ -1,5 +1,6 @@
 """Renders a page as one HTML file without external resources."""
 
+import re
 from functools import cache
 from importlib import resources
 from itertools import groupby
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?"}
-GAUGE_WIDTH, GAUGE_HEIGHT = 120, 14
+GAUGE_WIDTH, GAUGE_HEIGHT = 160, 14
+_COMMAND = re.compile(r"(^|[:;] )(optpipe [a-z][^;`]*)")
 
 
 def render_html(page: Page) -> str:
@@ -57,10 +59,10 @@ def _read_page_file(name: str) -> "Markup":
 
 
 def _mark_code(text: str) -> "Markup":
-    """Marks text between backticks as code."""
+    """Marks commands, and text between backticks, as code."""
     from markupsafe import Markup
 
-    parts = text.split("`")
+    parts = (text if "`" in text else _COMMAND.sub(r"\1`\2`", text)).split("`")
     if len(parts) % 2 == 0:
         return Markup("{}").format(text)
     return Markup("").join(Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts))
@@ -91,8 +93,8 @@ def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
 def _render_cells(cells: tuple[Cell, ...], columns: tuple[Column, ...], shown: list[int]) -> "Markup":
     from markupsafe import Markup
 
-    below = [cells[at].text for at in shown[1:] if cells[at].text]
-    small = Markup("").join(Markup("<small>{}</small>").format(_mark_code(text)) for text in below)
+    below = [_render_cell(cells[at], columns[at]) for at in shown[1:] if cells[at].text]
+    small = Markup("").join(Markup("<small>{}</small>").format(each) for each in below)
     return _render_cell(cells[shown[0]], columns[shown[0]]) + small
 
 
@@ -114,18 +116,35 @@ def _render_cell(cell: Cell, column: Column) -> "Markup":
 
 
 def _draw_gauge(gauge: Gauge) -> "Markup":
-    """The limit as a line, the interval as a bar, the forbidden side shaded; hidden from screen readers, because it repeats the text."""
+    """The limit as a line, the interval as a bar, the forbidden side shaded; hidden from screen readers, because it repeats the text.
+
+    The scale runs from the lowest to the highest of them with a margin; it begins at 0 if that is near.
+    """
     from markupsafe import Markup
 
-    top = 1.15 * max(gauge.value, gauge.limit, gauge.high)
-    if top <= 0:
+    low, high = min(gauge.low, gauge.limit), max(gauge.high, gauge.limit)
+    start = 0.0 if 0 <= low < high / 2 else low - 0.15 * (high - low)
+    width = high - start + 0.15 * (high - low)
+    if width <= 0:
         return Markup("")
-    line, left, right = (GAUGE_WIDTH * max(0.0, each) / top for each in (gauge.limit, gauge.low, gauge.high))
-    left, right = max(0.0, min(left, GAUGE_WIDTH - 3)), max(right, left + 3)
+    line, left, right, value = (
+        GAUGE_WIDTH * (each - start) / width for each in (gauge.limit, gauge.low, gauge.high, gauge.value)
+    )
+    left, right = min(left, value - 1.5), max(right, value + 1.5)
     shaded = (0.0, line) if gauge.at_least else (line, GAUGE_WIDTH - line)
     return Markup(
         '<svg class="gauge" viewBox="0 0 {w} {h}" aria-hidden="true"><rect y="5" width="{w}" height="4" rx="2" fill="var(--line)"/>'
-        '<rect x="{x:.1f}" y="5" width="{s:.1f}" height="4" rx="2" fill="var(--fail)" opacity=".35"/>'
+        '<rect x="{x:.1f}" y="5" width="{s:.1f}" height="4" fill="var(--fail)" opacity=".6"/>'
         '<rect x="{l:.1f}" y="3" width="{b:.1f}" height="8" rx="2" fill="var(--{t})"/>'
-        '<rect x="{m:.1f}" width="2" height="14" fill="var(--ink)"/></svg>'
-    ).format(w=GAUGE_WIDTH, h=GAUGE_HEIGHT, x=shaded[0], s=shaded[1], l=left, b=right - left, m=line - 1, t=gauge.tone)
+        '<circle cx="{v:.1f}" cy="7" r="2" fill="var(--paper)"/><rect x="{m:.1f}" width="2" height="14" fill="var(--ink)"/></svg>'
+    ).format(
+        w=GAUGE_WIDTH,
+        h=GAUGE_HEIGHT,
+        x=shaded[0],
+        s=shaded[1],
+        l=left,
+        b=right - left,
+        v=value,
+        m=line - 1,
+        t=gauge.tone,
+    )

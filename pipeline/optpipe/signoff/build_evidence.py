@@ -189,7 +189,7 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
     latencies = [one.measurement.latency_ns for one in group.valid]
     why = next((each.withheld[name] for each in latencies if each and name in each.withheld), "not computed")
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
-    what = f"{count - given} of {count} VALID processes do not show {name}: {why}"
+    what = f"{name} could not be estimated in {count - given} of {count} VALID processes: {why}"
     yield Blocker(what, explain_withheld(longer, runs=len({one.run for one in group.valid})))
 
 

@@ -4,13 +4,14 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from optpipe import __version__
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.comparison import Comparison
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import name_sample
-from optpipe.core.quantity import Dimension, choose_dimension, format_bytes, format_quantity
-from optpipe.core.verdict import StepRecord, Verdict, VerdictRecord, VerificationRecord
+from optpipe.core.quantity import format_bytes
+from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
 from optpipe.measure.document import list_comparison_parts, summarize_comparison
 from optpipe.report.document import (
+    PAGE_ONLY,
     TONES,
     Cell,
     Column,
@@ -21,11 +22,13 @@ from optpipe.report.document import (
     Page,
     Part,
     RawFile,
+    Row,
     Section,
     Sentence,
     Table,
     Tone,
     clean_text,
+    figure_column,
     format_observed,
     make_document,
     make_table,
@@ -34,6 +37,8 @@ from optpipe.trace.records import TraceProfile
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
 UNSIGNED = "This dossier is not signed: it proves that the folder agrees with itself, not who made it or where it was measured."
+LARGE_FIGURES, MAX_TILES = 3, 4
+TILES = ("latency", "throughput", "accuracy", "energy", "memory", "outputs", "size", "precision")
 UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
 
 
@@ -47,11 +52,12 @@ def summarize_verdict(record: VerdictRecord) -> str:
     if not counted:
         return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
     if record.verdict is Verdict.PASS:
-        return f"Ship {build}: all {len(counted)} criteria are met with evidence.{tail}"
-    first = f"{_name_criterion(worst[0].name)}: {worst[0].reason}."
+        return f"Ship {build}: {'the criterion is' if len(counted) == 1 else f'all {len(counted)} criteria are'} met.{tail}"
+    load = f" ({_name_load(worst[0])})" if worst[0].about else ""
+    first = f"{_name_criterion(worst[0].name)}{load}: {worst[0].reason}."
     if record.verdict is Verdict.FAIL:
         return f"Do not ship {build}: {share} {'is' if len(worst) == 1 else 'are'} not met. {first}{tail}"
-    return f"Do not ship {build} yet: the evidence does not decide {share}. {first}{tail}"
+    return f"Do not ship {build} yet: {share} {'is' if len(worst) == 1 else 'are'} undecided. {first}{tail}"
 
 
 _NAMES = {
@@ -76,6 +82,7 @@ _NAMES = {
     "outputs.maximum_abs_error": "Output error",
     "size.maximum": "Engine size",
     "tensor_cores.minimum_share": "Tensor Core use",
+    "environment.gpu": "GPU",
 }
 
 
@@ -109,29 +116,51 @@ def list_notes(record: VerdictRecord) -> Iterator[Sentence]:
     return (Sentence(note.message, Tone.DOUBTFUL, "note", remedy=note.remedy) for note in record.notes)
 
 
-def tabulate_criteria(record: VerdictRecord) -> Table:
+def _name_load(one: CriterionResult) -> str:
+    """`batch 8, single-stream, compute`, without the processes."""
+    return one.about.partition(";")[0]
+
+
+def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
+    """FAIL, INCONCLUSIVE, waived, PASS."""
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-    rows = []
-    for one in record.criteria:
-        observed, tone, gauge = format_observed(one), TONES[one.verdict], None
-        value = one.observed if isinstance(one.observed, int | float) else None
-        if value is not None and isinstance(one.threshold, int | float):
-            low, high = one.ci or (value, value)
-            gauge = Gauge(value, low, high, one.threshold, one.limit.startswith("at least"), tone)
-        only_repeats = one.observed is not None and observed in one.reason
-        rows.append(
-            (
-                one.name,
-                Cell(one.verdict, tone, "waived" if one.waived else "", order.index(one.verdict)),
-                Cell(observed, note=one.about, value=value, gauge=gauge),
-                one.limit,
-                Cell("" if only_repeats else one.reason, note=f"→ {one.remedy}" if one.remedy else ""),
-            )
-        )
+    return sorted(record.criteria, key=lambda one: 1.5 if one.waived else order.index(one.verdict))
+
+
+def tabulate_criteria(record: VerdictRecord) -> Table:
+    """The decisive criteria first; those of trust that pass share one row."""
+    passed = [one for one in record.counted if one.verdict is Verdict.PASS and one.name.startswith("trust.")]
+    trusted = passed if len(passed) > 1 else []
+    rows = [_list_criterion_cells(one) for one in _order_criteria(record) if one not in trusted]
+    if trusted:
+        names = ", ".join(_name_criterion(one.name) for one in trusted).capitalize()
+        why = "; ".join(one.reason for one in trusted)
+        rows.append((names, "trust.*", Cell(Verdict.PASS, Tone.GOOD), "", trusted[0].limit, "", why))
     columns = (
-        Column("criterion", ColumnKind.NAME), Column("verdict", ColumnKind.STATE, rank=0), "observed", "limit", "why",
+        Column("name", rank=PAGE_ONLY), Column("criterion", ColumnKind.NAME, rank=0, below=True),
+        Column("verdict", ColumnKind.STATE, rank=0), figure_column("observed"), Column("limit", rank=0),
+        Column("measured", rank=2), Column("why", rank=2),
     )  # fmt: skip
     return make_table(columns, rows, id="criteria")
+
+
+def _list_criterion_cells(one: CriterionResult) -> Row:
+    observed, tone, gauge = format_observed(one), TONES[one.verdict], None
+    value = one.observed if isinstance(one.observed, int | float) else None
+    if value is not None and isinstance(one.threshold, int | float):
+        gauge = Gauge(value, *(one.ci or (value, value)), one.threshold, one.limit.startswith("at least"), tone)
+    text, _, interval = observed.partition(" [")
+    return (
+        _name_criterion(one.name),
+        one.name,
+        Cell(one.verdict, tone, "waived" if one.waived else ""),
+        Cell("" if text == "–" else text, note=f"[{interval}" if interval else "", value=value, gauge=gauge),
+        one.limit,
+        one.about,
+        Cell(
+            "" if text != "–" and observed in one.reason else one.reason, note=f"→ {one.remedy}" if one.remedy else ""
+        ),
+    )
 
 
 def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:
@@ -174,29 +203,30 @@ def page_from_verdict(
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
     proven = (
         "PASS and FAIL are proven, whether the build is judged once or again and again: of builds that are exactly on a limit at most"
-        " 2.5 % ever pass and at most 2.5 % ever fail wrongly (at a confidence of 95 %), and everything else is INCONCLUSIVE. "
+        " 2.5% ever pass and at most 2.5% ever fail wrongly (at a confidence of 95%), and everything else is INCONCLUSIVE. "
         "A percentile above p50 is that of all requests over the processes that may serve them; p50, rates and energy are means over"
         " processes. Both hold for this machine in the state in which it was measured, not for others."
     )
     recompute = (
-        "Recompute every number and this verdict, offline and without a GPU: `optpipe verify .` in this folder. "
+        "Recompute every number and this verdict, and check the signature, offline and without a GPU: `optpipe verify .` in this folder. "
         "To check only the hashes: `sha256sum -c SHA256SUMS`."
     )
     findings = () if profile is None else profile.findings[:8]
+    remedies = (one.remedy for one in _order_criteria(record) if one.remedy and not one.waived)
+    deploy = "`optpipe deploy .` in this folder" if record.verdict is Verdict.PASS else ""
     sections = [
-        Section("Criteria", (Sentence(proven), tabulate_criteria(record), *list_notes(record)), "criteria"),
-        _make_builds_section(comparison),
-        Section("Figures", tuple(figures), "figures"),
+        Section("Criteria", (tabulate_criteria(record), *list_notes(record), Sentence(proven)), "criteria"),
+        *_list_comparison_sections(comparison, figures),
         Section("Preprocessing, side by side", tuple(pictures), "parity"),
         Section(
             "What limits performance",
             tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings),
             "profile",
         ),
-        Section(
-            "Evidence",
-            (Sentence(recompute), Section("Void if", tuple(map(Sentence, record.expires_if)), folded=True)),
-            "evidence",
+        _make_evidence_section(
+            recompute,
+            comparison.environment,
+            Section("Sign off again if", tuple(map(Sentence, record.expires_if)), folded=True),
         ),
     ]
     return Page(
@@ -206,20 +236,33 @@ def page_from_verdict(
         record.verdict,
         (*tally, *([("WAIVED", len(record.waived))] if record.waived else [])),
         tuple(list_waivers(record)),
-        tuple(_highlight_judged_build(record, comparison)),
-        tuple(_list_facts(comparison.environment)),
+        tuple(_quote_criteria(record)),
         files,
         record.created_utc,
         record.optpipe,
+        tuple(_identify_build(record, comparison.environment)),
+        deploy or next(remedies, ""),
     )
+
+
+def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator[str]:
+    yield f"{record.created_utc[:16].replace('T', ' ')} UTC"
+    yield from (f"{gpu.name}, driver {gpu.driver}" for gpu in environment.gpus[:1])
+    if not environment.gpus:
+        yield environment.cpu
+    if record.artifact.backend in BACKENDS:
+        package = BACKENDS[record.artifact.backend].package
+        yield f"{package} {environment.get_fact(f'packages.{package}')}"
+    if record.artifact.sha256:
+        yield f"engine sha256 {record.artifact.sha256[:12]}"
+    yield "signature: `optpipe verify .`"
 
 
 def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], files: tuple[RawFile, ...]) -> Page:
     names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
     sections = [
-        _make_builds_section(comparison),
-        Section("Figures", tuple(figures), "figures"),
-        Section("Evidence", (Sentence("The files that the figures were computed from."),), "evidence"),
+        *_list_comparison_sections(comparison, figures),
+        _make_evidence_section("The files that the figures were computed from.", comparison.environment),
     ]
     return Page(
         "Comparison",
@@ -230,42 +273,36 @@ def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], file
             for goal, row in comparison.best.items()
             if row is not None
         ),
-        facts=tuple(_list_facts(comparison.environment)),
         files=files,
         optpipe=__version__,
     )
 
 
-def _make_builds_section(comparison: Comparison) -> Section:
-    return Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
+def _list_comparison_sections(comparison: Comparison, figures: Sequence[Figure]) -> Iterator[Section]:
+    yield Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
+    yield Section("Figures", tuple(figures[:LARGE_FIGURES]), "figures")
+    yield Section("Diagnostics", tuple(figures[LARGE_FIGURES:]), "diagnostics", folded=True)
 
 
-def _highlight_judged_build(record: VerdictRecord, comparison: Comparison) -> Iterator[tuple[str, str, str]]:
-    rows = [row for row in comparison.rows if row.artifact == record.artifact.id and row.valid]
-    percentile = "p99" if any("p99" in row.latency_ns for row in rows) else "p50"
-    sample = name_sample(row.load.sample for row in rows)
-    if timed := [(row.latency_ns[percentile].value, row.label) for row in rows if percentile in row.latency_ns]:
-        value, label = min(timed)
-        yield f"Lowest {percentile} latency", format_quantity(value, Dimension.TIME), label
-    if counted := [(row.throughput_images_per_s.value, row.label) for row in rows if row.throughput_images_per_s]:
-        value, label = max(counted)
-        yield "Highest throughput", format_quantity(value, choose_dimension(Dimension.RATE, sample)), label
-    if metered := [(row.energy_j_per_image.value, row.label) for row in rows if row.energy_j_per_image]:
-        value, label = min(metered)
-        energy = format_quantity(value, choose_dimension(Dimension.ENERGY, sample))
-        yield "Least energy", f"≈ {energy}", label
-    if size := record.artifact.size_bytes:
-        yield "Engine", format_bytes(size), f"sha256 {str(record.artifact.sha256)[:12]}"
+def _make_evidence_section(text: str, environment: Environment, *more: Section) -> Section:
+    packages = ", ".join(f"{name} {number}" for name, number in environment.packages.items())
+    host = Sentence(f"{environment.cpu}, {environment.cpu_count} cores; Python {environment.python}; {packages}")
+    listed = Section(f"CPU, Python, and {len(environment.packages)} packages", (host,), folded=True)
+    return Section("Evidence", (Sentence(text), *more, listed), "evidence")
 
 
-def _list_facts(environment: Environment) -> Iterator[tuple[str, str]]:
-    for gpu in environment.gpus:
-        yield "GPU", f"{gpu.name}, driver {gpu.driver}"
-    if not environment.gpus:
-        yield "GPU", "none"
-    yield "CPU", f"{environment.cpu}, {environment.cpu_count} cores"
-    yield "Python", environment.python
-    yield from environment.packages.items()
+def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
+    """The decisive figure of each section of the policy, as in the table of criteria."""
+    quoted = {
+        one.name.partition(".")[0]: one for one in _order_criteria(record)[::-1] if isinstance(one.observed, float)
+    }
+    for section in [name for name in TILES if name in quoted][:MAX_TILES]:
+        one = quoted[section]
+        yield (
+            _name_criterion(one.name),
+            format_observed(one).partition(" [")[0],
+            f"{one.limit}{', ' if one.about else ''}{_name_load(one)}",
+        )
 
 
 def render_junit(record: VerdictRecord) -> str:
@@ -284,7 +321,8 @@ def render_junit(record: VerdictRecord) -> str:
     build = f"{record.model}.{record.artifact.backend}.{record.artifact.precision}"
     for one in record.criteria:
         case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
-        text = f"observed {format_observed(one)}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
+        about = f" ({one.about})" if one.about else ""
+        text = f"observed {format_observed(one)}{about}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
         if one.waived:
             Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
         elif one.verdict is not Verdict.PASS:

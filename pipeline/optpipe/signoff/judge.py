@@ -85,9 +85,7 @@ def _judge_criterion(
         key=lambda judged: (order.index(judged[0]), not judged[2].blockers, judged[1], judged[2].source),
     )
     if worst.blockers:
-        reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.blockers)) + (
-            f" ({worst.about})" if worst.about else ""
-        )
+        reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.blockers))
         remedy = "; ".join(dict.fromkeys(cap.remedy for cap in worst.blockers))
         return _make_result(criterion, verdict, reason, remedy, worst)
     reason = _reason(criterion, worst, verdict)
@@ -175,7 +173,6 @@ def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     limit = criterion.limit.removeprefix(f"{criterion.sense} ")
     if verdict is Verdict.FAIL and text == limit:  # they differ only in digits that are not shown
         text, limit = (f"{float(each):.12g} {criterion.dimension}" for each in (seen.value, criterion.threshold))
-    about = f" ({seen.about})" if seen.about else ""
     if criterion.sense is Sense.EQUALS:
         return (
             f"measured on {text}"
@@ -183,10 +180,10 @@ def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
             else f"measured on {text}, but the policy requires {criterion.threshold}"
         )
     if verdict is Verdict.PASS:
-        return f"{text} {'meets the minimum of' if criterion.sense is Sense.AT_LEAST else 'is within the limit of'} {limit}{about}"
+        return f"{text} {'meets the minimum of' if criterion.sense is Sense.AT_LEAST else 'is within the limit of'} {limit}"
     if verdict is Verdict.FAIL:
-        return f"{text} {'is below the minimum of' if criterion.sense is Sense.AT_LEAST else 'exceeds the limit of'} {limit}{about}"
-    return f"the interval {text} straddles the limit of {limit}{about}"
+        return f"{text} {'is below the minimum of' if criterion.sense is Sense.AT_LEAST else 'exceeds the limit of'} {limit}"
+    return f"the interval {text} straddles the limit of {limit}"
 
 
 def _remedy(criterion: Criterion, verdict: Verdict, seen: Observation) -> str | None:
@@ -273,11 +270,11 @@ def _note_look(evidence: BuildEvidence) -> Note:
     look, error = evidence.look, 100 * (1 - evidence.policy_confidence)
     message = (
         f"this counts as sign-off number {look} of this build ({look} bench run{'s' if look > 1 else ''} of one load): its intervals have"
-        f" a confidence of {100 * evidence.confidence:.4g} %. Over all sign-offs, a build that is exactly on a limit passes wrongly with"
-        f" a probability of at most {error / 2:.3g} %, and fails wrongly with at most {error / 2:.3g} %"
+        f" a confidence of {100 * evidence.confidence:.4g}%. Over all sign-offs, a build that is exactly on a limit passes wrongly with"
+        f" a probability of at most {error / 2:.3g}%, and fails wrongly with at most {error / 2:.3g}%"
     )
     stricter = (
-        f"each further sign-off needs stronger evidence (number k may err in {error:.3g} % / (k (k + 1)) of cases)"
+        f"each further sign-off needs stronger evidence (number k may err in {error:.3g}% / (k (k + 1)) of cases)"
     )
     return Note("look", message, f"measure enough processes in one run (--processes): {stricter}")
 

@@ -128,7 +128,7 @@ def _policy_from_document(document: PolicyDocument, source: bytes) -> Policy:
     confidence = 0.95 if document.confidence is None else float(document.confidence)
     if not 0.5 <= confidence < 1:
         raise ValueError(
-            f'confidence = "{format_quantity(confidence, Dimension.SHARE)}": must be at least 50 % and less than 100 %'
+            f'confidence = "{format_quantity(confidence, Dimension.SHARE)}": must be at least 50% and less than 100%'
         )
     _refuse_contradictions(criteria, document.build.precision)
     return Policy(

@@ -43,7 +43,7 @@ class Limit(float):
         if found == 0 and cls.dimension is Dimension.QUERIES:
             raise ValueError(f'invalid rate "{value}": it must be greater than zero')
         if least and cls.dimension in (Dimension.SHARE, Dimension.NUMBER) and found > 1:
-            largest = "100 %" if cls.dimension is Dimension.SHARE else "1"
+            largest = "100%" if cls.dimension is Dimension.SHARE else "1"
             raise ValueError(f'"{value}" can never be met: the maximum is {largest}')
         if found == 0 and least:
             raise ValueError(f'"{value}" is always met; remove it or set a meaningful limit')

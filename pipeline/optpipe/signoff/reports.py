@@ -9,7 +9,6 @@ from pathlib import Path
 
 from optpipe.core.comparison import Comparison, Goal
 from optpipe.core.entries import ArtifactInfo, Environment
-from optpipe.core.errors import MissingError
 from optpipe.core.measurement import read_measurements
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.core.verdict import VerdictRecord
@@ -81,21 +80,12 @@ def _render_reports(page: Page, comparison: Comparison, verdict: VerdictRecord |
 
 
 def list_drawing_versions() -> dict[str, str]:
-    """Raises MissingError if a package is not installed."""
-    try:
-        return {name: version(name) for name in DRAWN_WITH}
-    except ModuleNotFoundError as error:
-        raise MissingError(
-            f"the report's figures need {error.name}: pip install {' '.join(DRAWN_WITH)}; or use --no-figures"
-        ) from error
+    return {name: version(name) for name in DRAWN_WITH}
 
 
 def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
-    """Reasons why `report.html` cannot be rendered here with the same bytes; empty if it can."""
-    try:
-        here = list_drawing_versions() if drawn_with else {}
-    except MissingError:
-        return [f"{HTML}: rendering it again needs {', '.join(DRAWN_WITH)}"]
+    """The reason why `report.html` cannot be rendered here with the same bytes; empty if it can."""
+    here = list_drawing_versions()
     other = [
         f"{name} {drawn_with[name]} (here: {here.get(name)})"
         for name in drawn_with

@@ -309,9 +309,9 @@ def widen_for_unseen_speed(
     low, high = min(interval[0], value * exp(-reach)), max(interval[1], value * exp(reach))
     if percent > 50 and share >= 1 - percent / 100:
         high = value * exp(hypot(gap, log(interval[1] / value)))
-        why = f"{100 * expm1(gap):.1f} % above: a slower speed that none of the {processes} processes ran at would show there"
+        why = f"{100 * expm1(gap):.1f}% above: {processes} processes cannot rule out a second, slower speed"
         return (low, high), why
-    why = f"widened to ±{100 * expm1(reach):.1f} %: all {processes} may have run at one of two speeds"
+    why = f"widened to ±{100 * expm1(reach):.1f}%: {processes} processes cannot rule out a second speed"
     return (low, high), "" if (low, high) == interval else why
 
 

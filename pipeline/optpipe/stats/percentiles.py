@@ -180,7 +180,7 @@ def _percentile(
     ranks = interval_ranks(effective, percent, confidence)
     if ranks is None or stretches < _fewest_stretches(count):
         least = min(effective, stretches)
-        return f"samples follow each other too closely: {count:,} are worth {least:,.0f} independent ones"
+        return f"the {count:,} samples are so correlated that they carry the information of {least:,.0f}"
     scale = count / floor(effective)
     low = max(1, floor(ranks[0] * scale)) if scale > 1 else ranks[0]
     high = min(count, ceil(ranks[1] * scale)) if scale > 1 else ranks[1]

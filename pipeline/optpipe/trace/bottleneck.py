@@ -140,7 +140,7 @@ def _limit_by_counters(measured: Analysis) -> tuple[LimitingFactor, str]:
     if not memory or not math:
         return LimitingFactor.GPU, "the recorded GPU metrics do not distinguish memory from arithmetic"
     moved, computed = sum(memory.values()), max(math.values())
-    why = ", ".join(f"{name} {value:.0f} %" for name, value in (memory | math).items())
+    why = ", ".join(f"{name} {value:.0f}%" for name, value in (memory | math).items())
     why = f"share of the hardware peak while a kernel runs: {why}"
     if max(moved, computed) < 100 * LIMITED_SHARE:
         return LimitingFactor.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"

@@ -129,7 +129,7 @@ def _tabulate_kernels(rows: Sequence[KernelRow], *, distorted: bool) -> Iterator
         for row in head[:_ROWS]
     ]
     columns: list[Column | str] = [
-        "top kernels (90 % of time)",
+        "top kernels (90% of time)",
         *figure_columns("share", "total", "count", "mean"),
         *(figure_column(name, rank=2) for name in ("launch", "queue")),
         "Tensor Cores",
@@ -154,7 +154,7 @@ def _tabulate_calls(what: str, rows: Sequence[CallRow], *, distorted: bool) -> I
         (_shorten(row.name), f"{row.share:.1%}", "" if distorted else format_duration(row.total_ns), str(row.count))
         for row in head[:_ROWS]
     ]
-    columns: list[Column | str] = [f"top {what}s (90 % of time)", *figure_columns("share", "total", "count")]
+    columns: list[Column | str] = [f"top {what}s (90% of time)", *figure_columns("share", "total", "count")]
     yield from _list_table(columns, cells, len(head))
 
 

@@ -167,7 +167,7 @@ def test_of_one_or_two_processes_a_withheld_median_stays_withheld() -> None:
 def test_a_percentile_that_some_processes_withhold_decides_nothing() -> None:
     seen = observe(group_of((2.4, ()), (2.6, ()), (2.5, ()), (3.8, ("p99",))), "p99")
     (blocker,) = seen.blockers
-    assert blocker.reason == f"1 of 4 VALID processes do not show p99: {WHY}"
+    assert blocker.reason == f"p99 could not be estimated in 1 of 4 VALID processes: {WHY}"
     assert blocker.remedy.startswith("measure longer: optpipe bench")
 
 

@@ -151,7 +151,7 @@ def test_unreadable_files_are_replaced_and_named_until_they_are_too_many(pets) -
     assert [path.name for path, _ in bad] == ["0.png"]
     for index in range(1, 8):
         (pets / "cat" / f"{index}.png").write_bytes(b"")
-    with pytest.raises(BadInputError, match="8 of 40 images cannot be read; at most 5 % allowed"):
+    with pytest.raises(BadInputError, match="8 of 40 images cannot be read; at most 5% allowed"):
         image_set_from_path(pets)
 
 

@@ -165,7 +165,7 @@ def test_processes_that_agree_decide_nothing_so_close_to_a_limit_that_a_second_s
     ]
     judged = judge_measured(limit, figures)
     assert judged.verdict == verdict
-    assert f"all {processes} may have run at one of two speeds" in judged.reason
+    assert f"{processes} processes cannot rule out a second speed" in judged.about
     if judged.verdict is Verdict.INCONCLUSIVE:
         assert "once more: optpipe bench a" in judged.remedy
 

@@ -74,7 +74,7 @@ BAD = {
     "schema = 1\n[[latency]]\np99 = '1 ms'\nstreams = 2": 'streams requires scenario = "multi-stream"',
     "schema = 1\n[[latency]]\np50 = '2 ms'\np99 = '1 ms'": "has no effect",
     "schema = 1\n[[latency]]\np99 = '2 ms'\n[[latency]]\np99 = '1 ms'": "has two limits",
-    "schema = 1\n[precision]\nfp16 = '60 %'\nint8 = '60 %'": "add up to 120 %",
+    "schema = 1\n[precision]\nfp16 = '60 %'\nint8 = '60 %'": "add up to 120%",
     "schema = 1\n[build]\nprecision = 'fp32'\n[precision]\nint8 = '80 %'": "contradicts build.precision",
     "schema = 1\n[environment]\ngpu = 'none'\n[energy]\nmaximum = '1 mJ/image'": "requires a GPU",
     "schema = 1\n[accuracy]\nminimum_top1 = '101 %'": "can never be met",
@@ -83,7 +83,7 @@ BAD = {
     "schema = 1\n[accuracy]\nminimum_top1 = '0 %'": "is always met",
     "schema = 1\nlatency = 3": "latency = 3: expected a table or an array of tables, not an integer",
     "schema = 1\n[environment]\ngpu = 3": "must be a quoted string",
-    "schema = 1\nconfidence = '100 %'\n[size]\nmaximum = '1 MiB'": "at least 50 %",
+    "schema = 1\nconfidence = '100 %'\n[size]\nmaximum = '1 MiB'": "at least 50%",
     "schema = ": "not TOML",
 }
 
@@ -109,7 +109,7 @@ def test_a_byte_order_mark_is_no_fault_and_control_characters_are():
 
 
 ACROSS_KEYS = ("has no effect", "has two limits", "add up to", "contradicts", "requires a GPU", "can never be met",
-               "is always met", "at least 50 %", "invalid rate")  # fmt: skip
+               "is always met", "at least 50%", "invalid rate")  # fmt: skip
 
 
 @pytest.mark.parametrize("text", [text for text, message in BAD.items() if message != "not TOML"])

@@ -86,7 +86,9 @@ def test_all_forms_say_the_same(failed):
     assert failed.verdict.verdict == "FAIL"
     html = (failed.folder / "report.html").read_text()
     assert "<title>FAIL: " in html
-    assert "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Engine size: " in html
+    assert (
+        "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Engine size (exact, of the file): " in html
+    )
     markdown = (failed.folder / "report.md").read_text()
     assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
     suite = Xml.fromstring((failed.folder / "junit.xml").read_text())[0]

@@ -201,7 +201,7 @@ def _select_readable(
             step.advance(len(chunk))
     if not kept or len(bad) > max(1, MAX_UNREADABLE_SHARE * (len(kept) + len(bad))):
         raise BadInputError(
-            f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read; at most 5 % allowed\n{format_unreadable(bad, 3)}"
+            f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read; at most 5% allowed\n{format_unreadable(bad, 3)}"
         )
     return kept, tuple(bad)
 

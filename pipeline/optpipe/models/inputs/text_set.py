@@ -122,9 +122,7 @@ def text_set_from_path(source: Path, count: int | None = None, seed: int = 0) ->
     lines, bad = _parse_lines(source)
     allowed = max(1, MAX_UNREADABLE_SHARE * (len(lines) + len(bad)))
     if not lines or len(bad) > allowed:
-        found = (
-            f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used; at most 5 % allowed" if bad else "is empty"
-        )
+        found = f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used; at most 5% allowed" if bad else "is empty"
         form = 'each line must be {"text": "...", "label": "..."}; the label may be omitted from all lines'
         raise BadInputError(f"{source}: {found}\n{form}" + (f"; {format_unreadable(bad, 3)}" if bad else ""))
     wanted = len(lines) if count is None else min(count, len(lines))

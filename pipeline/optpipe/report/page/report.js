@@ -47,6 +47,23 @@ for (const tools of document.querySelectorAll(".table-tools")) {
   });
 }
 
+for (const code of document.querySelectorAll("main code")) {
+  if (!/^(optpipe|sha256sum) /.test(code.textContent) || code.closest("table")) continue;
+  code.classList.add("command");
+  const copy = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "Copy" });
+  copy.setAttribute("aria-label", `Copy ${code.textContent}`);
+  copy.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(code.textContent);
+    copy.textContent = "Copied";
+    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+  });
+  code.after(copy);
+}
+
+const folded = [...document.querySelectorAll("details:not(.raw)")];
+addEventListener("beforeprint", () => { for (const one of folded) { one.dataset.open = one.open; one.open = true; } });
+addEventListener("afterprint", () => { for (const one of folded) one.open = one.dataset.open === "true"; });
+
 const tip = document.getElementById("tip");
 function showTip(event) {
   const mark = event.target.closest?.("figure svg [aria-label][role='graphics-symbol']");

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -94,8 +95,8 @@ app = typer.Typer(
 )
 
 
-PIPED_WIDTH = 160
-"""Columns of a table in a file or a pipe, which have no width."""
+PIPED_WIDTH = 100
+"""Columns of a table in a file or a pipe if COLUMNS is not set."""
 
 
 def _print_json(document: object) -> None:
@@ -221,7 +222,7 @@ def _print_text(text: "Document | str") -> None:
     from optpipe.report.terminal import print_document
 
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
         console = Console(highlight=False, markup=False, width=PIPED_WIDTH)
     with console.capture() as written:  # a console that writes exits if its reader has gone
         if isinstance(text, str):

@@ -9,7 +9,17 @@ from time import monotonic
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from optpipe.core.errors import escape
@@ -25,6 +35,13 @@ class _Stderr(Console):
         discard_output(self.file.fileno())
 
 
+class _Count(ProgressColumn):
+    """`3 of 8` while a step with a known total runs."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.finished or (task.total or 1) == 1 else f"{task.completed:.0f} of {task.total:.0f}")
+
+
 class Terminal:
     """Shows steps while they run: a live bar on a terminal, otherwise one line per finished step and a heartbeat."""
 
@@ -35,10 +52,12 @@ class Terminal:
         )
         self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
         self.warnings: list[str] = []
+        self._reused = 0
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
+            _Count(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
@@ -51,6 +70,8 @@ class Terminal:
 
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
+        if self._reused:
+            self.inform(f"{self._reused} step{'' if self._reused == 1 else 's'} reused from the store")
         self._stderr.flush()
 
     @contextmanager
@@ -63,9 +84,10 @@ class Terminal:
         with self._heartbeat(name, started, task):
             yield step
         seconds = monotonic() - started
-        self._progress.update(task, total=total or 1, completed=total or 1)
-        if not self.console.is_terminal:
-            self.console.print(f"{name}: {'from the store' if step.from_store else f'{seconds:.1f} s'}")
+        self._progress.update(task, total=total or 1, completed=total or 1, visible=not step.from_store)
+        self._reused += step.from_store
+        if not self.console.is_terminal and not step.from_store:
+            self.console.print(f"{name}: {seconds:.1f} s")
 
     @contextmanager
     def _heartbeat(self, name: str, started: float, task: TaskID) -> Iterator[None]:
@@ -113,6 +135,3 @@ class _Shown:
 
     def cached(self) -> None:
         self.from_store = True
-        self._progress.update(
-            self._task, description=f"{self._progress.tasks[self._task].description} (from the store)"
-        )

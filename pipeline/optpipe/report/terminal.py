@@ -1,4 +1,4 @@
-"""Renders a document for the width of the terminal: columns that do not fit move below their row, figures are never cut."""
+"""Renders a document for the width of the terminal: columns that do not fit move below their row, so that no cell wraps."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -30,8 +30,8 @@ STYLES = {
 }
 GAPS = "   ", "  "
 """Gaps between columns; the second one if the first is too wide."""
-NARROW, WORD = 12, 24
-"""A column of text becomes no narrower than NARROW characters, nor than its longest word up to WORD."""
+NARROW = 12
+"""Text becomes no narrower than this."""
 
 
 def print_document(document: Document, console: Console) -> None:
@@ -96,26 +96,35 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
     columns = table.columns
     heads = [Text(clean_text(column.heading), style="bold") for column in columns]
     rows = [[_text_from_cell(cell, column) for cell, column in zip(row, columns, strict=True)] for row in table.rows]
-    least = [_find_least_width(heads[at], [row[at] for row in rows], columns[at]) for at in range(len(columns))]
-    gap = next((gap for gap in GAPS if sum(least[at] + len(gap) for at in shown) <= width + len(gap)), GAPS[-1])
+    natural = [max(map(_measure, (heads[at], *(row[at] for row in rows)))) for at in range(len(columns))]
+    gap = next((gap for gap in GAPS if sum(natural[at] + len(gap) for at in shown) <= width + len(gap)), GAPS[-1])
     folded: list[int] = []
-    while sum(least[at] + len(gap) for at in shown) > width + len(gap):
+    while sum(natural[at] + len(gap) for at in shown) > width + len(gap):
         movable = [at for at in shown[1:] if columns[at].rank]
         if not movable:
             break
         moved = max(movable, key=lambda at: (columns[at].rank, at))
         shown.remove(moved)
         folded.append(moved)
-    natural = [max(_measure(each) for each in (heads[at], *(row[at] for row in rows))) for at in shown]
-    widths = _shrink(natural, [least[at] for at in shown], width - len(gap) * (len(shown) - 1))
+    widths = _shrink([natural[at] for at in shown], width - len(gap) * (len(shown) - 1))
     right = [columns[at].kind is ColumnKind.FIGURE for at in shown]
     yield from _join_cells([heads[at] for at in shown], widths, right, gap, console)
     yield Text("─" * (sum(widths) + len(gap) * (len(widths) - 1)), style="dim")
     for row, cells in zip(rows, table.rows, strict=True):
         yield from _join_cells([row[at] for at in shown], widths, right, gap, console)
-        rest = [f"{columns[at].heading} {' '.join(row[at].plain.split())}" for at in sorted(folded) if cells[at].text]
-        if rest:
-            yield from _indent(Text(", ".join(rest), style="dim"), console, width)
+        rest = [
+            f"{columns[at].heading}: {' '.join(row[at].plain.split())}"
+            for at in sorted(folded)
+            if cells[at].text or cells[at].note
+        ]
+        lines: list[str] = []
+        for each in rest:
+            if lines and cell_len(lines[-1]) + cell_len(each) + 2 <= width - 4:
+                lines[-1] += f"; {each}"
+            else:
+                lines.append(each)
+        for line in lines:
+            yield from _indent(Text(line, style="dim"), console, width)
 
 
 def _text_from_cell(cell: Cell, column: Column) -> Text:
@@ -129,20 +138,11 @@ def _measure(text: Text) -> int:
     return max(map(cell_len, text.plain.split("\n")))
 
 
-def _find_least_width(head: Text, cells: Sequence[Text], column: Column) -> int:
-    """The width below which a column would have to cut a figure or a word."""
-    words = [cell_len(word) for text in (head, *cells) for word in text.plain.split()]
-    if column.kind is ColumnKind.FIGURE:
-        return max([*map(_measure, cells), *(cell_len(word) for word in head.plain.split())])
-    return min(max(map(_measure, (head, *cells))), max(NARROW, min(max(words, default=0), WORD)))
-
-
-def _shrink(widths: list[int], least: Sequence[int], width: int) -> list[int]:
-    """Narrows the widest columns until the sum is `width`, first down to `least`, then below it."""
+def _shrink(widths: list[int], width: int) -> list[int]:
+    """Narrows the widest columns until the sum is `width`: the last resort if no more columns can move below."""
     widths = list(widths)
-    for floor in (least, [1] * len(widths)):
-        while sum(widths) > width and (wide := [at for at in range(len(widths)) if widths[at] > floor[at]]):
-            widths[max(wide, key=lambda at: widths[at])] -= 1
+    while sum(widths) > max(width, len(widths)):
+        widths[max(range(len(widths)), key=widths.__getitem__)] -= 1
     return widths
 
 

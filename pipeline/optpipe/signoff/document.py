@@ -36,7 +36,7 @@ from optpipe.report.document import (
 from optpipe.trace.records import TraceProfile
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
-UNSIGNED = "This dossier is not signed: it proves that the folder agrees with itself, not who made it or where it was measured."
+UNSIGNED = "Unsigned: the files are consistent with each other, but nothing proves who made them or where."
 LARGE_FIGURES, MAX_TILES = 3, 4
 TILES = ("latency", "throughput", "accuracy", "energy", "memory", "outputs", "size", "precision")
 UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
@@ -105,6 +105,17 @@ def _list_verdict_parts(record: VerdictRecord, dossier: Path | None) -> Iterator
     if dossier is not None:
         yield Sentence(str(dossier), Tone.STRONG, "dossier")
         yield Sentence(shlex.join(["optpipe", "verify", str(dossier)]), Tone.FAINT, "verify it anywhere")
+        yield Sentence(_find_next_step(record, dossier), Tone.STRONG, "next")
+
+
+def _find_next_step(record: VerdictRecord, dossier: Path) -> str:
+    """The remedy of the criterion that decides; how to deploy a build that passes."""
+    if record.verdict is Verdict.PASS:
+        return shlex.join(["optpipe", "deploy", str(dossier)])
+    return next(
+        (one.remedy for one in _order_criteria(record) if one.remedy and not one.waived),
+        "measure what the policy requires",
+    )
 
 
 def list_waivers(record: VerdictRecord) -> Iterator[Sentence]:
@@ -138,7 +149,7 @@ def tabulate_criteria(record: VerdictRecord) -> Table:
         rows.append((names, "trust.*", Cell(Verdict.PASS, Tone.GOOD), "", trusted[0].limit, "", why))
     columns = (
         Column("name", rank=PAGE_ONLY), Column("criterion", ColumnKind.NAME, rank=0, below=True),
-        Column("verdict", ColumnKind.STATE, rank=0), figure_column("observed"), Column("limit", rank=0),
+        Column("verdict", ColumnKind.STATE, rank=0), figure_column("observed", rank=0), Column("limit"),
         Column("measured", rank=2), Column("why", rank=2),
     )  # fmt: skip
     return make_table(columns, rows, id="criteria")
@@ -179,14 +190,15 @@ def document_from_verification(found: VerificationRecord) -> Document:
         remedy = NOT_RECOMPUTED if found.as_sealed else ""
         text = f"{found.dossier}{why}"
         return make_document([Sentence(text, Tone.BAD, "NOT INTACT", (*found.problems[:20], *rest), remedy)])
+    stated = "; ".join(one.partition(": stated by ")[0] for one in found.unbacked)
     return make_document(
         [
-            Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
+            *_list_verdict_parts(found.recomputed, None),
             *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
-            *(Sentence(one, Tone.FAINT, "no raw file") for one in found.unbacked),
+            Sentence(stated, Tone.FAINT, "taken from the manifests, without raw files") if stated else None,
+            Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
             Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature == "not signed" else None,
             Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
-            *_list_verdict_parts(found.recomputed, None),
         ]
     )
 
@@ -212,8 +224,6 @@ def page_from_verdict(
         "To check only the hashes: `sha256sum -c SHA256SUMS`."
     )
     findings = () if profile is None else profile.findings[:8]
-    remedies = (one.remedy for one in _order_criteria(record) if one.remedy and not one.waived)
-    deploy = "`optpipe deploy .` in this folder" if record.verdict is Verdict.PASS else ""
     sections = [
         Section("Criteria", (tabulate_criteria(record), *list_notes(record), Sentence(proven)), "criteria"),
         *_list_comparison_sections(comparison, figures),
@@ -241,7 +251,7 @@ def page_from_verdict(
         record.created_utc,
         record.optpipe,
         tuple(_identify_build(record, comparison.environment)),
-        deploy or next(remedies, ""),
+        ("in this folder: " if record.verdict is Verdict.PASS else "") + _find_next_step(record, Path()),
     )
 
 

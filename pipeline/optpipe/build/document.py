@@ -202,7 +202,7 @@ def _tabulate_candidates(decision: Decision) -> Table:
         "precision",
         figure_column("SNR" if decision.budget.endswith("dB") else "drop (95%)"),
         *(figure_column(f"batch {size}") for size in sizes),
-        Column("outcome", rank=0),
+        Column("outcome", rank=2),
     ]
     rows: list[Row] = [
         (

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from optpipe.core.comparison import Comparison, ComparisonRow
@@ -24,7 +25,7 @@ from optpipe.measure.pair import BenchRecord
 from optpipe.measure.race import TuningRecord
 from optpipe.measure.search import ArtifactLimit, name_point
 from optpipe.measure.validity import HOST_CAUSES
-from optpipe.report.charts import Bar, Curve, draw_comparison
+from optpipe.report.charts import Bar, Curve, Point, draw_comparison
 from optpipe.report.document import (
     PAGE_ONLY,
     TEXT_ONLY,
@@ -430,7 +431,26 @@ def draw_measurements(
     chosen = _choose_measurements(measured, comparison)
     latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
     machine = _read_machine_traces(chosen, folders, root)
-    return draw_comparison(comparison, latencies, machine, stages, stage_files)
+    processes = tuple(_list_processes(comparison, measured))
+    return draw_comparison(comparison, latencies, machine, stages, stage_files, processes)
+
+
+def _list_processes(comparison: Comparison, measured: Sequence[RecordedMeasurement]) -> Iterator[Point]:
+    """The p50 of each process, relative to the median of the VALID processes of its row."""
+    for row in comparison.rows[:CURVES]:
+        found = [
+            (one, one.latency_ns.median)
+            for one in (each.measurement for each in measured)
+            if one.subject.artifact == row.artifact and one.load == row.load and one.subject.settings == row.settings
+            if one.latency_ns and one.latency_ns.median
+        ]
+        valid = [p50 for one, p50 in found if one.verdict is Validity.VALID]
+        why = ", ".join(dict.fromkeys(code for one, _ in found for code in one.invalid_codes))
+        label = f"{row.label} (rejected: {why})" if why else row.label
+        for one, p50 in found:
+            codes = ", ".join(one.invalid_codes)
+            name = f"{row.label}; process: {one.process}; p50: {format_duration(p50)}; {codes or 'counted'}"
+            yield Point(label, name, p50 / median(valid or [p50 for _, p50 in found]), 0.0, flag=codes)
 
 
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:

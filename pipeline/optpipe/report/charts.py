@@ -6,10 +6,10 @@ Vega's `aria-label`, which screen readers read and the page's script shows as a 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from optpipe.core.comparison import Comparison, ComparisonRow
+from optpipe.core.comparison import Comparison, ComparisonRow, Goal
 from optpipe.core.measurement import name_sample
 from optpipe.core.quantity import Estimate
 from optpipe.report.document import Figure, RawFile, clean_text
@@ -167,11 +167,49 @@ def draw_bars(
     if reference is not None:
         at = alt.Chart(alt.InlineData([{"at": reference}]))
         chart += at.mark_rule(color=INK, strokeDash=[3, 3], aria=False).encode(x="at:Q")
+    legend = _list_legend(parts, "■") if len(parts) > 1 else ()
+    return _draw_rows(chart, order, title, caption, files, legend)
+
+
+def draw_processes(points: Sequence[Point], files: tuple[RawFile, ...] = ()) -> Figure:
+    """Draws one row for each series, and one point for each process; those with a `flag`, the reason, are hollow."""
+    import altair as alt
+
+    rows = [{"label": each.series, "name": each.label, "x": _round(each.x), "why": each.flag} for each in points]
+    order = list(dict.fromkeys(each.series for each in points))
+    base = alt.Chart(alt.InlineData(rows)).encode(
+        x=alt.X("x:Q", title="p50 ÷ median", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(tickCount=5)),
+        y=alt.Y("label:N", title=None, sort=order, axis=None),
+    )
+    rejected = base.transform_filter("datum.why != ''")
+    chart = base.transform_filter("datum.why == ''").mark_point(filled=True, size=70, opacity=0.8, color=SERIES[0])
+    chart = chart.encode(description="name:N") + rejected.mark_point(size=70, color=BAD).encode(description="name:N")
+    spread = max((abs(each.x - 1) for each in points if not each.flag), default=0.0)
+    count = sum(bool(each.flag) for each in points)
+    finding = f"{count} of {len(points)} processes were rejected; the others are within {spread:.1%} of their median"
+    caption = "The p50 of each process, divided by the median of the valid ones of its build and load."
+    legend = (("counted", _VARIABLES[SERIES[0]], "●"), *([("rejected", _VARIABLES[BAD], "○")] if count else []))
+    return replace(_draw_rows(chart, order, "Processes", caption, files, legend), finding=finding)
+
+
+def _draw_rows(
+    chart: Any,
+    order: Sequence[object],
+    title: str,
+    caption: str,
+    files: tuple[RawFile, ...],
+    legend: tuple[tuple[str, str, str], ...],
+) -> Figure:
+    """Adds the name of each row above it."""
+    import altair as alt
+
     names = alt.Chart(alt.InlineData([{"label": name} for name in order]))
     chart += names.mark_text(align="left", baseline="bottom", dy=-7, fontSize=FONT_SIZE, aria=False).encode(
-        x=alt.value(0), y=y, text="label:N", color=alt.value(INK)
+        x=alt.value(0),
+        y=alt.Y("label:N", title=None, sort=list(order), axis=None),
+        text="label:N",
+        color=alt.value(INK),
     )
-    legend = _list_legend(parts, "■") if len(parts) > 1 else ()
     return _draw(chart, title, caption, files, legend, width=WIDTH + 40, height=ROW_HEIGHT * len(order))
 
 
@@ -181,8 +219,9 @@ def draw_comparison(
     machine: Mapping[str, Sequence[Curve]] | None = None,
     stages: Sequence[Bar] = (),
     stage_files: tuple[RawFile, ...] = (),
+    processes: Sequence[Point] = (),
 ) -> list[Figure]:
-    """Draws every figure with enough data, in reading order.
+    """Draws every figure with enough data, in reading order; the first three state what they show.
 
     `latencies` are empirical distribution functions: ms, share of the queries in [0, 1]. `machine` holds quantities with
     their units, each over seconds from the start of a measurement; `stages` are seconds by build and stage.
@@ -204,13 +243,23 @@ def draw_comparison(
             "Each line is a build, each point a batch size. Down and to the right is better. No other build beats one on the "
             "frontier in every metric at once."
         )
-        drawn.append(draw_points("Latency vs. throughput", caption, points, f"{sample}s per second", latency, files))
+        best, reason = comparison.best[Goal.THROUGHPUT], comparison.best_reason[Goal.THROUGHPUT]
+        finding = (
+            f"{comparison.row(best).label} has the highest throughput: {reason}" if best else f"Throughput: {reason}"
+        )
+        figure = draw_points("Latency vs. throughput", caption, points, f"{sample}s per second", latency, files)
+        drawn.append(replace(figure, finding=finding))
     if latencies:
         caption = "Share of queries completed within a given time, from the raw samples; nothing is trimmed."
         if len(latencies) < len(comparison.rows):
             caption += f" {len(latencies)} of {len(comparison.rows)} measurements."
         y = "queries completed within"
-        drawn.append(draw_lines("Latency distribution", caption, latencies, "latency (ms)", y, log=True, shares=True))
+        times = [x for x, share in latencies[0].points if share >= 0.5]
+        finding = f"{latencies[0].label}: half of the queries complete within {times[0]:.3g} ms, all within {times[-1]:.3g} ms"
+        figure = draw_lines("Latency distribution", caption, latencies, "latency (ms)", y, log=True, shares=True)
+        drawn.append(replace(figure, finding=finding))
+    if processes:
+        drawn.append(draw_processes(processes, files))
     for title, y, scale, figures, caption in (
         ("Accuracy vs. latency", "top-1 accuracy (%)", 100.0, [row.top1 for row in rows],
          "Top-1 accuracy with its interval, at the latency of each build and batch size. Up and to the left is better."),
@@ -341,5 +390,11 @@ def _draw(
     size = re.search(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)
     fluid = f' style="max-width:{size[1]}px"' if size else ""
     svg = re.sub(r'(<svg[^>]*?) width="[\d.]+" height="[\d.]+"', rf"\1{fluid}", svg, count=1)
-    svg = re.sub(r"^.*?<svg", '<svg role="img"', svg, count=1, flags=re.DOTALL)
+    svg = re.sub(
+        r"^.*?<svg",
+        f'<svg role="group" aria-labelledby="figure-{title.replace(" ", "-")}"',
+        svg,
+        count=1,
+        flags=re.DOTALL,
+    )
     return Figure(title, caption, svg, files, legend)

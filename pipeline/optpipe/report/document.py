@@ -133,6 +133,8 @@ class Figure:
     files: tuple[RawFile, ...] = ()
     legend: tuple[tuple[str, str, str], ...] = ()
     """Label, CSS color (`var(--series-1)`), and mark of each entry; the page sets it outside the drawing so that names wrap."""
+    finding: str = ""
+    """A sentence that states what the drawing shows; it is the heading, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?"}
 GAUGE_WIDTH, GAUGE_HEIGHT = 160, 14
-_COMMAND = re.compile(r"(^|[:;] )(optpipe [a-z][^;`]*)")
+_COMMAND = re.compile(r"(^|[:;] )(optpipe [a-z]+(?: (?!(?:with|and|to|or|for) )[^\s;]+)*)$")
 
 
 def render_html(page: Page) -> str:

@@ -103,7 +103,7 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
         movable = [at for at in shown[1:] if columns[at].rank]
         if not movable:
             break
-        moved = max(movable, key=lambda at: (columns[at].rank, at))
+        moved = max(movable, key=lambda at: (columns[at].rank, natural[at]))
         shown.remove(moved)
         folded.append(moved)
     widths = _shrink([natural[at] for at in shown], width - len(gap) * (len(shown) - 1))

@@ -240,6 +240,7 @@ def verify(
         Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
     ] = None,
     public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
+    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG badge with the verdict.")] = None,
 ) -> Outcome:
     """Recompute every number and the verdict of a dossier, offline.
 
@@ -247,9 +248,16 @@ def verify(
     """
     from optpipe.core.verdict import VerificationRecord
     from optpipe.deploy.attest import find_attestation_problems
+    from optpipe.report.html import render_badge
     from optpipe.signoff.document import document_from_verification
     from optpipe.signoff.verify import verify_dossier
+    from optpipe.workspace.files import write_bytes
+    from optpipe.workspace.places import require_writable_file
 
+    if badge is not None:
+        if badge.resolve().is_relative_to(dossier.resolve()):
+            raise BadInputError(f"--badge {badge}: a file in the dossier would break its seal; write it elsewhere")
+        require_writable_file(badge, "--badge")
     with terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers)
         if (attestations is None) != (public_key is None):
@@ -275,6 +283,8 @@ def verify(
         files=len(sizes),
         size_bytes=sum(sizes),
     )
+    if badge is not None:
+        write_bytes(badge, render_badge(verdict.verdict if verdict else "NOT INTACT").encode())
     return Outcome(record, document_from_verification, checked.exit_status)
 
 

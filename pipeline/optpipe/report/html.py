@@ -31,6 +31,22 @@ def render_html(page: Page) -> str:
     return clean_text(html)
 
 
+def render_badge(verdict: str) -> str:
+    """An SVG for a README: `optpipe` and the verdict, in the colors of the report."""
+    color = {"PASS": "#0b6e4f", "INCONCLUSIVE": "#8a5a00"}.get(verdict, "#b3261e")
+    text = f"{MARKS.get(verdict, MARKS['FAIL'])} {verdict}"
+    name, length = 60, 9 * len(text) + 16
+    label = (
+        '<text y="14" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11" fill="#fff" text-anchor="middle" x='
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{name + length}" height="20" role="img" aria-label="optpipe: {verdict}">'
+        f'<rect width="{name + length}" height="20" rx="3" fill="{color}"/>'
+        f'<path d="M3 0h{name - 3}v20H3a3 3 0 0 1-3-3V3a3 3 0 0 1 3-3" fill="#3b4252"/>'
+        f'{label}"{name / 2:g}">optpipe</text>{label}"{name + length / 2:g}">{text}</text></svg>\n'
+    )
+
+
 @cache
 def _make_environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape

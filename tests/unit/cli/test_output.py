@@ -10,7 +10,7 @@ from optpipe.cli.build import CalibrateOptions, calibrate
 from optpipe.cli.compare import CompareOptions, compare
 from optpipe.cli.deploy import DeployOptions, deploy
 from optpipe.cli.profile import RecordingOptions, profile
-from optpipe.cli.signoff import DossierOptions, SignoffOptions, attest, run, signoff
+from optpipe.cli.signoff import DossierOptions, SignoffOptions, attest, run, signoff, verify
 from optpipe.cli.sweep import sweep
 from optpipe.cli.terminal import Terminal
 from optpipe.core.errors import BadInputError
@@ -30,6 +30,7 @@ COMMANDS = {
     "signoff": lambda: call(signoff, model="digits", what=JUDGED, how=DossierOptions(output=NOWHERE)),
     "signoff --junit": lambda: call(signoff, model="digits", what=JUDGED, how=DossierOptions(junit=NOWHERE)),
     "signoff --init": lambda: call(signoff, what=SignoffOptions(policy=NOWHERE, init=True)),
+    "verify --badge": lambda: call(verify, Path("none"), badge=NOWHERE),
     "sweep": lambda: call(sweep, models=["digits"], how=SweepOptions(output=NOWHERE)),
 }
 
@@ -53,6 +54,11 @@ def test_junit_does_not_lie_in_the_dossier_whose_seal_it_would_break():
     how = DossierOptions(output=Path("out"), junit=Path("out/junit.xml"))
     with pytest.raises(BadInputError, match=r"--junit out/junit\.xml: out is sealed when it is written"):
         call(signoff, model="digits", what=JUDGED, how=how)
+
+
+def test_a_badge_does_not_lie_in_the_dossier_whose_seal_it_would_break():
+    with pytest.raises(BadInputError, match=r"--badge out/badge\.svg: a file in the dossier would break its seal"):
+        call(verify, Path("out"), badge=Path("out/badge.svg"))
 
 
 @pytest.mark.parametrize("said", ["uv pip install optpipe[hf]", "cannot read [/data/1.jpg]", "no [red] here"])

@@ -106,7 +106,9 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
         moved = max(movable, key=lambda at: (columns[at].rank, natural[at]))
         shown.remove(moved)
         folded.append(moved)
-    widths = _shrink([natural[at] for at in shown], width - len(gap) * (len(shown) - 1))
+    widths = [natural[at] for at in shown]
+    while sum(widths) > max(width - len(gap) * (len(shown) - 1), len(widths)):  # no more columns can move below
+        widths[max(range(len(widths)), key=widths.__getitem__)] -= 1
     right = [columns[at].kind is ColumnKind.FIGURE for at in shown]
     yield from _join_cells([heads[at] for at in shown], widths, right, gap, console)
     yield Text("─" * (sum(widths) + len(gap) * (len(widths) - 1)), style="dim")
@@ -136,14 +138,6 @@ def _text_from_cell(cell: Cell, column: Column) -> Text:
 
 def _measure(text: Text) -> int:
     return max(map(cell_len, text.plain.split("\n")))
-
-
-def _shrink(widths: list[int], width: int) -> list[int]:
-    """Narrows the widest columns until the sum is `width`: the last resort if no more columns can move below."""
-    widths = list(widths)
-    while sum(widths) > max(width, len(widths)):
-        widths[max(range(len(widths)), key=widths.__getitem__)] -= 1
-    return widths
 
 
 def _join_cells(

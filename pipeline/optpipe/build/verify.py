@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd, inf, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from optpipe.backends.base import Session
 from optpipe.backends.onnx_graph import find_selected_outputs
@@ -33,10 +34,6 @@ from optpipe.stats.means import mean_from_values, predict_next_upper_bound
 from optpipe.stats.paired import FEWEST_SAMPLES, Share
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 TOLERATED_BOXES = 0.05
 """The share of boxes that may differ at any precision: a score near the limit may fall on either side of it."""
@@ -85,8 +82,6 @@ def verify_session(
 
 def fill_batches(reference: Reference, size: int) -> Reference:
     """The samples repeated until they fill batches of `size`."""
-    import numpy as np
-
     times = size // gcd(count_rows(reference.inputs), size)
     inputs, outputs = (
         {name: np.concatenate([rows] * times) for name, rows in side.items()}
@@ -108,8 +103,6 @@ def compare_to_reference(
 
     Agreement only for classifiers whose reference predictions vary.
     """
-    import numpy as np
-
     total = count_rows(reference.inputs)
     count = sum(part.stop - part.start for part in list_batches(card, reference.inputs, size))
     expected = {name: value[:count] if len(value) == total else value for name, value in reference.outputs.items()}
@@ -180,8 +173,6 @@ def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]
 def _observe_output(
     name: str, rows: RowErrors, checked: Entry[VerificationInfo], build: JudgedBuild, confidence: float
 ) -> dict[str, Observation]:
-    import numpy as np
-
     count, data = len(rows["values"]), checked.info.data
     about, more = f"output {name}, {count} samples of {data}", f"optpipe build {build.argument} --data PATH"
     same = rows["output_best"] == rows["reference_best"]

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.measurement import (
     BenchSort,
@@ -480,8 +482,6 @@ def _choose_measurements(
 
 
 def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root: Path) -> Curve:
-    import numpy as np
-
     name = str(one.measurement.samples_file)
     frame = read_samples(run.files, name)
     ordered = np.sort((frame["end_ns"] - frame["scheduled_ns"]).to_numpy()) / 1e6

@@ -9,6 +9,8 @@ from dataclasses import replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
@@ -50,8 +52,6 @@ def estimate_energy_per_image(
     sample only a part of the time (arXiv 2312.02741): a window of at least ten seconds keeps the steps below one
     percent. The interval combines the spread of the power over ten parts of the window with the sensor's tolerance.
     """
-    import numpy as np
-
     too_short = f"measured for {seconds:.1f} s; the energy counter needs at least {MIN_WINDOW_S:.0f} s (--energy)"
     rows = machine.drop_nulls("gpu_energy_mj") if "gpu_energy_mj" in machine.columns else machine.clear()
     if rows.is_empty():
@@ -146,8 +146,6 @@ def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence
     that of a ratio of sums over consecutive groups, so that it always contains the figure. Adjacent calls resemble each
     other: a group joins many of them and counts as one.
     """
-    import numpy as np
-
     images = measured["images"].to_numpy().astype(np.int64)
     if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
         busy_ns = (measured["end_ns"] - measured["start_ns"]).to_numpy()

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import exp, log
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import (
@@ -40,9 +42,6 @@ from optpipe.stats.means import (
     widen_for_unseen_speed,
 )
 from optpipe.stats.percentiles import pool_percentile
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,6 @@ class ProcessGroup:
                     return self.list_values(name)
                 process = one.measurement.second_stage, one.measurement.process
                 runs.setdefault(one.run, {}).setdefault(process, []).append(one.latencies)
-        import numpy as np
 
         pooled = [np.concatenate(each) for run in runs.values() for each in run.values()]
         parts = iter(pool_percentile(pooled, percent) if pooled else [])

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from optpipe.core.measurement import MAX_CV, Measurement, Mode, Reason, Scenario
 from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe
@@ -89,8 +91,6 @@ def compute_service_ns(samples: "pl.DataFrame") -> Any:
 
 
 def _quantile(values: Sequence[float], level: float) -> float:
-    import numpy as np
-
     return float(np.quantile(values, level))
 
 

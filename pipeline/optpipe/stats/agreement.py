@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from math import log, log10, sqrt
-from typing import TYPE_CHECKING
 from zlib import crc32
+
+import numpy as np
 
 from optpipe.core.entries import OutputError
 from optpipe.core.precision import Precision
 from optpipe.stats.means import compute_t_quantile
-
-if TYPE_CHECKING:
-    import numpy as np
 
 TOLERATED_RELATIVE_ERROR: Mapping[Precision, float] = {
     Precision.FP32: 1e-3,
@@ -46,8 +44,6 @@ def compare_rows(reference: "np.ndarray", got: "np.ndarray") -> RowErrors:
     """`compute_row_errors`, and of both the hash of the places of the largest values along the last axis; outputs of different
     shapes have no finite error.
     """
-    import numpy as np
-
     if reference.shape != got.shape:
         blank = np.zeros_like(reference)
         return {**compare_rows(blank, blank), "finite": np.zeros(len(reference), bool)}
@@ -56,8 +52,6 @@ def compare_rows(reference: "np.ndarray", got: "np.ndarray") -> RowErrors:
 
 
 def _hash_best(output: "np.ndarray") -> "np.ndarray":
-    import numpy as np
-
     if not output.size:
         return np.zeros(len(output), np.uint32)
     places = np.argmax(output.reshape(len(output), -1, output.shape[-1] if output.ndim > 1 else 1), axis=-1)
@@ -66,8 +60,6 @@ def _hash_best(output: "np.ndarray") -> "np.ndarray":
 
 def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
     """Per sample (first axis) the sums for `pool_errors`; stored with a proof, they reproduce its figures."""
-    import numpy as np
-
     count = len(reference) if reference.ndim else 1
     expected, found = (each.astype(np.float64).reshape(count, -1 if each.size else 0) for each in (reference, got))
     with np.errstate(invalid="ignore", over="ignore"):  # `finite` reports it
@@ -112,8 +104,6 @@ def compute_snr_interval(rows: "Mapping[str, np.ndarray]", confidence: float) ->
     Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
     2.11) on its logarithm. None if the error is zero, or spread over fewer than FEWEST_FOR_SNR samples.
     """
-    import numpy as np
-
     noise, signal = (np.asarray(rows[f"{of}_square"], dtype=np.float64) for of in ("difference", "reference"))
     count, total = len(noise), float(noise.sum())
     if total <= 0 or float(signal.sum()) <= 0 or total**2 < FEWEST_FOR_SNR * float(noise @ noise):
@@ -144,8 +134,6 @@ def compute_top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float 
 
     None if the reference gives all samples the same class, as with random weights: agreement would then prove nothing.
     """
-    import numpy as np
-
     expected = find_best_classes(reference)
     if np.unique(expected).size < 2:
         return None
@@ -154,14 +142,10 @@ def compute_top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float 
 
 def compute_top1_accuracy(labels: "np.ndarray", scores: "np.ndarray") -> float:
     """The share of samples whose largest score, over (samples, classes) or (samples, classes, 1, 1), is at their label."""
-    import numpy as np
-
     return float(np.mean(find_best_classes(scores) == labels))
 
 
 def find_best_classes(scores: "np.ndarray") -> "np.ndarray":
     """The class with the largest score of each sample, (samples,)."""
-    import numpy as np
-
     found: np.ndarray = np.argmax(scores.reshape(len(scores), -1), axis=1)
     return found

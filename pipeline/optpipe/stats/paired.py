@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from math import floor, inf, sqrt
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optpipe.stats.means import compute_t_quantile, compute_t_tail
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -141,8 +142,6 @@ def figure_from_samples(
 
     A lost sample changes the sum by `effect`. Too few parts, or parts that are not finite, give an interval that spans `limits`.
     """
-    import numpy as np
-
     if len(parts) < FEWEST_SAMPLES or not np.isfinite(parts).all():
         return SampledFigure(value, samples, FEWEST_SAMPLES, inf, 0.0, effect, limits)
     apart = parts - parts.mean()
@@ -180,8 +179,6 @@ def count_samples_needed(
 
 def mean_from_samples(values: "NDArray[np.float64]") -> Share | SampledFigure:
     """The mean of `values` (samples,) from 0 to 1; an exact share if each is 0 or 1."""
-    import numpy as np
-
     if np.isin(values, (0.0, 1.0)).all():
         return Share(int(values.sum()), len(values))
     return figure_from_samples(float(values.mean()), values, len(values), (0.0, 1.0))
@@ -189,8 +186,6 @@ def mean_from_samples(values: "NDArray[np.float64]") -> Share | SampledFigure:
 
 def compute_macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> float:
     """The mean over occurring classes of the harmonic mean of precision and recall; arrays of shape (samples,)."""
-    import numpy as np
-
     hits = np.bincount(labels[labels == predicted], minlength=classes)
     sizes = _sizes(labels, predicted, classes)
     there = sizes > 0
@@ -204,8 +199,6 @@ def compare_macro_f1(
 
     All arrays have the shape (samples,).
     """
-    import numpy as np
-
     apart = _influence(labels, first, classes) - _influence(labels, second, classes)
     sizes = np.maximum((_sizes(labels, first, classes) + _sizes(labels, second, classes)) / 2, 1)
     present = max(int(np.count_nonzero(np.bincount(labels, minlength=classes))), 1)
@@ -218,15 +211,11 @@ def compare_macro_f1(
 
 def _sizes(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> "NDArray[np.int64]":
     """Per class, the number of its labels plus the number of its predictions."""
-    import numpy as np
-
     return np.asarray(np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes))
 
 
 def _influence(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> "NDArray[np.float64]":
     """Each sample's contribution to n times the macro F1 (samples,): its derivative by the sample's weight."""
-    import numpy as np
-
     hit, n = labels == predicted, len(labels)
     sizes = _sizes(labels, predicted, classes)
     there = np.maximum(sizes, 1)

@@ -10,15 +10,12 @@ samples above a high percentile can look independent by luck.
 from collections.abc import Sequence
 from functools import cache
 from math import ceil, floor, log
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from optpipe.core.measurement import LatencySummary, format_percentile_name
 from optpipe.core.quantity import Estimate
 from optpipe.stats.stability import compute_effective_count, compute_variation_interval
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 CONFIDENCE = 0.95
@@ -66,8 +63,6 @@ def pool_percentile(processes: "Sequence[np.ndarray]", percent: float) -> list[f
     The values are the jackknife's: the loss from leaving out one process of `processes`, (samples,) each. Their scatter gives the
     percentile's error, except that of p50 of few processes.
     """
-    import numpy as np
-
     values, sizes, count = np.concatenate(processes), [len(each) for each in processes], len(processes)
     order = np.argsort(values, kind="stable")
     values, owner = values[order], np.repeat(np.arange(count), sizes)[order]
@@ -117,8 +112,6 @@ def plan_sample_count(durations: "np.ndarray", percent: float, longest: int, con
     Decided once, from durations in measured order: repeated checks would stop when the estimate of correlation is small by
     luck. `len(durations)` if they are enough.
     """
-    import numpy as np
-
     ordered, count, stretches = np.sort(durations), len(durations), _stretches(durations)
     wanted = count
     for each in (percent, *(one for one in PERCENTS if one < percent)):
@@ -136,8 +129,6 @@ def summary_from_ns(
     durations_ns: "np.ndarray", percents: Sequence[float] = PERCENTS, confidence: float = CONFIDENCE
 ) -> LatencySummary:
     """Summarizes durations in measured order. Raises ValueError for none."""
-    import numpy as np
-
     if len(durations_ns) == 0:
         raise ValueError("no samples to summarize")
     values = np.asarray(durations_ns, dtype=np.float64)
@@ -193,8 +184,6 @@ def _fewest_stretches(count: int) -> float:
 
 def _stretches(values: "np.ndarray", caution: float = 0.0) -> float:
     """The effective count of the ranks: outliers do not hide the length of the correlation."""
-    import numpy as np
-
     ordered = np.sort(values)
     ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
     return compute_effective_count(ranks.astype(float), caution=caution)

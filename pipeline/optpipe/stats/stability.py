@@ -3,13 +3,10 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from math import erfc, exp, inf, log1p, sqrt
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from optpipe.stats.means import compute_t_quantile
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 _DIRECT_LAGS = 64
 """Lags that are computed one by one; more are computed by a Fourier transform."""
@@ -23,8 +20,6 @@ def compute_effective_count(series: "np.ndarray", *, caution: float = 0.0) -> fl
     before it. `caution` raises it by that many of its standard errors (Madras & Sokal, Journal of Statistical Physics 50,
     1988, appendix C), for decisions whether to show a figure at all.
     """
-    import numpy as np
-
     count = len(series)
     centered = np.asarray(series, dtype=np.float64) - np.mean(series)
     variance = float(centered @ centered) / max(count, 1)
@@ -41,8 +36,6 @@ def _positive_pairs(centered: "np.ndarray") -> "np.ndarray":
 
     Each is divided by the number of values, whatever its lag.
     """
-    import numpy as np
-
     even = len(centered) // 2 * 2
     found: list[float] = []
     for lag in range(0, min(_DIRECT_LAGS, even), 2):  # most series end after a few
@@ -86,8 +79,6 @@ def find_trend(values: "np.ndarray") -> tuple[float, float] | None:
     Mann-Kendall test and Theil-Sen slope over the medians of consecutive blocks, in their order and folded in the middle, so
     that the ends meet; the p-value is for both. Returns the change that is less likely chance.
     """
-    import numpy as np
-
     blocks = min(20, len(values) // 4) // 2 * 2
     if blocks < 8:
         return None
@@ -100,8 +91,6 @@ def find_trend(values: "np.ndarray") -> tuple[float, float] | None:
 
 def _monotone(medians: "np.ndarray", level: float) -> tuple[float, float]:
     """The Mann-Kendall test by its normal approximation, and the Theil-Sen slope."""
-    import numpy as np
-
     count = len(medians)
     first, second = np.triu_indices(count, k=1)
     score = float(np.sign(medians[second] - medians[first]).sum())
@@ -129,7 +118,6 @@ def find_two_modes(values: "np.ndarray") -> tuple[float, float, float] | None:
     half as high as the lower peak, and the counts in two windows of equal width, one at the peak and one at the valley, must
     differ by more than chance explains (a binomial test), which a long tail never satisfies.
     """
-    import numpy as np
     from scipy.special import bdtr
 
     if len(values) < 40 or float(np.min(values)) <= 0:
@@ -164,8 +152,6 @@ def find_two_modes(values: "np.ndarray") -> tuple[float, float, float] | None:
 
 def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
     """The highest peak with each other peak across a valley of less than half its height: peak, valley, other."""
-    import numpy as np
-
     inner = (density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])
     peaks = np.flatnonzero(inner) + 1
     highest = int(np.argmax(density))
@@ -186,8 +172,6 @@ def compute_variation_interval(values: "np.ndarray", confidence: float) -> tuple
     By the delta method on its logarithm, with the effective count of the influences, taken one standard error smaller; None
     if they are worth fewer than FEWEST_FOR_VARIATION independent ones, or do not vary.
     """
-    import numpy as np
-
     mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     if deviation == 0 or mean == 0:
         return None

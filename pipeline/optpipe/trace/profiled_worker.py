@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo
@@ -128,8 +130,6 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
 
 def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     """Each iteration launches once and waits for the outputs."""
-    import numpy as np
-
     store = Store(work.workspace)
     entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
     inputs = dict(np.load(job.scratch / INPUTS))

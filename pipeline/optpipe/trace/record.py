@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optpipe.backends.base import Device, NodeRun, ProgramCosts
 from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
@@ -183,8 +185,6 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     The inputs are the rows that the model is verified on, repeated to the batch size, or to `length` tokens. Raises BadInputError
     for a batch size outside the artifact's profile.
     """
-    import numpy as np
-
     common = WorkerJob(scratch, warm_up=plan.warm_up, iterations=plan.iterations, records_itself=plan.tracer == "torch")
     work = job.work
     if isinstance(work, BuildJob):

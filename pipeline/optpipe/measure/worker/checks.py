@@ -12,14 +12,14 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from optpipe.core.measurement import OutputCheck
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.models.inputs.rows import lay_out, to_rows
 from optpipe.stats.ratio import SMALLEST_ROUNDS, Order
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from optpipe.backends.base import Session
     from optpipe.measure.worker.loops import Lane
 
@@ -56,8 +56,6 @@ def draw_rotation(
     The first `known` inputs have a reference: each batch gets one while unused ones are left. `axes` are the batch axes
     of the inputs; an input without one is the same for all rows of a batch.
     """
-    import numpy as np
-
     size = min(len(array) for array in pool.values())
     one = sum(int(array[:1].nbytes) for array in pool.values()) * batch_size
     count = max(MIN_ROTATED_BATCHES, min(MAX_ROTATED_BATCHES, MAX_ROTATED_BYTES // max(one, 1)))
@@ -75,8 +73,6 @@ def draw_rotation(
 
 def pool_from_files(files: Mapping[str, str]) -> dict[str, "np.ndarray"]:
     """Maps pools of inputs or reference outputs into memory."""
-    import numpy as np
-
     return {name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()}
 
 
@@ -87,8 +83,6 @@ def make_unseen_batch(
 
     If some inputs have a batch axis, those without one stay, since they say how to read the others.
     """
-    import numpy as np
-
     step = int(np.random.default_rng(seed).integers(1, 1 << 16))
     found = axes or {}
     batched = any(found.get(name, 0) is not None for name in batch)
@@ -154,8 +148,6 @@ def limit_output_checks(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
 
 def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
     """Maximum relative L2 distance over the outputs; infinite for NaN, another shape, or a missing output."""
-    import numpy as np
-
     worst = 0.0
     for name, expected in reference.items():
         found = got.get(name)
@@ -168,8 +160,6 @@ def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "
 
 def _compute_norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, float]:
     """‖found − expected‖ and ‖expected‖ in float64, in chunks, since outputs may be as large as the memory."""
-    import numpy as np
-
     truth, got = np.ravel(expected), np.ravel(found)
     squares = [0.0, 0.0]
     for start in range(0, truth.size, CHUNK_VALUES):
@@ -192,8 +182,6 @@ def check_outputs(
 
     `axes` are the batch axes of the outputs.
     """
-    import numpy as np
-
     problems: list[str] = []
     worst_self = 0.0
     for index, got in kept:
@@ -235,8 +223,6 @@ def _compare_to_reference(
 
     Only inputs with a reference count, which may be the first of the pool alone. None if no such input was kept.
     """
-    import numpy as np
-
     size = count_reference_inputs(reference)
     expected: dict[str, list[np.ndarray]] = {name: [] for name in reference}
     found: dict[str, list[np.ndarray]] = {name: [] for name in reference}
@@ -271,8 +257,6 @@ def probe_cache(
     axes: Mapping[str, int | None] | None = None,
 ) -> CacheProbe:
     """Times known and new inputs in rounds, `probes` of them or as many as PROBE_SECONDS allow."""
-    import numpy as np
-
     known = {name: np.array(array) for name, array in turns.batches[0].items()}
     times: dict[str, list[int]] = {"known_ns": [], "new_ns": []}
     stale, begun, order = False, perf_counter(), Order(seed)

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from optpipe.core.errors import StageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import polars as pl
 
 MAGIC = b"OPTSPOOL"
@@ -66,8 +67,6 @@ class Spool:
 
     def read_last_latencies_ns(self, count: int) -> "np.ndarray":
         """ns from the due time to the answer of each of the last `count` queries."""
-        import numpy as np
-
         count = min(count, self.count)
         start = HEADER_BYTES + (self.count - count) * RECORD.size
         records = np.frombuffer(self._map[start : start + count * RECORD.size], dtype=_make_record_dtype())
@@ -110,8 +109,6 @@ def count_spooled(path: Path) -> int:
 
 
 def _make_record_dtype() -> "np.dtype[np.void]":
-    import numpy as np
-
     from optpipe.core.measurement import SAMPLE_COLUMNS
 
     return np.dtype(
@@ -122,7 +119,6 @@ def _make_record_dtype() -> "np.dtype[np.void]":
 
 def frame_from_spool(path: Path) -> "pl.DataFrame":
     """The samples with the columns of `core.measurement.SAMPLE_COLUMNS`. Raises StageError for another file."""
-    import numpy as np
     import polars as pl
 
     from optpipe.core.measurement import SAMPLE_COLUMNS

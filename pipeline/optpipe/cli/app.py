@@ -44,7 +44,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "verify": "signoff:verify",
         "run": "signoff:run",
     },
-    "Ship": {"deploy": "deploy:deploy", "sweep": "sweep:sweep"},
+    "Ship": {"deploy": "ship:deploy", "sweep": "ship:sweep"},
     "Keep": {
         "store": {name: f"store:{name}" for name in ("ls", "show", "rm", "gc", "merge")},
         "doctor": "store:doctor",

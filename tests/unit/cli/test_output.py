@@ -8,10 +8,9 @@ from tests.command_line import call
 from optpipe.cli import terminal as terminal_module
 from optpipe.cli.build import CalibrateOptions, calibrate
 from optpipe.cli.compare import CompareOptions, compare
-from optpipe.cli.deploy import DeployOptions, deploy
 from optpipe.cli.profile import RecordingOptions, profile
+from optpipe.cli.ship import DeployOptions, deploy, sweep
 from optpipe.cli.signoff import DossierOptions, SignoffOptions, attest, run, signoff, verify
-from optpipe.cli.sweep import sweep
 from optpipe.cli.terminal import Terminal
 from optpipe.core.errors import BadInputError
 from optpipe.sweep.job import SweepOptions

@@ -57,8 +57,7 @@ def same_session(entry, store, batch, options, scratch):
     from optpipe.measure.process import WorkerPool
     from optpipe.measure.worker.__main__ import Worker
     from optpipe.measure.worker.checks import draw_rotation, pool_from_files
-    from optpipe.measure.worker.plan import Point
-    from optpipe.measure.worker.spool import frame_from_spool
+    from optpipe.measure.worker.plan import Point, frame_from_spool
     from optpipe.models.artifacts.lookup import find_artifacts
 
     load = LoadSpec(

@@ -19,7 +19,7 @@ from optpipe.cli.bench import bench as bench_command
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, read_measurements
 from optpipe.measure.process import WorkerProcess
-from optpipe.measure.worker.spool import count_spooled, frame_from_spool
+from optpipe.measure.worker.plan import count_spooled, frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.runs import list_runs

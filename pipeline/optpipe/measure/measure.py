@@ -42,8 +42,7 @@ from optpipe.measure.figures import (
 from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence
-from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan
-from optpipe.measure.worker.spool import frame_from_spool
+from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan, frame_from_spool
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph

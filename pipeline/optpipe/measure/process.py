@@ -19,8 +19,15 @@ from typing import Any, Self
 from optpipe.core.errors import ExitStatus, StageError
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import line_from_record, record_from_json
-from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart
-from optpipe.measure.worker.spool import count_spooled, request_stop
+from optpipe.measure.worker.plan import (
+    Point,
+    PointReport,
+    SessionPlan,
+    WorkerEvent,
+    WorkerStart,
+    count_spooled,
+    request_stop,
+)
 from optpipe.workspace.environment import count_cores, list_gpus
 
 INTERVAL_S = 0.2

@@ -33,8 +33,15 @@ from optpipe.measure.worker.checks import (
     probe_cache,
 )
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR, PointRun, run_load
-from optpipe.measure.worker.plan import Point, SessionPlan
-from optpipe.measure.worker.spool import CHUNK_RECORDS, Spool, count_spooled, frame_from_spool, request_stop
+from optpipe.measure.worker.plan import (
+    CHUNK_RECORDS,
+    Point,
+    SessionPlan,
+    Spool,
+    count_spooled,
+    frame_from_spool,
+    request_stop,
+)
 from optpipe.stats.percentiles import (
     count_queries_needed,
     count_samples_needed,

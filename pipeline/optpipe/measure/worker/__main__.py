@@ -24,8 +24,15 @@ from optpipe.measure.worker.checks import (
     probe_cache,
 )
 from optpipe.measure.worker.loops import CpuLane, CudaLane, Lane, PointRun, run_load
-from optpipe.measure.worker.plan import Point, PointReport, SessionPlan, WorkerEvent, WorkerStart, session_from_loader
-from optpipe.measure.worker.spool import Spool
+from optpipe.measure.worker.plan import (
+    Point,
+    PointReport,
+    SessionPlan,
+    Spool,
+    WorkerEvent,
+    WorkerStart,
+    session_from_loader,
+)
 
 _Prepared = tuple[Rotation, Sequence[Mapping[str, Any]], list[Lane]]
 

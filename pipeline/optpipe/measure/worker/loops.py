@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from optpipe.core.measurement import LoadSpec, Mode, Phase, Scenario
 from optpipe.measure.trials import iterate_arrivals, warm_up
 from optpipe.measure.worker.checks import Reservoir
-from optpipe.measure.worker.spool import Spool
+from optpipe.measure.worker.plan import Spool
 from optpipe.stats.percentiles import (
     count_queries_needed,
     count_samples_needed,

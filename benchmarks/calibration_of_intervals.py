@@ -52,7 +52,6 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense
-from optpipe.stats.agreement import compute_snr_interval
 from optpipe.stats.means import (
     count_processes_needed,
     estimate_run_scatter,
@@ -67,6 +66,7 @@ from optpipe.stats.paired import (
     compare_macro_f1,
     compute_macro_f1,
     compute_share_interval,
+    compute_snr_interval,
     figure_from_samples,
 )
 from optpipe.stats.percentiles import (

@@ -37,7 +37,7 @@ from optpipe.models.export.exported import (
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.onnx_file import OnnxFileSource
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
 from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE

@@ -29,7 +29,7 @@ from optpipe.report.document import (
     name_score,
     warn_of_random_weights,
 )
-from optpipe.stats.agreement import LOW_SNR_DB
+from optpipe.stats.paired import LOW_SNR_DB
 
 if TYPE_CHECKING:  # a build does not need their imports
     from optpipe.build.choose import ChoiceResult

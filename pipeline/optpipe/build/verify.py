@@ -21,17 +21,18 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.export.exported import Reference
 from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
 from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE
-from optpipe.stats.agreement import (
+from optpipe.stats.means import mean_from_values, predict_next_upper_bound
+from optpipe.stats.paired import (
     FEWEST_FOR_SNR,
+    FEWEST_SAMPLES,
     RowErrors,
+    Share,
     compare_rows,
     compute_snr_interval,
     compute_top1_accuracy,
     compute_top1_agreement,
     pool_errors,
 )
-from optpipe.stats.means import mean_from_values, predict_next_upper_bound
-from optpipe.stats.paired import FEWEST_SAMPLES, Share
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS
 

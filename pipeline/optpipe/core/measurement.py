@@ -4,7 +4,7 @@ A bench run folder (see `optpipe.workspace.runs` for what every run folder has)
     measurements.json          a `MeasurementsRecord`
     samples/<id>.parquet       one row per query, columns SAMPLE_COLUMNS, warm-up included and marked
     machine/<id>.parquet       one row per reading of the machine, columns MACHINE_COLUMNS
-    comparison.json            only after `bench B --against A`: a `measure.records.PairedComparison`
+    comparison.json            only after `bench B --against A`: a `measure.pair.PairedComparison`
 
 All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter_ns`), so that samples and machine rows
 of one run lie on one axis. Every statistic of a `Measurement` can be recomputed from its Parquet file.

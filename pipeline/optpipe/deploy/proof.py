@@ -30,7 +30,7 @@ from optpipe.deploy.triton_config import CONFIG, list_positions, read_config, re
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
-from optpipe.stats.agreement import compute_output_error
+from optpipe.stats.paired import compute_output_error
 from optpipe.workspace.entry import entry_from_folder
 from optpipe.workspace.store import Store
 

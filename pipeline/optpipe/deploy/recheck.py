@@ -46,8 +46,8 @@ from optpipe.measure.process import WorkerPool
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import join_batches, rows_from_outputs, split_batches
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.means import MIN_VALUES, Scatter, mean_from_values, subtract_across_runs, widen_for_unseen_speed
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.ratio import Change, count_rounds_to_settle
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.runs import list_runs

@@ -37,7 +37,7 @@ from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.artifact import PIPELINE
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.signoff.dossier import finish_dossier
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import MANIFEST, drop_folder, get_utc_time, strip_folders
 from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
 from optpipe.workspace.files import write_bytes, write_json

@@ -33,8 +33,7 @@ from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batches, load_sample_set
 from optpipe.models.inputs.text_set import TextSet
 from optpipe.models.sources.resolve import format_source
-from optpipe.stats.agreement import compute_output_error
-from optpipe.stats.paired import FEWEST_SAMPLES
+from optpipe.stats.paired import FEWEST_SAMPLES, compute_output_error
 from optpipe.workspace.entry import Entry, drop_folder, get_command_line
 from optpipe.workspace.file_names import CALIBRATION_SET, CARD, EVALUATION, ONNX, PREDICTIONS
 from optpipe.workspace.files import write_bytes, write_parquet

@@ -50,7 +50,7 @@ from optpipe.models.inputs.rows import compute_padding, fill_sequences, list_run
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.samples import POOL_SIZE, choose_samples, load_sample_inputs, save_pool, vary_inputs
 from optpipe.models.inputs.tensor_set import holds_tensors
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.file_names import ONNX, REFERENCE
 from optpipe.workspace.files import write_bytes, write_parquet

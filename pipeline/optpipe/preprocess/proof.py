@@ -1,6 +1,6 @@
 """The figures of a parity proof from its rows, one per image, when it is made and when it is verified.
 
-`images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.agreement.compute_row_errors` (outputs), and
+`images.parquet`: `image`, `mean_levels`, `max_levels` (pixels), the sums of `stats.paired.compute_row_errors` (outputs), and
 for a classifier `reference_class`, `dali_class` and, for known labels, `class`. A detector's or segmenter's rows, decoded and
 scored as in `optpipe evaluate`, have `reference_prediction`, `dali_prediction` and, with annotations, `truth`.
 """
@@ -25,14 +25,16 @@ from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.inputs.image_set import ImageFolder, ImageSet, is_annotated
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.preprocess.records import Accuracy, Agreement, PredictionAgreement, PreprocessRecord, Proof, TaskScore
-from optpipe.stats.agreement import (
+from optpipe.stats.paired import (
     FEWEST_FOR_SNR,
+    Share,
     compute_row_errors,
+    compute_share_interval,
     compute_snr_interval,
+    count_samples_to_decide,
     find_best_classes,
     pool_errors,
 )
-from optpipe.stats.paired import Share, compute_share_interval, count_samples_needed
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import newest_runs
@@ -135,7 +137,7 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
         return Judgment(Verdict.PASS, share)
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
-    needed = count_samples_needed(Share(found.equal, found.images), REQUIRED_AGREEMENT)
+    needed = count_samples_to_decide(Share(found.equal, found.images), REQUIRED_AGREEMENT)
     if needed is None:
         remedy = "inspect the worst images; more images will not help"
     else:
@@ -316,7 +318,7 @@ def proof_from_rows(
 
 
 def row_errors_from_table(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
-    """The sums of each image for `stats.agreement`."""
+    """The sums of each image for `stats.paired`."""
     return {name: values for name, values in _list_sums(rows).items() if name not in _CLASSES}
 
 

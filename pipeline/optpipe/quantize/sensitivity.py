@@ -33,8 +33,7 @@ from optpipe.models.inputs.annotations import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.ranges import CalibrationTable
-from optpipe.stats.agreement import compute_output_error
-from optpipe.stats.paired import CONFIDENCE
+from optpipe.stats.paired import CONFIDENCE, compute_output_error
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX

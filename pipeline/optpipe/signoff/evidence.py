@@ -58,7 +58,7 @@ from optpipe.signoff.suggest import (
     suggest_runs,
 )
 from optpipe.stats.means import MIN_VALUES, Mean, mean_from_runs, widen_for_unseen_speed
-from optpipe.stats.paired import SampledFigure, Share, count_samples_needed
+from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.records import ProfileRecord
 from optpipe.trace.report import recompute_profile, suggest_profile
@@ -289,7 +289,7 @@ def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -
     if not isinstance(tail, Share | SampledFigure):
         return ""
     limit = float(criterion.threshold) / factor
-    needed = count_samples_needed(tail, limit, confidence, at_least=criterion.sense is Sense.AT_LEAST)
+    needed = count_samples_to_decide(tail, limit, confidence, at_least=criterion.sense is Sense.AT_LEAST)
     return "" if needed is None else f"; about {needed:,} samples like these would show that the limit holds"
 
 

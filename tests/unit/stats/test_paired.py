@@ -5,16 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.agreement import compute_snr_interval, compute_top1_accuracy, compute_top1_agreement, pool_errors
 from optpipe.stats.paired import (
     Share,
     compare_macro_f1,
     compute_macro_f1,
     compute_mcnemar_p_value,
     compute_share_interval,
-    count_samples_needed,
+    compute_snr_interval,
+    compute_top1_accuracy,
+    compute_top1_agreement,
+    count_samples_to_decide,
     figure_from_samples,
     mean_from_samples,
+    pool_errors,
 )
 
 counts = st.integers(0, 60)
@@ -40,7 +43,7 @@ def test_the_interval_holds_the_estimate_and_mirrors(lost, won, same, confidence
 def test_the_number_of_samples_that_is_needed_is_the_fewest_that_decide(missed, n, limit, exact) -> None:
     values = np.repeat([0.0, 1.0], [missed, n - missed]) if exact else np.linspace(0.97, 1.0, n)
     found = mean_from_samples(values)
-    needed = count_samples_needed(found, limit)
+    needed = count_samples_to_decide(found, limit)
     assert (needed is None) == (found.value <= limit) or limit > 0.99
     if needed is not None:
         assert found.resize(needed).interval(0.95)[0] >= limit > found.resize(needed - 1).interval(0.95)[0]

@@ -14,7 +14,7 @@ from optpipe.models.export.model import Model, choose_available_weights
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
 from optpipe.models.sources.resolve import CardSource
 from optpipe.models.sources.user_code import describe_user_error
-from optpipe.stats.agreement import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
 from optpipe.workspace.entry import Entry, compute_entry_id
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER

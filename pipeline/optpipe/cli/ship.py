@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeployOptions:
-    to: Annotated[Literal["triton", "kserve", "folder"], Param("What is written.")] = "triton"
+    to: Annotated[Literal["triton", "folder"], Param("What is written.")] = "triton"
     output: Annotated[Path | None, Param("Where to write the deployment.", metavar="DIR")] = None
     because: Annotated[
         str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
@@ -47,10 +47,6 @@ class DeployOptions:
             envvar="OPTPIPE_TRITON",
         ),
     ] = None
-    storage_uri: Annotated[str | None, Param("With --to kserve: where models/ will be uploaded.", metavar="URI")] = None
-    image: Annotated[str | None, Param("With --to kserve: Triton's image; default: the one of KServe's runtime.")] = (
-        None
-    )
     seconds: Annotated[
         float, Param("Time to measure the server's cost at each load; 0: not measured.", minimum=0, maximum=600)
     ] = 4.0
@@ -81,7 +77,7 @@ def deploy(
     program = None
     if how.prove:
         if how.to == "folder":
-            raise BadInputError("--prove needs a server: use --to triton or --to kserve")
+            raise BadInputError("--prove needs a server: use --to triton")
         require_tritonclient()
         program = find_server(how.server)
     if dossier is not None:
@@ -92,7 +88,7 @@ def deploy(
         with terminal.step("check"):
             checked = check_deployment(folder)
         if program is not None and checked.serving is None:
-            raise BadInputError(f"{folder} is a deployment to a folder; --prove needs one to triton or kserve")
+            raise BadInputError(f"{folder} is a deployment to a folder; --prove needs one to triton")
         if program is not None:
             proof = prove_deployment(checked, program, how.seconds, store, terminal)
     except (OptpipeError, KeyboardInterrupt):
@@ -105,20 +101,14 @@ def deploy(
 
 
 def _write(dossier: Path, how: DeployOptions, store: "Store", terminal: "Terminal") -> None:
-    from optpipe.deploy.kserve import require_service
     from optpipe.deploy.repository import write_deployment
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
     from optpipe.workspace.places import require_unused_path
 
-    output, uri, image = how.output, how.storage_uri, how.image
-    if output is None:
+    if how.output is None:
         raise BadInputError("deploy DOSSIER requires --output DIR")
-    require_unused_path(output)
-    if how.to != "kserve" and (uri or image):
-        raise BadInputError(f"{'--storage-uri' if uri else '--image'} needs --to kserve")
-    if how.to == "kserve":
-        require_service(uri, image)
+    require_unused_path(how.output)
     if how.to != "folder":
         require_tritonclient()
     with terminal.step("verify the dossier"):
@@ -128,7 +118,7 @@ def _write(dossier: Path, how: DeployOptions, store: "Store", terminal: "Termina
     else:
         build = replace(build, preprocessing=None)
     with terminal.step(f"write the {how.to} deployment"):
-        write_deployment(build, output, store, how.to, batching=how.batching, storage_uri=uri, image=image)
+        write_deployment(build, how.output, store, how.to, batching=how.batching)
 
 
 def sweep(

@@ -20,7 +20,6 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.deploy.choices import Settings, choose_settings, format_options, leave_out_batching
-from optpipe.deploy.kserve import write_service
 from optpipe.deploy.records import DEPLOYMENT, MODELS, REQUESTS, TENSORS, Choice, DeploymentRecord, RequestImage
 from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
@@ -60,16 +59,14 @@ def write_deployment(
     build: SignedBuild,
     output: Path,
     store: Store,
-    target: Literal["triton", "kserve", "folder"],
+    target: Literal["triton", "folder"],
     *,
     batching: bool = True,
-    storage_uri: str | None = None,
-    image: str | None = None,
 ) -> None:
     """Writes everything in one step: `output` is complete or does not exist.
 
-    Without `batching` each request runs separately; `storage_uri` and `image` are KServe's. Raises BadInputError if `output`
-    exists, and for an artifact that needs other files or has no loader for a folder.
+    Without `batching` each request runs separately. Raises BadInputError if `output` exists, and for an artifact that needs
+    other files or has no loader for a folder.
     """
     settings, backend = choose_settings(build), BACKENDS[build.artifact.info.backend]
     if not batching and target != "folder":
@@ -84,9 +81,6 @@ def write_deployment(
             record = _write_folder(build, record, serving, scratch)
         else:
             record = _write_models(build, record, settings, serving, known, scratch)
-        if storage_uri is not None:
-            choices = write_service(build, settings, storage_uri, image, serving.triton_backend, scratch)
-            record = replace(record, choices=(*record.choices, *choices))
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)
         write_bytes(scratch / DEPLOYMENT, json_from_record(replace(record, target=target)))

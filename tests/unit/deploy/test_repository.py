@@ -1,34 +1,26 @@
-"""The configurations that are written for Triton and KServe."""
+"""The configurations that are written for Triton, and the loader of a folder."""
 
-import json
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info
 from tests.fakes.graphs import onnx_model
-from tests.fakes.measurements import planted
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import TensorSpec
-from optpipe.core.entries import Environment, VerificationInfo
+from optpipe.core.entries import VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
-from optpipe.core.measurement import Subject
-from optpipe.deploy.choices import Settings
-from optpipe.deploy.kserve import MANIFEST, require_service, write_service
 from optpipe.deploy.repository import write_requests
 from optpipe.deploy.triton_config import (
     TYPES,
@@ -37,7 +29,6 @@ from optpipe.deploy.triton_config import (
     read_config,
     write_config,
 )
-from optpipe.measure.groups import RecordedMeasurement
 from optpipe.workspace.files import write_json
 
 pb = pytest.importorskip(
@@ -98,28 +89,6 @@ def test_a_file_that_is_no_configuration_is_bad_input(tmp_path, text):
         read_config(tmp_path / "config.pbtxt")
 
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "fakes" / "kserve_v1beta1.schema.json").read_text())
-
-
-def written(folder, *, device="cpu", options=None, image=None, backend="onnxruntime"):
-    subject = Subject("abc", "onnxruntime", "fp32", device, options=options or {})
-    one = replace(planted(subject, 8, 2.0, low=1.0, high=1.0), host_peak_bytes=300 << 20)
-    preprocessing = SimpleNamespace(info=SimpleNamespace(plan=SimpleNamespace(threads=2, device="cpu")))
-    build: Any = SimpleNamespace(
-        artifact=SimpleNamespace(info=artifact_info(device=device), sha256=lambda _: "0" * 64),
-        card=SimpleNamespace(name="Net_v2.1"),
-        reference=SimpleNamespace(name="net: 'a' \"b\"", sha256="1" * 64, verdict="PASS"),
-        measured=(RecordedMeasurement(one, "bench-1", Environment(cpu_count=16)),),
-        place=Environment(cpu_count=16),
-        preprocessing=preprocessing,
-    )
-    settings = Settings(8, (8,), 0, 3, options or {}, ())
-    choices = write_service(build, settings, "s3://models/net", image, backend, folder)
-    document = yaml.safe_load((folder / MANIFEST).read_text())
-    jsonschema.validate(document, SCHEMA)
-    return document, {each.setting: each for each in choices}
-
-
 def test_rows_that_were_verified_by_boxes_are_no_answers_to_requests(tmp_path):
     rows = {"input:x": np.zeros((4, 3)), "output:boxes": np.ones((4, 9, 4)), "output:y": np.ones((4, 2))}
     np.savez(tmp_path / "reference.npz", allow_pickle=False, **rows)
@@ -135,45 +104,6 @@ def test_rows_that_were_verified_by_boxes_are_no_answers_to_requests(tmp_path):
         verification=SimpleNamespace(info=info),
     )
     assert set(write_requests(build, (), tmp_path / "requests").outputs) == {"y"}
-
-
-def test_the_manifest_is_one_of_kserve_s_api_and_says_what_was_signed_off(tmp_path):
-    document, _ = written(tmp_path, options={"threads": 2})
-    model = document["spec"]["predictor"]["model"]
-    assert document["metadata"]["name"] == "net-v2-1"
-    assert document["metadata"]["annotations"]["optpipe/dossier"] == "net: 'a' \"b\""
-    assert (model["modelFormat"]["name"], model["protocolVersion"]) == ("triton", "v2")
-    assert model["storageUri"] == "s3://models/net"
-    assert "image" not in model
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**document, "spec": {"predictor": {"model": {**model, "storageURI": "x"}}}}, SCHEMA)
-
-
-@pytest.mark.parametrize(
-    ("device", "options", "wanted"),
-    [
-        ("cpu", {"threads": 2}, {"cpu": "8", "memory": f"{2048 + 3 * 300}Mi"}),
-        ("cpu", {}, {"cpu": "18"}),  # 16 cores and 2 threads
-        ("cuda", {}, {"cpu": "5", "nvidia.com/gpu": "1"}),
-    ],
-)
-def test_resources_follow_from_what_was_measured(tmp_path, device, options, wanted):
-    document, choices = written(tmp_path, device=device, options=options)
-    resources = document["spec"]["predictor"]["model"]["resources"]
-    assert wanted.items() <= resources["limits"].items() == resources["requests"].items()
-    assert "run bench-1" in choices["resources.memory"].source
-
-
-def test_a_python_backend_needs_an_image(tmp_path):
-    with pytest.raises(BadInputError, match="pass --image"):
-        written(tmp_path, backend="python")
-    written(tmp_path, image="triton:26.05", backend="python")
-
-
-@pytest.mark.parametrize("uri", [None, "models/net", "s3://", "s3://models/my net"])
-def test_a_uri_that_kserve_refuses_is_refused(uri):
-    with pytest.raises(BadInputError, match="--storage-uri"):
-        require_service(uri, None)
 
 
 def load_predictor(folder, inputs):

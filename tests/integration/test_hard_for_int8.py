@@ -25,8 +25,7 @@ from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.quantize.calibrate import quantize_graph
-from optpipe.quantize.calibrated_graph import graph_from_table
-from optpipe.quantize.calibration_run import CalibrationPlan, run_calibration
+from optpipe.quantize.calibrated_graph import CalibrationPlan, graph_from_table, run_calibration
 from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.places import find_shipped_folder

@@ -66,7 +66,7 @@ def test_folders_that_hold_no_set(run: Run, tmp_path: Path) -> None:
     refused(run("calibrate", "digits", "--images", some, "--json"), "2 of 20 images cannot be read", "1.png")
     (some / "2.png").unlink()
     one_bad = run("calibrate", "digits", "--images", some, "--method", "max", "--json").expect(0)
-    assert {Path(each).name for each in one_bad.document["set"]["unreadable"]} == {"1.png", "notes.txt"}
+    assert {Path(each).name for each in one_bad.document["unreadable"]} == {"1.png", "notes.txt"}
     (some / "1.png").rename(os.fsdecode(bytes(some) + b"/\xff.png"))
     unnamed = run("calibrate", "digits", "--images", some, "--method", "max", "--json").expect(0)
     assert "its name is not UTF-8" in " ".join(unnamed.stderr.split())

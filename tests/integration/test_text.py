@@ -81,7 +81,7 @@ def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Ru
     model, train, validation = f"hf:{folder / 'reviews'}", folder / "train.jsonl", folder / "validation.jsonl"
     options = ("--data", train, "--sensitivity", "--set", "target=cpu", "--json")
     found = run("calibrate", model, *options).expect(0).document
-    assert found["set"]["kind"] == "texts"
+    assert found["kind"] == "texts"
     assert found["set"]["count"] == 520
     assert {each["method"] for each in found["tables"]} == {"max", "percentile", "entropy", "mse"}
     assert found["sensitivity"]

@@ -56,7 +56,7 @@ class Failure(TypedDict):
 
 DOCUMENTS = {
     "build": ("build.records:BuildResult", "build.choose:ChoiceResult"),
-    "calibrate": ("quantize.calibration_run:CalibrationResult",),
+    "calibrate": ("quantize.calibrated_graph:CalibrationResult",),
     "preprocess": ("preprocess.records:PreprocessRecord",),
     "bench": ("measure.pair:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
     "evaluate": ("evaluate.result:Evaluation",),
@@ -75,7 +75,7 @@ DOCUMENTS = {
     "deploy": ("deploy.records:DeployResult",),
     "sweep": ("sweep.plan:SweepRecord", "cli.schemas:NodeLabels"),
     "store ls": ("models.artifacts.housekeeping:StoreListing",),
-    "store show": ("models.artifacts.housekeeping:EntryDetails", "models.artifacts.housekeeping:RunDetails"),
+    "store show": ("models.artifacts.housekeeping:EntryDetails",),
     "store rm": ("models.artifacts.housekeeping:Removal",),
     "store gc": ("models.artifacts.housekeeping:Removal",),
     "store merge": ("sweep.ledger:MergeRecord",),

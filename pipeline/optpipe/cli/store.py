@@ -32,11 +32,10 @@ def show(id: IdArgument, store: "Store") -> Outcome:
     Of a TensorRT engine also its layers with their types and, where known, tactics.
     """
     from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, find_run
-    from optpipe.models.document import document_from_entry, document_from_run
+    from optpipe.models.document import document_from_entry
 
-    folder = find_run(store, id)
-    if folder is not None:
-        return Outcome(describe_run(folder), document_from_run)
+    if (folder := find_run(store, id)) is not None:
+        return Outcome(describe_run(folder), document_from_entry)
     return Outcome(describe_entry(store.verify_entry(store.find(id), loads=False), store), document_from_entry)
 
 

@@ -33,8 +33,8 @@ from optpipe.deploy.triton_config import (
 )
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
-from optpipe.preprocess.artifact import PIPELINE
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
+from optpipe.preprocess.records import PIPELINE
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import MANIFEST, drop_folder, get_utc_time, strip_folders

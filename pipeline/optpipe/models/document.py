@@ -6,7 +6,7 @@ from optpipe.core.entries import EngineLayers
 from optpipe.core.precision import MixedPrecision, Placement
 from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.records import record_from_plain
-from optpipe.models.artifacts.housekeeping import EntryDetails, Removal, RunDetails, StoreListing
+from optpipe.models.artifacts.housekeeping import EntryDetails, Removal, StoreListing
 from optpipe.report.document import (
     Cell,
     Column,
@@ -54,7 +54,7 @@ def _tabulate_entries(listing: StoreListing) -> Iterator[Table | Sentence]:
             f"{each.backend} ({each.device})" if each.backend else "",
             each.precision,
             format_bytes(each.size_bytes),
-            each.created[:19].replace("T", " "),
+            str(each.created)[:19].replace("T", " "),
         )
         for each in listing.entries
     ]
@@ -66,7 +66,7 @@ def _tabulate_entries(listing: StoreListing) -> Iterator[Table | Sentence]:
 def _tabulate_runs(listing: StoreListing) -> Iterator[Table | Sentence]:
     rows = [
         (
-            each.run_id,
+            each.id,
             Cell(each.status, Tone.PLAIN if each.status == "complete" else Tone.DOUBTFUL),
             format_bytes(each.size_bytes),
             each.command,
@@ -82,20 +82,6 @@ def _list_files(files: Mapping[str, FileHash]) -> Iterator[Sentence]:
     return (Sentence(f"{file.sha256}  {format_bytes(file.size_bytes):>9}  {name}") for name, file in files.items())
 
 
-def document_from_run(found: RunDetails) -> Document:
-    manifest = found.manifest
-    return make_document(
-        [
-            Sentence(f"{manifest.name}  {manifest.status}"),
-            Sentence(f"made {manifest.started_utc} by  {manifest.command}"),
-            Sentence(", ".join(manifest.parents), Tone.STRONG, "from") if manifest.parents else None,
-            *_list_files(manifest.files),
-            Sentence(str(found.decision), Tone.STRONG, "chosen") if found.decision else None,
-            Sentence(str(found.run.path), Tone.STRONG, "path"),
-        ]
-    )
-
-
 def document_from_entry(found: EntryDetails) -> Document:
     entry, manifest, info = found.entry, found.manifest, found.manifest.info
     weights, backend = info.get("weights"), BACKENDS.get(info.get("backend", ""))
@@ -103,8 +89,8 @@ def document_from_entry(found: EntryDetails) -> Document:
     parents = ", ".join(dict.fromkeys(manifest.parents))
     return make_document(
         [
-            Sentence(f"{entry.kind}-{entry.id}  {entry.model or ''}"),
-            Sentence(f"made in {format_duration(manifest.seconds * 1e9)} by  {manifest.command}"),
+            Sentence(f"{manifest.name}  {entry.model or ''}"),
+            Sentence(f"{manifest.status} in {format_duration(manifest.seconds * 1e9)} by  {manifest.command}"),
             Sentence(parents, Tone.STRONG, "from") if parents else None,
             *_list_files(manifest.files),
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
@@ -113,7 +99,7 @@ def document_from_entry(found: EntryDetails) -> Document:
             *(map(Sentence, backend.describe_details(info.get("details", {}))) if backend else ()),
             *(Sentence(str(each), Tone.STRONG, "remark") for each in info.get("remarks", ())),
             Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights") if weights else None,
-            Sentence(packages, Tone.STRONG, "with"),
+            Sentence(packages, Tone.STRONG, "with") if packages else None,
             Sentence(str(entry.path), Tone.STRONG, "path"),
             *(_list_layers(found.layers) if found.layers is not None else ()),
         ]

@@ -20,12 +20,19 @@ from optpipe.models.export.exported import export_model, prepare_model
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.image_set import ImageFolder, ImageSet, find_readable_images
 from optpipe.models.inputs.sample_set import format_unreadable
-from optpipe.preprocess.artifact import PIPELINE, build_preprocessing_artifact
 from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
 from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali
 from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, ComparedImage, prove_parity, save_side_by_side
 from optpipe.preprocess.proof import open_prediction_decoder
-from optpipe.preprocess.records import ImagesRecord, ParityRecord, PipelineRecord, PreprocessRecord, RefusedImage
+from optpipe.preprocess.records import (
+    PIPELINE,
+    ImagesRecord,
+    ParityRecord,
+    PipelineRecord,
+    PreprocessRecord,
+    RefusedImage,
+    build_preprocessing_artifact,
+)
 from optpipe.preprocess.throughput import (
     Throughput,
     ThroughputTuning,

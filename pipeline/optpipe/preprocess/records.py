@@ -1,14 +1,23 @@
-"""The stored records of a parity proof."""
+"""The stored records of a parity proof, and the derived pipeline as an entry of the store."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import OutputError
+from optpipe.core.errors import StageError
+from optpipe.core.events import Listener
+from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict
-from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform, require_dali
 from optpipe.preprocess.throughput import ThroughputTuning
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.store import Store
 
 Outcome = Literal[
     "equal", "near", "different", "refused by both", "refused by DALI", "refused by Pillow, decoded by DALI"
@@ -166,3 +175,64 @@ class PreprocessRecord:
     """Task of the model; None in records of earlier versions."""
     model_sha256: str | None = None
     """`hash_model` of the exported model of the proof; None in records of earlier versions."""
+
+
+PIPELINE = "1/model.dali"
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessingInfo:
+    KIND: ClassVar[str] = "preprocessing"
+
+    model: str
+    transform_sha256: str
+    plan: DaliPlan
+    file: str
+
+
+def build_preprocessing_artifact(
+    card: ModelCard, transform: Transform, plan: DaliPlan, model: str, store: Store, listener: Listener
+) -> tuple[Entry[PreprocessingInfo], bool]:
+    """The serialized pipeline and the transform of the exported `model`.
+
+    The written file is loaded and must give the same tensor as the original pipeline.
+    """
+    require_dali()
+    recipe = {
+        "revision": 5,
+        "model": model,
+        "transform": transform.hash,
+        "plan": plain_from_record(plan),
+        "dali": get_package_version("nvidia-dali-cuda130"),
+    }
+
+    def make(directory: Path) -> PreprocessingInfo:
+        target = directory / PIPELINE
+        target.parent.mkdir()
+        dali_from_transform(transform, plan).serialize(filename=str(target))
+        _require_same(target, transform, plan)
+        (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
+        return PreprocessingInfo(card.name, transform.hash, plan, PIPELINE)
+
+    return store.produce(PreprocessingInfo, recipe, make, parents=(model,), listener=listener)
+
+
+def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
+    import numpy as np
+    from nvidia.dali.pipeline import Pipeline
+
+    from optpipe.models.inputs.synthetic import make_edge_case_files
+
+    one = replace(plan, batch_size=1)
+    device_id = 0 if plan.device == "gpu" else None
+    loaded = Pipeline.deserialize(
+        filename=str(path), batch_size=1, num_threads=plan.threads, device_id=device_id, prefetch_queue_depth=1
+    )
+    fresh = dali_from_transform(transform, one, prefetch=1)
+    data = np.frombuffer(next(iter(make_edge_case_files()))[1], np.uint8)
+    results = []
+    for pipeline in (loaded, fresh):
+        pipeline.feed_input(INPUT, [data])
+        results.append(np.array(pipeline.run()[0].as_cpu()[0]))
+    if not np.array_equal(results[0], results[1]):
+        raise StageError(f"{path.name}: the serialized pipeline does not reproduce the original pipeline's tensor")

@@ -2,7 +2,7 @@ from shlex import quote
 
 from optpipe.core.precision import PrecisionCost
 from optpipe.core.quantity import format_count
-from optpipe.quantize.calibration_run import CalibrationResult
+from optpipe.quantize.calibrated_graph import CalibrationResult
 from optpipe.quantize.sensitivity import SelectionInfo, SensitivityInfo
 from optpipe.report.document import (
     Column,
@@ -30,10 +30,10 @@ def document_from_calibration(result: CalibrationResult) -> Document:
     return make_document(
         [
             Sentence(
-                f"{result.model}: {found.count} {found.kind} of {found.name} ({found.sha256[:12]}, seed {found.seed})"
+                f"{result.model}: {found.count} {result.kind} of {found.name} ({found.sha256[:12]}, seed {found.seed})"
             ),
             _tabulate_methods(result),
-            _tabulate_layers(result.sensitivity, found.kind) if result.sensitivity else None,
+            _tabulate_layers(result.sensitivity, result.kind) if result.sensitivity else None,
             _tabulate_trials(result.selection) if result.selection else None,
             _list_skipped(result),
             *(
@@ -56,7 +56,7 @@ def _tabulate_methods(result: CalibrationResult) -> Table:
         )
         for row in result.tables
     ]
-    title = f"INT8 by method, on {result.compared_on_images} of the {result.set.kind}, Q/DQ for {result.target}"
+    title = f"INT8 by method, on {result.compared_on_images} of the {result.kind}, Q/DQ for {result.target}"
     columns: list[Column | str] = ["method", figure_column("SNR vs. FP32"), figure_column("drop (95%)"), ""]
     return make_table(columns, rows, title=title)
 

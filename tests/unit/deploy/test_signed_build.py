@@ -23,8 +23,8 @@ from optpipe.deploy.attest import FILE, find_attestation_problems, make_statemen
 from optpipe.deploy.check import find_differences
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
 from optpipe.models.artifacts.facts import judged_build_from_entry
-from optpipe.preprocess.artifact import PIPELINE, PreprocessingInfo
 from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.records import PIPELINE, PreprocessingInfo
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.file_names import REFERENCE

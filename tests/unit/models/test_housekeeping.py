@@ -16,8 +16,6 @@ from optpipe.models.artifacts.housekeeping import (
     EntryDetails,
     EntrySummary,
     Removal,
-    RunDetails,
-    RunSummary,
     StoreListing,
     collect_garbage,
     describe_run,
@@ -25,7 +23,7 @@ from optpipe.models.artifacts.housekeeping import (
     list_stored,
     remove_stored,
 )
-from optpipe.models.document import document_from_entry, document_from_listing, document_from_removal, document_from_run
+from optpipe.models.document import document_from_entry, document_from_listing, document_from_removal
 from optpipe.workspace.entry import MANIFEST, Manifest
 from optpipe.workspace.files import FileHash
 from optpipe.workspace.runs import begin_run, finish_run
@@ -54,7 +52,7 @@ def test_runs_and_what_is_damaged_are_listed(store):
     (broken / MANIFEST).write_text("[]")
     listing = list_stored(store)
     assert listing.damaged == (damaged.path.name,)
-    said = {each.run_id: each.status for each in listing.runs}
+    said = {each.id: each.status for each in listing.runs}
     assert said == {whole.name: "complete", unfinished.name: "unfinished", broken.name: "damaged"}
     text = text_of(document_from_listing(listing))
     assert f"optpipe store rm {damaged.path.name}" in text
@@ -65,7 +63,7 @@ def test_runs_and_what_is_damaged_are_listed(store):
 def test_a_run_is_shown_and_removed_by_its_name(store):
     run = run_in(store)
     assert find_run(store, run.name[:12]) == run
-    assert "made" in text_of(document_from_run(describe_run(run)))
+    assert "optpipe bench digits" in text_of(document_from_entry(describe_run(run)))
     assert remove_stored(store, run.name, with_dependents=False).removed == (run.name,)
     assert not run.exists()
     with pytest.raises(BadInputError, match="optpipe store ls"):
@@ -152,7 +150,8 @@ def test_every_file_that_is_loaded_counts(name):
 def test_what_is_stored():
     entry = EntrySummary("0123456789ab", "artifact", "digits", "onnxruntime", "fp32", "cpu", 705_000,
                          "2026-11-22T10:50:20+00:00", "/w/store/artifact-0123456789ab")  # fmt: skip
-    run = RunSummary("bench-1", "bench", "interrupted", "optpipe bench digits", 103_000, "/w/runs/bench-1")
+    run = EntrySummary("bench-1", "bench", None, None, None, None, 103_000, "2026-11-22T10:51:20", "/w/runs/bench-1",
+                       "interrupted", "optpipe bench digits")  # fmt: skip
     listing = StoreListing("/w", (entry,), ("graph-0f",), (run,))
     files, environment = {"model.onnx": FileHash(HASH, 705_000)}, Environment(packages={"onnx": "1.23.2"})
     info = plain_from_record(artifact_info(precision_proof=WRONG, mixed=MIXED))
@@ -173,7 +172,7 @@ def test_what_is_stored():
     parts = (
         document_from_listing(listing),
         document_from_entry(EntryDetails(entry, manifest)),
-        document_from_run(RunDetails(run, made)),
+        document_from_entry(EntryDetails(run, made)),
         document_from_removal(Removal(("graph-0f",), 2048, True, 1024)),
     )
     assert_golden(text_of(*parts), "stored.txt")

@@ -16,8 +16,13 @@ from optpipe.core.precision import Budget, Precision, PrecisionCost
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.quantize.calibrate import resolve_data
-from optpipe.quantize.calibrated_graph import find_tables, graph_from_table, make_calibrated_graph
-from optpipe.quantize.calibration_run import CalibrationResult, CalibrationSet, MethodResult
+from optpipe.quantize.calibrated_graph import (
+    CalibrationResult,
+    MethodResult,
+    find_tables,
+    graph_from_table,
+    make_calibrated_graph,
+)
 from optpipe.quantize.document import document_from_calibration
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.quantize.sensitivity import KeptTrial, LayerCost, SelectionInfo, SensitivityInfo
@@ -146,7 +151,10 @@ def test_a_calibration():
         model="digits",
         model_id="m",
         weights=WeightsRecord("file", HASH),
-        set=CalibrationSet("digits/calibration", "images", 500, 0, HASH, "/w/set.json", ()),
+        set=SampleSetSummary("digits/calibration", HASH, 500, 0),
+        kind="images",
+        set_path="/w/set.json",
+        unreadable=(),
         target="tensorrt",
         tables=(
             MethodResult("max", "/w/max.json", "0" * 64, constant),

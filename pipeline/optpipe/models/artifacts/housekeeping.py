@@ -23,6 +23,8 @@ _COMPANIONS = ("reference", "verification")
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
+    """An entry or a run, whose id is its name. Damaged and unfinished runs have no manifest to read the rest from."""
+
     id: str
     kind: str
     model: str | None
@@ -30,18 +32,10 @@ class EntrySummary:
     precision: str | None
     device: str | None
     size_bytes: int
-    created: str
+    created: str | None
     path: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    run_id: str
-    kind: str
-    status: Literal["complete", "interrupted", "unfinished", "damaged"]
-    command: str | None
-    size_bytes: int
-    path: str
+    status: Literal["complete", "interrupted", "unfinished", "damaged"] = "complete"
+    command: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class StoreListing:
     workspace: str
     entries: tuple[EntrySummary, ...]
     damaged: tuple[str, ...]
-    runs: tuple[RunSummary, ...]
+    runs: tuple[EntrySummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +52,8 @@ class EntryDetails:
     manifest: Manifest
     layers: EngineLayers | None = None
     chosen: str | None = None
-    """The loads at which `build --precision auto` found it to be the fastest, and the run."""
+    """The loads at which `build --precision auto` found it to be the fastest, and the run; for that run, its choice."""
     kept: tuple[SkippedLayer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RunDetails:
-    run: RunSummary
-    manifest: Manifest
-    decision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +67,20 @@ class Removal:
     """Bytes of scratch folders from killed runs."""
 
 
-def summarize_entry(entry: Entry[Any]) -> EntrySummary:
-    info = entry.manifest.info
+def _summarize(entry: Entry[Any]) -> EntrySummary:
+    info, manifest = entry.manifest.info, entry.manifest
     return EntrySummary(
-        id=entry.id,
+        id=entry.name if manifest.recipe is None else entry.id,
         kind=entry.kind,
         model=info.get("model") or info.get("name"),
         backend=info.get("backend"),
         precision=info.get("precision"),
         device=info.get("device"),
         size_bytes=entry.size_bytes,
-        created=entry.manifest.finished_utc,
+        created=manifest.finished_utc,
         path=str(entry.path),
+        status=manifest.status,
+        command=manifest.command,
     )
 
 
@@ -102,35 +91,34 @@ def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
     chosen = None if decided is None else f"{decided[0].describe(entry.id)} ({decided[1]})"
     made_of = {entry.id, *entry.manifest.parents}
     graph = next((each for each in store.scan_entries(GraphInfo)[0] if each.id in made_of), None)
-    return EntryDetails(summarize_entry(entry), entry.manifest, layers, chosen, graph.info.kept if graph else ())
+    return EntryDetails(_summarize(entry), entry.manifest, layers, chosen, graph.info.kept if graph else ())
 
 
 def list_stored(store: Store) -> StoreListing:
     entries, damaged = store.scan_entries()
     return StoreListing(
         workspace=str(store.workspace),
-        entries=tuple(map(summarize_entry, sorted(entries, key=lambda each: each.manifest.finished_utc))),
+        entries=tuple(map(_summarize, sorted(entries, key=lambda each: each.manifest.finished_utc))),
         damaged=tuple(folder.name for folder in damaged),
         runs=tuple(map(_summarize_run, list_run_folders(store.workspace))),
     )
 
 
-def _summarize_run(folder: Path) -> RunSummary:
-    size, path = measure_folder_bytes(folder), str(folder)
+def _summarize_run(folder: Path) -> EntrySummary:
     try:
-        manifest = load_run(folder).manifest
+        return _summarize(load_run(folder))
     except BadInputError:
         status: Literal["damaged", "unfinished"] = "damaged" if (folder / MANIFEST).is_file() else "unfinished"
-        return RunSummary(folder.name, folder.name.partition("-")[0], status, None, size, path)
-    return RunSummary(folder.name, manifest.kind, manifest.status, manifest.command, size, path)
+        kind, size = folder.name.partition("-")[0], measure_folder_bytes(folder)
+        return EntrySummary(folder.name, kind, None, None, None, None, size, None, str(folder), status)
 
 
-def describe_run(folder: Path) -> RunDetails:
+def describe_run(folder: Path) -> EntryDetails:
     """Raises BadInputError if the run was modified."""
     run = load_run(folder)
     require_unchanged(run)
-    decided = read_decision(run) if run.kind == "choose" else None
-    return RunDetails(_summarize_run(folder), run.manifest, decided.describe() if decided else None)
+    chosen = read_decision(run).describe() if run.kind == "choose" else None
+    return EntryDetails(_summarize(run), run.manifest, chosen=chosen)
 
 
 def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Removal:

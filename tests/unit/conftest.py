@@ -52,10 +52,10 @@ from optpipe.trace.files import trace_from_folder, write_trace
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
 from optpipe.trace.report import profile_from_trace
-from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.runs import begin_run, finish_run
+from optpipe.workspace.seal import store_baseline
 from optpipe.workspace.store import Store
 
 NOT_STEADY = Reason(

@@ -298,7 +298,7 @@ def approve(
 ) -> Outcome:
     """Set a verified dossier as the baseline for later sign-offs."""
     from optpipe.signoff.verify import require_pass, verify_dossier
-    from optpipe.workspace.baselines import store_baseline
+    from optpipe.workspace.seal import store_baseline
 
     with terminal.step("verify"):
         checked = verify_dossier(dossier)

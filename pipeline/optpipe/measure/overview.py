@@ -18,9 +18,9 @@ from optpipe.measure.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.measure.search import Slo
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
-from optpipe.workspace.baselines import find_approved_baseline
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
 from optpipe.workspace.runs import list_runs
+from optpipe.workspace.seal import find_approved_baseline
 from optpipe.workspace.store import Store
 
 

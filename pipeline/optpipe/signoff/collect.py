@@ -30,7 +30,6 @@ from optpipe.signoff.dossier import DossierRequest, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
-from optpipe.workspace.baselines import find_approved_baseline
 from optpipe.workspace.entry import (
     MANIFEST,
     Entry,
@@ -45,6 +44,7 @@ from optpipe.workspace.entry import (
 from optpipe.workspace.file_names import BUILDS, CARD, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import list_removed_runs, list_runs
+from optpipe.workspace.seal import find_approved_baseline
 from optpipe.workspace.store import Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024

@@ -1,5 +1,7 @@
 """A sealed folder: a hash per file, a hash over the hashes, and an optional signature, so that any changed byte shows.
 
+The dossiers that `signoff approve` stores are sealed folders in `baselines/`, one for each model.
+
 Format: `SHA256SUMS` lists every other file in coreutils' form (so `sha256sum -c SHA256SUMS` works without optpipe),
 sorted by path; `SHA256SUMS.sha256` holds the hash of that list; `SHA256SUMS.sig` is an SSH signature of it, made and
 checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of this package.
@@ -8,6 +10,7 @@ checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of this 
 import base64
 import binascii
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -16,7 +19,11 @@ from tempfile import NamedTemporaryFile
 
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.files import Files
-from optpipe.workspace.files import find_problems, hash_files
+from optpipe.core.plan import for_workspace
+from optpipe.workspace.entry import get_utc_time
+from optpipe.workspace.file_names import REQUEST
+from optpipe.workspace.files import find_problems, hash_files, list_files, write_bytes, write_json
+from optpipe.workspace.store import Store
 
 SUMS = "SHA256SUMS"
 SEAL = "SHA256SUMS.sha256"
@@ -162,3 +169,39 @@ def _format_seal(digest: str) -> str:
 def _first_line(text: bytes) -> str:
     lines = text.decode("utf-8", "replace").strip().splitlines()
     return lines[0] if lines else "no message"
+
+
+BASELINES = "baselines"
+
+
+def find_approved_baseline(workspace: Path, model: str) -> Files | None:
+    """Raises BadInputError if the approved dossier is damaged; None if `model` has none."""
+    folder = workspace / BASELINES / Path(model).name
+    if not folder.is_dir():
+        return None
+    files = Files(folder, kept={})
+    problems = find_seal_problems(files) if files.has(SUMS) else [f"{SUMS}: missing"]
+    if problems:
+        command = for_workspace("optpipe signoff approve DOSSIER")
+        raise BadInputError(f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `{command}`")
+    return files
+
+
+def store_baseline(files: Files, workspace: Path, because: str | None = None) -> Path:
+    """Stores a verified dossier as the next baseline of its model; returns its folder.
+
+    `because` is the reason for approving anything but a plain PASS; it is stored next to the dossier.
+    """
+    target = workspace / BASELINES / Path(str(json.loads(files.read(REQUEST))["model"])).name
+    with Store(workspace).scratch("baseline") as scratch:
+        for name in list_files(files.folder):
+            write_bytes(scratch / "new" / name, files.read(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            target.rename(scratch / "old")
+        (scratch / "new").rename(target)
+    write_json(
+        target.parent / f"{target.name}.json",
+        {"approved_utc": get_utc_time(), "because": because, "dossier": files.folder.name},
+    )
+    return target

@@ -26,9 +26,8 @@ from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.records import PIPELINE, PreprocessingInfo
 from optpipe.signoff.verify import verify_dossier
-from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.file_names import REFERENCE
-from optpipe.workspace.seal import SUMS
+from optpipe.workspace.seal import SUMS, store_baseline
 from optpipe.workspace.store import Store
 
 PROVEN = Transform((Decode(), Resize((32, 32), "exact"), Rescale(), Pack()))

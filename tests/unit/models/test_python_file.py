@@ -264,7 +264,7 @@ def test_weights_that_are_given_count_by_their_content(folder: Path) -> None:
 
 @pytest.mark.parametrize("factory", ["make", "drawn", "same"])
 def test_a_fresh_module_has_the_same_weights_and_shares_none(folder: Path, factory: str) -> None:
-    from optpipe.models.sources.weights import hash_module_weights
+    from optpipe.models.sources.modules import hash_module_weights
 
     model = made(folder, factory)
     first = model.load()

@@ -15,8 +15,7 @@ from optpipe.core.events import SilentListener
 from optpipe.models.artifacts.lookup import find_stored_source
 from optpipe.models.export.exported import export_model
 from optpipe.models.export.model import Model
-from optpipe.models.sources.resolve import CardSource
-from optpipe.models.sources.weights import (
+from optpipe.models.sources.modules import (
     draw_neutral_layers,
     hash_module_weights,
     hash_tensors,
@@ -25,6 +24,7 @@ from optpipe.models.sources.weights import (
     remake_module,
     state_dict_from_file,
 )
+from optpipe.models.sources.resolve import CardSource
 from optpipe.workspace.file_names import CARD as CARD_FILE
 from optpipe.workspace.store import Store
 

@@ -27,8 +27,7 @@ from optpipe.signoff.policy import Criterion, policy_from_toml
 from optpipe.signoff.policy_format import Sense
 from optpipe.stats.means import Mean
 from optpipe.trace.read import trace_from_sqlite
-from optpipe.workspace.baselines import store_baseline
-from optpipe.workspace.seal import seal_folder
+from optpipe.workspace.seal import seal_folder, store_baseline
 
 
 def judge_criterion(criterion, found):

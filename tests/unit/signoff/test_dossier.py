@@ -18,8 +18,7 @@ from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import require_possible
 from optpipe.signoff.reports import overview_from_dossier
 from optpipe.signoff.verify import check_dossier
-from optpipe.workspace.baselines import find_approved_baseline, store_baseline
-from optpipe.workspace.seal import seal_folder
+from optpipe.workspace.seal import find_approved_baseline, seal_folder, store_baseline
 
 LATENCY = 'schema = 1\n[[latency]]\np99 = "%s ms"\nbatch_size = 1\n'
 REGRESSION = "schema = 1\n[[regression]]\np50 = '5 %'\nbatch_size = 1\n"

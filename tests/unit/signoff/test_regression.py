@@ -12,7 +12,7 @@ from optpipe.core.files import Files
 from optpipe.core.verdict import Verdict
 from optpipe.measure.overview import compare_workspace
 from optpipe.signoff.verify import check_dossier
-from optpipe.workspace.baselines import store_baseline
+from optpipe.workspace.seal import store_baseline
 
 POLICY = "schema = 1\n[build]\nprecision = 'fp16'\n[[regression]]\np50 = '3 %'\nbatch_size = 1\nmode = 'compute'\n"
 

@@ -36,10 +36,10 @@ from optpipe.signoff.steps import (
     run_bench_step,
 )
 from optpipe.signoff.verify import find_contradictions
-from optpipe.workspace.baselines import store_baseline
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.runs import list_runs
+from optpipe.workspace.seal import store_baseline
 from optpipe.workspace.store import Store
 
 POLICY = """schema = 1

@@ -20,9 +20,8 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.core.files import hash_file, hash_text
 from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
-from optpipe.models.sources.modules import flatten_module, pool_tokens
+from optpipe.models.sources.modules import flatten_module, hash_module_weights, make_with_weights, pool_tokens, use_seed
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm
-from optpipe.models.sources.weights import hash_module_weights, make_with_weights, use_seed
 from optpipe.workspace.environment import get_package_version
 
 HUB = "huggingface.co"

@@ -1,8 +1,15 @@
-"""Makes modules exportable: tensors in, a flat tuple of tensors out."""
+"""Makes modules exportable: tensors in, a flat tuple of tensors out. Loads their weights: from a file that cannot run code, or seeded."""
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
+
+from optpipe.core.entries import WeightsRecord, WeightsRequest
+from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.files import hash_arrays
 
 
 def flatten_tensors(value: Any) -> tuple[Any, ...]:
@@ -121,3 +128,183 @@ def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
                 operators.batched_nms = own
 
     return flatten_module(OneImage())
+
+
+ZERO_LAYER_STD = 0.02
+"""Standard deviation for layers that begin at zero, as transformers draw their other layers."""
+
+
+def hash_module_weights(module: Any) -> str:
+    import torch
+
+    return hash_arrays(
+        {name: _array_from_tensor(each) for name, each in module.state_dict().items() if torch.is_tensor(each)}
+    )
+
+
+def hash_tensors(module: Any) -> dict[str, str]:
+    """Hash of each parameter and buffer by name, including those outside the state dict."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: hash_arrays({"": _array_from_tensor(tensor)}) for name, tensor in tensors.items()}
+
+
+def _array_from_tensor(tensor: Any) -> Any:
+    """A tensor as an array, as raw bits if NumPy does not know its type."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous()
+    if flat.dtype.is_floating_point and flat.dtype not in (torch.float16, torch.float32, torch.float64):
+        flat = flat.view(torch.int16 if flat.itemsize == 2 else torch.uint8)
+    return flat.numpy()
+
+
+@contextmanager
+def use_seed(seed: int) -> Iterator[None]:
+    """Seeds the generators of torch, NumPy and Python while the block runs, then restores them."""
+    import numpy as np
+    import torch
+
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def draw_neutral_layers(module: Any) -> Any:
+    """Draws values for fresh layers without effect from torch's generator; changes `module` in place.
+
+    Fresh batch normalization is the identity (or zero, in a residual branch that begins closed): it folds away without
+    a bias, which gives a graph that no trained model has. A layer with zero weights, as ViT's head has, gives the same
+    outputs for every input. Layers that are not fresh have learned something and stay.
+    """
+    import torch
+
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and _is_fresh(layer):
+                for scale in (layer.weight, layer.running_var):
+                    if scale is not None:
+                        scale.uniform_(0.8, 1.2)
+                for shift in (layer.bias, layer.running_mean):
+                    if shift is not None:
+                        shift.normal_(0.0, 0.1)
+            elif isinstance(layer, torch.nn.Linear | torch.nn.modules.conv._ConvNd) and not layer.weight.any():
+                layer.weight.normal_(0.0, ZERO_LAYER_STD)
+    return module
+
+
+def _is_fresh(norm: Any) -> bool:
+    """Whether a batch normalization is in its initial state: mean and shift 0, variance 1, scale 1 (or 0) throughout."""
+
+    def throughout(tensor: Any, *values: float) -> bool:
+        return tensor is None or any(bool((tensor == value).all()) for value in values)
+
+    return (
+        throughout(norm.running_mean, 0.0)
+        and throughout(norm.running_var, 1.0)
+        and throughout(norm.weight, 1.0, 0.0)
+        and throughout(norm.bias, 0.0)
+    )
+
+
+def make_with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+    with use_seed(request.seed):
+        if request.path is None:
+            module = draw_neutral_layers(make()).eval()
+            return module, WeightsRecord("random", hash_module_weights(module), request.seed)
+        module = make().eval()
+    load_state(module, request.path)
+    return module, WeightsRecord("file", hash_module_weights(module))
+
+
+def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, name: str) -> tuple[Any, WeightsRecord]:
+    """The module of the factory `name`, in evaluation mode, and whether its weights are random.
+
+    The factory is called under two seeds, with the first result freed before the second call: equal weights are those
+    that it sets itself. Raises BadInputError if random weights are requested and none depends on the seed, or if some
+    depend on more than the seed.
+    """
+    if request.path is not None:
+        return make_with_weights(make, request)
+    with use_seed(request.seed + 1):
+        other = hash_tensors(make())
+    with use_seed(request.seed):
+        module = make()
+        own = hash_tensors(module)
+        drawn = sorted(each for each, sha256 in own.items() if other.get(each) != sha256)
+        if not drawn and request.kind != "random":
+            return module.eval(), WeightsRecord(f"default:{name}", hash_module_weights(module))
+        draw_neutral_layers(module)
+    if not drawn:
+        raise BadInputError(
+            f"no weight of {name} depends on the seed, so it has no random weights\n"
+            "use its own (--weights default), or a factory that loads none"
+        )
+    which = f"{len(drawn)} of {len(own)} tensors, first {drawn[0]}"
+    record = WeightsRecord("random", hash_module_weights(module), request.seed, which)
+    del module
+    return remake_module(make, request, record, name), record
+
+
+def remake_module(make: Callable[[], Any], request: WeightsRequest, record: WeightsRecord, name: str) -> Any:
+    """The module of `record` again. Raises BadInputError if the factory `name` gives different ones each time."""
+    if request.path is not None:
+        return make_with_weights(make, request)[0]
+    with use_seed(request.seed):
+        module = make().eval()
+        if record.source == "random":
+            draw_neutral_layers(module)
+    if hash_module_weights(module) != record.sha256:
+        raise BadInputError(
+            f"{name} creates different weights on every call, regardless of the seed\n"
+            "draw them from torch's, NumPy's, or Python's generator, or load them from a file"
+        )
+    return module
+
+
+def load_state(module: Any, path: Path) -> None:
+    """Loads a state dict strictly. Raises BadInputError that names the first tensors that do not fit."""
+    state = state_dict_from_file(path)
+    own = module.state_dict()
+    missing = sorted(set(own) - set(state))
+    unexpected = sorted(set(state) - set(own))
+    misshapen = sorted(name for name in set(own) & set(state) if own[name].shape != state[name].shape)
+    for names, what in ((missing, "lacks"), (unexpected, "has unexpected"), (misshapen, "has the wrong shape for")):
+        if names:
+            raise BadInputError(
+                f"{path} does not fit this model: it {what} {len(names)} tensors, first {', '.join(names[:3])}\n"
+                "give weights of the same architecture (for a head of another size, use file.py:factory)"
+            )
+    module.load_state_dict(state)
+
+
+def state_dict_from_file(path: Path) -> Mapping[str, Any]:
+    """Reads safetensors, or a `torch.save`d state dict with torch's weights-only reader, without free unpickling."""
+    import pickle
+
+    import torch
+    from safetensors.torch import load_file
+
+    with read_as_user_file(path, "weights", "it may be truncated or of another format"):
+        try:
+            if path.suffix == ".safetensors":
+                state: Any = dict(load_file(path))
+            else:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise BadInputError(
+                f"{path} is not a state dict, or a pickle that would run code; save the state dict as .safetensors instead"
+            ) from error
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise BadInputError(
+            f"{path} contains no state dict (names to tensors); save one with safetensors.torch.save_file"
+        )
+    return state

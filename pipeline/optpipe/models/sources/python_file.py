@@ -23,10 +23,9 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.models.sources.base import LoadedModel
-from optpipe.models.sources.modules import flatten_module
+from optpipe.models.sources.modules import flatten_module, hash_tensors, make_with_factory_weights, remake_module
 from optpipe.models.sources.transform import transform_from_torchvision
 from optpipe.models.sources.user_code import UserCode, describe_user_error
-from optpipe.models.sources.weights import hash_tensors, make_with_factory_weights, remake_module
 from optpipe.workspace.environment import get_package_version
 
 CALIBRATION_BATCHES = 1000

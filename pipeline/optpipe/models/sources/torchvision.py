@@ -10,9 +10,8 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize, Transform
 from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel, NoWeightsError
-from optpipe.models.sources.modules import flatten_module, wrap_detector
+from optpipe.models.sources.modules import flatten_module, hash_module_weights, make_with_weights, wrap_detector
 from optpipe.models.sources.transform import transform_from_torchvision
-from optpipe.models.sources.weights import hash_module_weights, make_with_weights
 from optpipe.workspace.environment import get_package_version
 
 _TASKS = {

@@ -66,15 +66,10 @@ def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, 
         Cell(recipe, load, kind, options, matrix.processes, matrix.max_cv)
         for kind in dict.fromkeys(kinds)
         for recipe in _list_recipes(matrix, kind)
-        for options, load in product(_options_of(matrix, recipe.backend), _list_loads(matrix))
+        for given, load in product(matrix.options, _list_loads(matrix))
+        for options in (tuple(each for each in given if each.startswith(f"{recipe.backend}.")),)
     )
     return tuple({cell.key: cell for cell in cells}.values())
-
-
-def _options_of(matrix: Matrix, backend: str) -> list[tuple[str, ...]]:
-    """Sets of options without those of other backends, each once."""
-    own = [tuple(each for each in given if each.startswith(f"{backend}.")) for given in matrix.options]
-    return list(dict.fromkeys(own)) or [()]
 
 
 def require_sound(matrix: Matrix) -> None:

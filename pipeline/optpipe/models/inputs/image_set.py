@@ -58,7 +58,10 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
             for path in walk_files(folder / IMAGES if is_annotated(folder) else folder)
             if path.suffix.lower() in SUFFIXES and path.is_file()
         ),
-        key=_make_natural_key,
+        key=lambda path: [
+            (0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part)
+            for part in re.split(r"(\d+)", str(path).lower())
+        ],
     )
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
@@ -86,11 +89,6 @@ def walk_files(folder: Path) -> Iterator[Path]:
         seen.add(real)
         below.sort()
         yield from map(here.joinpath, files)
-
-
-def _make_natural_key(path: Path) -> list[tuple[int, int, str]]:
-    parts = re.split(r"(\d+)", str(path).lower())
-    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
 
 
 def find_readable_images(

@@ -87,10 +87,12 @@ def document_from_entry(found: EntryDetails) -> Document:
     weights, backend = info.get("weights"), BACKENDS.get(info.get("backend", ""))
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
     parents = ", ".join(dict.fromkeys(manifest.parents))
+    verb = "made" if manifest.status == "complete" else manifest.status
+    seconds = format_duration(manifest.seconds * 1e9)
     return make_document(
         [
             Sentence(f"{manifest.name}  {entry.model or ''}"),
-            Sentence(f"{manifest.status} in {format_duration(manifest.seconds * 1e9)} by  {manifest.command}"),
+            Sentence(f"{verb} {manifest.started_utc[:19]} in {seconds} by  {manifest.command}"),
             Sentence(parents, Tone.STRONG, "from") if parents else None,
             *_list_files(manifest.files),
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),

@@ -69,8 +69,9 @@ def run_sweep(
     for text in list_conflicts(stored):
         listener.warn(text)
     plan = plan_sweep(cells, slots, stored, again=options.again)
-    used = {row.cell.kind for row in plan if row.state == Standing.RUN}
-    if not executor.remote and (count := sum(slot.kind in used for slot in slots)) > 1:
+    kinds = [row.cell.kind for row in plan if row.state == Standing.RUN]
+    count = min(len(kinds), sum(slot.kind in kinds for slot in slots))
+    if not executor.remote and count > 1:
         listener.warn(f"{count} slots measure side by side; to measure one cell at a time, use --set slots=1")
     records: dict[str, JobRecord] = {}
     ended = True

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from optpipe.workspace.seal import seal_folder
-from tests.integration.conftest import ROOT, SERVER, needs_server, optpipe
+from tests.integration.conftest import SERVER, needs_server, optpipe
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: the extra `triton`")
 

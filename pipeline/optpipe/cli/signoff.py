@@ -268,7 +268,9 @@ def verify(
             checked = replace(checked, problems=problems, as_sealed=sealed)  # a wrong signature is a changed byte
     signature = checked.signature
     if public_key is not None:
-        signature = f"attested with {public_key}" + ("" if signature == "not signed" else f", {signature}")
+        signature = f"attested with {public_key}" + (
+            "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
+        )
     verdict, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
     record = VerificationRecord(
         dossier=str(dossier),
@@ -295,15 +297,29 @@ def approve(
     because: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Reason; required unless the verdict is PASS without waivers.")
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The person who approves; needs --role and --sign.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(metavar="ROLE", help="That person's role.")] = None,
+    sign: Annotated[Path | None, typer.Option(metavar="KEY", help="That person's SSH key.")] = None,
 ) -> Outcome:
-    """Set a verified dossier as the baseline for later sign-offs."""
-    from optpipe.signoff.verify import require_pass, verify_dossier
-    from optpipe.workspace.seal import store_baseline
+    """Set a verified dossier as the baseline for later sign-offs.
 
+    With --by, --role, and --sign it also writes a signed approval of the dossier's hash, which `optpipe verify` shows.
+    """
+    from optpipe.signoff.verify import require_pass, verify_dossier
+    from optpipe.workspace.seal import approve_folder, require_key, store_baseline
+
+    if len({each is None for each in (by, role, sign)}) > 1:
+        raise BadInputError("--by NAME, --role ROLE, and --sign KEY belong together")
+    if sign is not None:
+        require_key(sign)
     with terminal.step("verify"):
         checked = verify_dossier(dossier)
     _, found, _ = checked.require_intact()
     require_pass(dossier, found, because, "set it as baseline")
+    if by is not None and role is not None and sign is not None:
+        approve_folder(dossier, sign, by, role, because)
     target = store_baseline(checked.files, store.workspace, because)
     document = {"model": found.model, "baseline": str(target), "verdict": found.verdict, "because": because}
     return Outcome(document, lambda _: f"{dossier} is now the baseline for {found.model} ({target})")

@@ -197,7 +197,7 @@ def document_from_verification(found: VerificationRecord) -> Document:
             *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
             Sentence(stated, Tone.FAINT, "taken from the manifests, without raw files") if stated else None,
             Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
-            Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature == "not signed" else None,
+            Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature.startswith("not signed") else None,
             Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
         ]
     )

@@ -40,9 +40,9 @@ from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawin
 from optpipe.stats.percentiles import CONFIDENCE
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
 from optpipe.workspace.file_names import BUILDS, EVALUATION, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, VERDICT
-from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, check_signature, find_seal_problems
+from optpipe.workspace.seal import UNSEALED, check_approval, check_signature, find_seal_problems
 
-_OWN = {REQUEST, POLICY, VERDICT, *REPORTS, SUMS, SEAL, SIGNATURE}
+_OWN = {REQUEST, POLICY, VERDICT, *REPORTS, *UNSEALED}
 _FOLDERS = {BUILDS, "runs", "baseline"}
 CLOCKS_APART = timedelta(minutes=1)
 """Largest difference between the clocks of two machines."""
@@ -123,7 +123,11 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
     files = Files(folder, kept={})
     problems = find_seal_problems(files)
     problem, signature = check_signature(files, allowed_signers)
-    problems += [problem] if problem else []
+    doubt, approval = check_approval(files, allowed_signers)
+    if approval and not doubt and signature == "not signed":
+        problem = None  # the approval's signature covers the hash of the dossier
+    problems += filter(None, (problem, doubt))
+    signature = "; ".join(filter(None, (signature, approval)))
     if problems:
         return VerifiedDossier(files, tuple(problems), as_sealed=False, signature=signature)
     found = VerifiedDossier(files, (), as_sealed=True, signature=signature)
@@ -244,7 +248,8 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
 def _check_dates(dossier: Dossier) -> Iterator[str]:
     """Finds ends before starts, and dates after that of the verdict."""
     created = dossier.request.created_utc
-    times = {f"{REQUEST}: created": created, "now": get_utc_time()}
+    times = {f"{REQUEST}: created": created, "now": get_utc_time(), "the policy": dossier.request.policy_utc or created}
+    yield from _check_order(times, "the policy", f"{REQUEST}: created")
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
         place = f"{entry.files.prefix}{MANIFEST}"
         started, finished = f"{place}: started", f"{place}: finished"
@@ -392,7 +397,8 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         seen = [one.name for one in verdict.criteria if one.name.startswith("memory.")]
         seen += ["output checks", "inputs", "peak memory of the host", "reasons that only the worker saw"]
         yield f"{', '.join(seen)}: stated by runs/*/{MEASUREMENTS_FILE}"
-        yield f"how many processes were started, and which runs were removed: stated by {REQUEST}, runs/*/{MANIFEST}"
+        stated = "when the policy was first used, how many processes were started, and which runs were removed"
+        yield f"{stated}: stated by {REQUEST}, runs/*/{MANIFEST}"
     for run in dossier.every_run:
         if run.kind == "evaluate":
             found = read_evaluation(run)

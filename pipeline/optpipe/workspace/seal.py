@@ -4,7 +4,8 @@ The dossiers that `signoff approve` stores are sealed folders in `baselines/`, o
 
 Format: `SHA256SUMS` lists every other file in coreutils' form (so `sha256sum -c SHA256SUMS` works without optpipe),
 sorted by path; `SHA256SUMS.sha256` holds the hash of that list; `SHA256SUMS.sig` is an SSH signature of it, made and
-checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of this package.
+checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of this package. `approval.json` names a person who
+approved the hash of that list, and `approval.json.sig` is that person's signature of it (namespace `optpipe-approval`).
 """
 
 import base64
@@ -14,12 +15,14 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
+from optpipe.core.records import json_from_record, record_from_files
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import REQUEST
 from optpipe.workspace.files import find_problems, hash_files, list_files, write_bytes, write_json
@@ -29,13 +32,15 @@ SUMS = "SHA256SUMS"
 SEAL = "SHA256SUMS.sha256"
 SIGNATURE = "SHA256SUMS.sig"
 NAMESPACE = "optpipe-dossier"
-_OWN = (SUMS, SEAL, SIGNATURE)
+APPROVAL = "approval.json"
+APPROVALS = "optpipe-approval"
+UNSEALED = (SUMS, SEAL, SIGNATURE, APPROVAL, f"{APPROVAL}.sig")
 _LINE = re.compile(r"^([0-9a-f]{64})  (\S(?:.*\S)?)$")
 
 
 def seal_folder(folder: Path) -> str:
     """Writes the hash list and its hash; returns the latter, which identifies the folder's content."""
-    text = _format_sums({name: file.sha256 for name, file in hash_files(folder, _OWN).items()})
+    text = _format_sums({name: file.sha256 for name, file in hash_files(folder, UNSEALED).items()})
     digest = hashlib.sha256(text.encode()).hexdigest()
     (folder / SUMS).write_text(text, encoding="utf-8")
     (folder / SEAL).write_text(_format_seal(digest), encoding="utf-8")
@@ -57,7 +62,7 @@ def find_seal_problems(files: Files) -> list[str]:
         problems.append(f"{SEAL}: does not match {SUMS}")
     if listed is None:
         return [f"{SUMS}: not a valid list of hashes", *problems]
-    problems += find_problems(files, listed, SUMS, _OWN)
+    problems += find_problems(files, listed, SUMS, UNSEALED)
     if not problems and listed_bytes != _format_sums(dict(sorted(listed.items()))).encode():
         problems.append(f"{SUMS}: not in canonical form")
     return sorted(problems)
@@ -70,26 +75,67 @@ def require_key(key: Path) -> None:
     _find_ssh_keygen()
 
 
-def sign_folder(folder: Path, key: Path) -> None:
-    """Signs a sealed folder with the SSH private key `key`. Raises MissingError, BadInputError or StageError."""
+@dataclass(frozen=True, slots=True)
+class Approval:
+    dossier: str
+    """Hash of the dossier's SHA256SUMS."""
+    by: str
+    role: str
+    approved_utc: str
+    because: str | None
+
+
+def approve_folder(folder: Path, key: Path, by: str, role: str, because: str | None) -> None:
+    """Writes the approval of a sealed folder, signed with the SSH private key `key`. Raises as `sign_folder` does."""
+    if not all(each.strip() and each.isprintable() for each in (by, role)):
+        raise BadInputError(f"--by {by!r} {role!r}: a name and a role must be printable text")
     require_key(key)
-    (folder / SIGNATURE).unlink(missing_ok=True)
-    result = _run_ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(folder / SUMS)], b"")
-    if result.returncode != 0 or not (folder / SIGNATURE).is_file():
+    digest = hashlib.sha256((folder / SUMS).read_bytes()).hexdigest()
+    write_bytes(folder / APPROVAL, json_from_record(Approval(digest, by, role, get_utc_time(), because)))
+    try:
+        sign_folder(folder, key, APPROVAL, APPROVALS)
+    except StageError:
+        (folder / APPROVAL).unlink()
+        raise
+
+
+def check_approval(files: Files, allowed_signers: Path | None = None) -> tuple[str | None, str]:
+    """The problem with a folder's approval, or None, and who approved it in words; empty without an approval."""
+    if not files.has(APPROVAL):
+        return None, ""
+    found = record_from_files(files, APPROVAL, Approval)
+    if found.dossier != files.hash(SUMS):
+        return f"{APPROVAL}: is of another dossier", ""
+    if not files.has(f"{APPROVAL}.sig"):
+        return f"{APPROVAL}: not signed", ""
+    problem, signer = check_signature(files, allowed_signers, APPROVAL, APPROVALS)
+    who = f"{escape(found.by)} ({escape(found.role)}) on {escape(found.approved_utc[:10])}"
+    return problem, f"approved by {who}, {signer}"
+
+
+def sign_folder(folder: Path, key: Path, name: str = SUMS, namespace: str = NAMESPACE) -> None:
+    """Signs the file `name` of a sealed folder with the SSH private key `key`. Raises MissingError, BadInputError or StageError."""
+    require_key(key)
+    (folder / f"{name}.sig").unlink(missing_ok=True)
+    result = _run_ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", namespace, str(folder / name)], b"")
+    if result.returncode != 0 or not (folder / f"{name}.sig").is_file():
         raise StageError(f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}")
 
 
-def check_signature(files: Files, allowed_signers: Path | None = None) -> tuple[str | None, str]:
-    """The problem with a folder's signature, or None, and the signer in words.
+def check_signature(
+    files: Files, allowed_signers: Path | None = None, name: str = SUMS, namespace: str = NAMESPACE
+) -> tuple[str | None, str]:
+    """The problem with the signature of a folder's file `name`, or None, and the signer in words.
 
     With `allowed_signers` (ssh-keygen's file of that name) the signer must be one of them; without, only the signature
     itself is checked. A missing signature is a problem only with `allowed_signers`.
     """
-    if not files.has(SIGNATURE):
-        return f"{SIGNATURE}: missing, but a signature is required" if allowed_signers else None, "not signed"
-    armored = files.read(SIGNATURE)
+    signature = f"{name}.sig"
+    if not files.has(signature):
+        return f"{signature}: missing, but a signature is required" if allowed_signers else None, "not signed"
+    armored = files.read(signature)
     if _canonicalize_signature(armored) != armored:
-        return f"{SIGNATURE}: not in the format that ssh-keygen writes", ""
+        return f"{signature}: not in the format that ssh-keygen writes", ""
     if allowed_signers is not None and not allowed_signers.is_file():
         raise BadInputError(
             f"allowed-signers file {allowed_signers} does not exist; see the ssh-keygen manual page for its format"
@@ -102,11 +148,11 @@ def check_signature(files: Files, allowed_signers: Path | None = None) -> tuple[
             signers = ["-f", str(allowed_signers)]
             who = _run_ssh_keygen(["-Y", "find-principals", "-s", copy.name, *signers], b"")
             if who.returncode != 0:
-                return f"{SIGNATURE}: signed with a key that is not in {allowed_signers.name}", ""
+                return f"{signature}: signed with a key that is not in {allowed_signers.name}", ""
             check = ["-Y", "verify", "-I", _first_line(who.stdout), *signers]
-        result = _run_ssh_keygen([*check, "-n", NAMESPACE, "-s", copy.name], files.read(SUMS))
+        result = _run_ssh_keygen([*check, "-n", namespace, "-s", copy.name], files.read(name))
     if result.returncode != 0:
-        return f"{SIGNATURE}: {_first_line(result.stderr or result.stdout)}", ""
+        return f"{signature}: {_first_line(result.stderr or result.stdout)}", ""
     if allowed_signers is not None:
         return None, f"signed by {_first_line(who.stdout)}, an allowed signer"
     key = _first_line(result.stdout).rpartition(" ")[2]

@@ -30,7 +30,7 @@ from types import SimpleNamespace as Box
 FORMAT = 1
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 REPORTS = {"report.html", "report.md", "junit.xml", "comparison.json"}
-SEAL = ("SHA256SUMS", "SHA256SUMS.sha256", "SHA256SUMS.sig")
+SEAL = ("SHA256SUMS", "SHA256SUMS.sha256", "SHA256SUMS.sig", "approval.json", "approval.json.sig")
 LOAD = ("batch_size", "scenario", "mode", "streams", "rate_per_s", "length")
 STATED = {"wrong-output", "stale-answer", "cached-answer", "interrupted", "too-few-samples", "not-steady", "out-of-memory", "died",
           "refused"}
@@ -47,7 +47,7 @@ UNITS = {
 }
 TAILS = ("p50", "p90", "p95", "p99", "p99.9")
 SECTIONS = {  # §4: of each key, whether it is a lower limit, and its base unit
-    "latency": dict.fromkeys(TAILS, (False, "ns")), "throughput": {"minimum": (True, "images/s")},
+    "latency": dict.fromkeys((*TAILS, "mean_p90", "mean_p95", "mean_p99"), (False, "ns")), "throughput": {"minimum": (True, "images/s")},
     "regression": dict.fromkeys((*TAILS, "throughput"), (False, "fraction")), "memory": {"maximum": (False, "bytes")},
     "energy": {"maximum": (False, "J/image")}, "stability": {"maximum_cv": (False, "fraction")},
     "accuracy": {"maximum_drop": (False, "points"), "minimum_score": (True, "points"), "minimum_top1": (True, "fraction"),
@@ -60,7 +60,8 @@ SECTIONS = {  # §4: of each key, whether it is a lower limit, and its base unit
 }
 TIMED = ("latency", "throughput", "regression", "memory", "energy", "stability", "environment")
 REQUEST = {"model", "artifact", "waivers", "baseline", "baseline_artifact", "optpipe", "created_utc", "drawn_with", "measurements",
-           "removed", "other_file", "network", "baseline_network", "since", "schema_version"}
+           "removed", "other_file", "network", "baseline_network", "since", "policy_utc", "verifier",
+           "schema_version"}
 VERDICT = {"verdict", "dossier_name", "model", "artifact", "policy", "criteria", "notes", "baseline", "expires_if", "runs",
            "created_utc", "optpipe", "groups", "since", "runs_left_out"}
 
@@ -377,6 +378,10 @@ def measure(record, rows, machine, confidence, percents):
 
 # ---- groups of processes (§6)
 
+def pooled_percent(name):
+    """The percentile if it is over all requests; 0 for a figure that is a mean over processes."""
+    return float(name[1:]) if name in TAILS[1:] else 0.0
+
 class Group:
     def __init__(self, tries):
         self.tries, self.newest = tries, tries[-1]
@@ -392,14 +397,13 @@ class Group:
 
     def value_of(self, name):
         medians = name == "p50" and len({(one.run, one.record["process"]) for one in self.valid}) >= 3
-        return lambda one: one.figures.get(name, one.median if medians else None)
+        return lambda one: one.figures.get(name.removeprefix("mean_"), one.median if medians else None)
 
     def values(self, name):
         return [[fmean(each) for each in run.values()] for run in self.showing(self.value_of(name)).values()]
 
     def parts(self, name):
-        percent = float(name[1:]) if name in TAILS else 0.0
-        if percent <= 50:
+        if not (percent := pooled_percent(name)):
             return self.values(name)
         runs = self.showing(lambda one: one.latencies if name in one.figures else None)
         samples = [[value for part in each for value in part] for run in runs.values() for each in run.values()]
@@ -410,6 +414,7 @@ class Group:
         return [sum(not second for second, _ in run) for run in self.showing(self.value_of(name)).values()]
 
     def requested(self, name):
+        name = name.removeprefix("mean_")
         percent = float(name[1:]) if name in TAILS else 0.0
         asked = [one for one in self.tries if one.record["load"]["percentile"] >= percent]
         return Group(asked) if asked and any(one not in asked and name not in one.figures for one in self.valid) else self
@@ -419,7 +424,7 @@ class Group:
         if not values or min(values) <= 0:
             return 0.0
         spoilt = [one for one in self.tries if one.codes and one.codes <= OWN_SAMPLES]
-        others = [one.figures.get(name, one.median if name == "p50" else None) for one in spoilt]
+        others = [one.figures.get(name.removeprefix("mean_"), one.median if name == "p50" else None) for one in spoilt]
         return max((abs(math.log(each / fmean(values))) for each in others if each is not None and each > 0), default=0.0)
 
     def mean(self, name):
@@ -436,7 +441,7 @@ class Group:
         if name == "energy":
             low, high = low - 0.05 * mean[0], high + 0.05 * mean[0]
         if name not in ("cv", "memory"):
-            low, high = widen(mean[0], low, high, len(values), unseen, self.gap(name), float(name[1:]) if name in TAILS else 0.0)
+            low, high = widen(mean[0], low, high, len(values), unseen, self.gap(name), pooled_percent(name))
         return mean[0], max(low, 0.0), high
 
 def jackknife(processes, share):
@@ -560,6 +565,10 @@ def check_seal(dossier, signers):
                 dossier.json(name)
     for name, digest in sums.items():
         dossier.check(dossier.has(name) and hashlib.sha256(dossier.read(name)).hexdigest() == digest, f"{name}: changed or missing")
+    if dossier.has(SEAL[3]):
+        approval = dossier.json(SEAL[3])
+        dossier.compare("approval.json: dossier", approval["dossier"], hashlib.sha256(listed).hexdigest())
+        dossier.stated.append(f"approved by {approval['by']} ({approval['role']}) on {approval['approved_utc']}")
     if not dossier.has(SEAL[2]):
         dossier.check(signers is None, f"{SEAL[2]}: missing")
         dossier.stated.append("not signed")
@@ -739,7 +748,10 @@ def observe_group(group, name, at, engine):
     blocked = blocks(group, engine) or found[1] is None or (name not in ("energy", "memory") and len(values) != processes)
     mean = group.mean(name)
     if name == "memory":
-        bound = mean and mean[0] + t_quantile(0.5 + at.confidence / 2, mean[2]) * stdev(values) * math.sqrt(1 + 1 / len(values))
+        bound = None
+        if len(values) > 2:
+            factor = t_quantile(0.5 + at.confidence / 2, len(values) - 1) * math.sqrt(1 + 1 / len(values))
+            bound = fmean(values) + factor * stdev(values)
         return see(max(values), max(values), max(max(values), bound) if bound else None, blocked, source)
     tail = mean and (scaled(of_mean(mean), 0.95) if name == "energy" else of_mean(mean))
     return see(*found, blocked, source, tail, 0 if name == "cv" else len(values), group.gap(name))
@@ -747,12 +759,12 @@ def observe_group(group, name, at, engine):
 def observe_accuracy(dossier, runs, judged, at):
     """§8.1 by name; checks the rows of every evaluation on the way."""
     found, newest = {}, sorted((run for run in runs if run.kind == "evaluate"), key=lambda run: run.manifest["started_utc"], reverse=True)
-    whole = [run.record["dataset"] for run in newest if judged.id in run.manifest["parents"]]
+    whole = [run.record["dataset"] for run in newest if judged.id in run.manifest["parents"] and run.name not in at.early]
     best = next((data["sha256"] for data in whole if data.get("validation")), None)
     for run in sorted(newest, key=lambda run: run.record["dataset"]["sha256"] != best):
         table, task = dossier.table(f"{run.place}/predictions.parquet"), run.record.get("task", "classification")
         other = any(row["artifact"] == judged.id and row["sha256"] not in (None, judged.sha256) for row in run.record["results"])
-        counts = not found and not other and judged.id in run.manifest["parents"]
+        counts = not (found or other or run.name in at.early) and judged.id in run.manifest["parents"]
         if task not in ("classification", "text-classification"):
             found |= {"task": task} if counts else {}
             continue
@@ -767,6 +779,7 @@ def observe_accuracy(dossier, runs, judged, at):
             if None not in truth:
                 was, now = ([int(one == true) for one, true in zip(each, truth)] for each in (source, mine))
                 figures |= {"top1": Share(sum(now), n), "drop": Difference((sum(was) - sum(now)) / n, [a - b for a, b in zip(was, now)])}
+            dossier.compare(f"{run.place}: {name}: samples", row["samples"], n)
             scored = ("top1", "drop") if run.manifest["info"]["trained"] else ()
             stated = {"agreement": (row["agreement"] or {}).get("share")} | {key: (row["accuracy"] or {}).get(key) for key in scored}
             for key, value in stated.items():
@@ -784,6 +797,8 @@ def observe_preprocessing(dossier, runs, judged, at):
     found = {}
     for run in sorted((run for run in runs if run.kind == "preprocess"), key=lambda run: run.manifest["started_utc"], reverse=True):
         rows, record = dossier.table(f"{run.place}/images.parquet"), run.record
+        for picture in record["parity"]["worst"]:
+            dossier.path(f"{run.place}/{picture['file']}")
         n, refused, proof = len(rows["finite"]), bool(record["parity"]["refused"]), record["parity"]["proof"]
         noise, signal, classes = rows["difference_square"], rows["reference_square"], rows["reference_class"]
         share = Share(sum(map(int.__eq__, classes, rows["dali_class"])), n) if record["classifies"] and len(set(classes)) > 1 else None
@@ -791,7 +806,8 @@ def observe_preprocessing(dossier, runs, judged, at):
         dossier.compare(f"{run.place}: images", record["parity"]["images"], n)
         dossier.compare(f"{run.place}: snr_db", proof["output"]["snr_db"], snr)
         dossier.compare(f"{run.place}: equal", (proof["top1_agreement"] or {}).get("equal"), share and share.hits)
-        if not found and record["model"] == judged.model and record.get("model_sha256") in (None, judged.model_sha256):
+        fits = record["model"] == judged.model and record.get("model_sha256") in (None, judged.model_sha256)
+        if not found and run.name not in at.early and fits:
             blocked = refused or not record["trained"]
             found = {"agreement": share and see(share.value, *share.interval(at.confidence), blocked, run.name, share)}
             found |= {"task": record.get("task")} if proof["prediction_agreement"] else {}
@@ -897,16 +913,17 @@ def check_verdict(dossier, document, request, builds, runs, baseline):
     judged = Box(id=artifact["id"], sha256=hash_engine(artifact), info=artifact["info"], model=artifact["info"]["model"],
                  place=f"builds/artifact-{artifact['id']}/manifest.json", size=sum(artifact["files"][name]["size_bytes"] for name in files),
                  model_sha256=model and canonical_hash({**model.get("model", {}), "batch": None, "shapes": None}))
-    start = lambda run: datetime.fromisoformat(run.manifest["started_utc"])
-    early = [run for run in runs if run.kind == "bench" and request["since"] and start(run) < datetime.fromisoformat(request["since"])]
+    registered = (request["policy_utc"] or request["created_utc"]) if policy.get("evidence", {}).get("preregistered") else None
+    early = {run.name for run in runs for first in (registered, request["since"] if run.kind == "bench" else None)
+             if first and datetime.fromisoformat(run.manifest["started_utc"]) < datetime.fromisoformat(first)}
     mine = [one for run in runs for one in run.measured if one.record["subject"]["artifact"] == judged.id]
-    left_out = [one for one in mine if one.run in {run.name for run in early}]
+    left_out = [one for one in mine if one.run in early]
     kept = [one for one in mine if one not in left_out]
     looks = Counter(load for load, _ in {(one.load, one.run) for one in mine})
     look = max(looks.values(), default=1) + len(request["removed"])
     options = {key: as_text(value) for key, value in policy.get("build", {}).get("options", {}).items()}
     measured = [one for one in kept if options.items() <= settings_of(one.record["subject"]).items()]
-    at = Box(confidence=1 - (1 - confidence) / (look * (look + 1)), policy=confidence, measured=measured, baseline=baseline)
+    at = Box(confidence=1 - (1 - confidence) / (look * (look + 1)), policy=confidence, measured=measured, baseline=baseline, early=early)
     seen = {"accuracy": observe_accuracy(dossier, runs, judged, at), "preprocessing": observe_preprocessing(dossier, runs, judged, at)}
     observed = [(criterion, observe(criterion, at, judged, seen)) for criterion in criteria]
     skipped = {criterion.name for criterion, found in observed if found is None}
@@ -970,7 +987,8 @@ def check_verdict(dossier, document, request, builds, runs, baseline):
 
 def check_dates(dossier, request, builds, runs):
     now = datetime.now(UTC).isoformat()
-    rows = [(f"builds/{name}", each["started_utc"], each["finished_utc"]) for name, each in builds.items()]
+    rows = [("request.json: policy_utc", request["policy_utc"] or request["created_utc"])]
+    rows += [(f"builds/{name}", each["started_utc"], each["finished_utc"]) for name, each in builds.items()]
     for run in runs:
         start, end = run.manifest["started_utc"], run.manifest["finished_utc"]
         rows += [(run.place, start, end), *((run.place, start, record["started_utc"], end) for record in run.records)]
@@ -981,10 +999,13 @@ def check_dates(dossier, request, builds, runs):
 
 def verify(dossier, signers):
     check_seal(dossier, signers)
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     if dossier.differs:
         return None
     request = dossier.json("request.json")
     dossier.check(set(request) == REQUEST and request["schema_version"] == 1, "request.json: other keys, or another schema version")
+    if request["verifier"] != own:
+        dossier.stated.append(f"the dossier names another version of this program: {request['verifier'] or 'none'}")
     document = read_policy(dossier.read("policy.toml"))
     builds = check_builds(dossier)
     if request["artifact"] not in builds:

@@ -1,9 +1,14 @@
-"""What someone changes in a dossier who knows the format."""
+"""What someone changes in a dossier who knows the format, and the verifier that shares no code with optpipe."""
 
 import json
+import runpy
+from pathlib import Path
 
 from optpipe.core.files import hash_file
 from optpipe.workspace.seal import seal_folder
+
+VERIFIER = Path(__file__).parents[2] / "verifier" / "verify_dossier.py"
+examine = runpy.run_path(str(VERIFIER))["examine"]
 
 
 def edit(path, *steps, value=None):

@@ -44,7 +44,7 @@ def mutate_json(text: str, rng: random.Random) -> bytes:
         return mutate_bytes(text.encode(), rng)
     document = json.loads(text)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        if not (places := list(_iterate_places(document))):
+        if not (places := list(iterate_places(document))):
             break
         holder, key = rng.choice(places)
         match rng.randrange(6):
@@ -58,11 +58,11 @@ def mutate_json(text: str, rng: random.Random) -> bytes:
     return json.dumps(document).encode()
 
 
-def _iterate_places(value: Any) -> Iterator[tuple[Any, Any]]:
+def iterate_places(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
             yield value, key
-            yield from _iterate_places(value[key])
+            yield from iterate_places(value[key])
 
 
 def mutate_npz(arrays: Mapping[str, np.ndarray], rng: random.Random) -> bytes:

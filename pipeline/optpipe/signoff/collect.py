@@ -18,7 +18,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
-from optpipe.core.records import json_from_record, read_versioned, record_from_files
+from optpipe.core.records import json_from_record, read_versioned, record_from_files, record_from_json
 from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.facts import hash_engine, judged_build_from_entry
@@ -26,7 +26,7 @@ from optpipe.models.artifacts.lookup import describe_network, find_builds
 from optpipe.preprocess.proof import is_proof_for
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.signoff.build_evidence import is_of_other_file
-from optpipe.signoff.dossier import DossierRequest, split_runs
+from optpipe.signoff.dossier import VERIFIER, DossierRequest, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
@@ -42,10 +42,10 @@ from optpipe.workspace.entry import (
     strip_folders,
 )
 from optpipe.workspace.file_names import BUILDS, CARD, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
-from optpipe.workspace.files import write_bytes
+from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.runs import list_removed_runs, list_runs
 from optpipe.workspace.seal import find_approved_baseline
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import NOTES, Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024
 """Limit for tables of a profile or parity run; its record and a proof's rows are always copied."""
@@ -64,6 +64,20 @@ class SignoffRequest:
     min_seconds: float = 0.6
     """Minimum seconds of a process that measures missing evidence; the policy's percentiles may take longer."""
     max_cv: float = MAX_CV
+
+
+def register_policy(policy: Policy, store: Store) -> str:
+    """When a sign-off first used `policy` in this workspace: now, or the time in the workspace's note of it.
+
+    Raises BadInputError if the note is damaged, or of a later time than now.
+    """
+    note, now = store.workspace / NOTES / f"policy-{policy.sha256[:12]}.json", get_utc_time("milliseconds")
+    if not note.is_file():
+        write_json(note, {"policy": policy.sha256, "first_used_utc": now})
+    first = record_from_json(note.read_bytes(), dict[str, str], note).get("first_used_utc", "")
+    if first > now or not first:
+        raise BadInputError(f"{note}: the policy was first used at {first!r}, but it is {now}: correct the clock")
+    return first
 
 
 def collect_evidence(
@@ -99,6 +113,8 @@ def collect_evidence(
         network=describe_network(exported) if exported else None,
         baseline_network=approved.network if approved else None,
         since=wanted.since,
+        policy_utc=register_policy(wanted.policy, store),
+        verifier=VERIFIER,
     )
     write_bytes(folder / REQUEST, json_from_record(request))
     return folder

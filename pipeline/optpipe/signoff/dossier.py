@@ -38,6 +38,10 @@ BUILD_KINDS = {
 }  # fmt: skip
 
 
+VERIFIER = "3aec231380077113aa53dbbc9ddb8c5e1857559a1d0ef321863dab6658b6fbdd"
+"""SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
+
+
 @dataclass(frozen=True, slots=True)
 class DossierRequest:
     model: str
@@ -61,6 +65,10 @@ class DossierRequest:
     baseline_network: str | None = None
     since: str | None = None
     """Bench runs that started earlier are in the dossier but not judged."""
+    policy_utc: str | None = None
+    """When a sign-off first used the policy in its workspace; None in older dossiers."""
+    verifier: str = ""
+    """VERIFIER of the version that wrote it."""
     schema_version: int = 1
 
 
@@ -105,12 +113,17 @@ class Dossier:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        return split_runs(self.every_run, self.request.since)[0]
+        return split_runs(self.every_run, self.request.since, self.registered_utc)[0]
 
     @cached_property
     def earlier_runs(self) -> tuple[Run, ...]:
-        """The bench runs that `--since` excludes."""
-        return split_runs(self.every_run, self.request.since)[1]
+        """The runs that `--since` and a preregistered policy exclude."""
+        return split_runs(self.every_run, self.request.since, self.registered_utc)[1]
+
+    @property
+    def registered_utc(self) -> str | None:
+        """The time before which no evidence counts; None unless the policy is preregistered."""
+        return (self.request.policy_utc or self.request.created_utc) if self.policy.preregistered else None
 
 
 def read_dossier(files: Files) -> Dossier:
@@ -143,18 +156,23 @@ def since_from_text(text: str) -> str:
     return found.isoformat(timespec="milliseconds")
 
 
-def split_runs(runs: Sequence[Run], since: str | None) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """Splits off the bench runs that started before `since`. Raises BadInputError for an invalid time."""
+def split_runs(
+    runs: Sequence[Run], since: str | None, registered_utc: str | None = None
+) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Splits off the bench runs that started before `since`, and all runs before `registered_utc`.
+
+    Raises BadInputError for an invalid time.
+    """
     judged: list[Run] = []
     earlier: list[Run] = []
     for run in runs:
-        started = run.manifest.started_utc
+        started, first = run.manifest.started_utc, [registered_utc, since if run.kind == "bench" else None]
         try:
-            counts = (
-                run.kind != "bench" or since is None or datetime.fromisoformat(started) >= datetime.fromisoformat(since)
+            counts = all(
+                each is None or datetime.fromisoformat(started) >= datetime.fromisoformat(each) for each in first
             )
         except (ValueError, TypeError) as error:
-            raise BadInputError(f"a run started {escape(started)}, to be judged since {escape(str(since))}") from error
+            raise BadInputError(f"a run started {escape(started)}, to be judged since {escape(str(first))}") from error
         (judged if counts else earlier).append(run)
     return tuple(judged), tuple(earlier)
 

@@ -37,7 +37,7 @@ from optpipe.measure.pair import pairs_from_runs
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
-from optpipe.signoff.dossier import Dossier, DossierRequest
+from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
 from optpipe.signoff.evidence import find_kind, observe
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter, Sense
@@ -250,6 +250,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         policy=PolicyReference(policy.name, policy.sha256),
         criteria=criteria,
         notes=(
+            *_note_policy(dossier),
             *_note_left_out(request, left_out),
             *list_int8_notes(dossier.artifact.info, build, dossier.runs, loads, policy.confidence),
             _note_look(evidence),
@@ -277,6 +278,26 @@ def _note_look(evidence: BuildEvidence) -> Note:
         f"each further sign-off needs stronger evidence (number k may err in {error:.3g}% / (k (k + 1)) of cases)"
     )
     return Note("look", message, f"measure enough processes in one run (--processes): {stricter}")
+
+
+def _note_policy(dossier: Dossier) -> Iterator[Note]:
+    """Counts the tries since the policy was first used, and names evidence that is older."""
+    first = dossier.request.policy_utc
+    if first is None:
+        return
+    about = [
+        run for run in dossier.every_run if run.kind == "preprocess" or dossier.artifact.id in run.manifest.parents
+    ]
+    later, older = split_runs(about, None, first)
+    tries = sum(run.kind == "bench" for run in later)
+    message = f"a sign-off first used this policy on {first[:19].replace('T', ' ')} UTC; bench runs of this build since then: {tries}"
+    if older:
+        names = ", ".join(run.name for run in older)
+        message += f"; older and {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
+    remedy = (
+        "measure again, or sign off by a policy with `[evidence] preregistered = true`, which leaves older runs out"
+    )
+    yield Note("policy", message, remedy if older else "measure enough processes in one run (--processes)")
 
 
 def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:

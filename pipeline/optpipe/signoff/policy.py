@@ -23,6 +23,7 @@ from optpipe.signoff.policy_format import (
     SECTIONS,
     BuildFilter,
     EnvironmentFilter,
+    EvidenceRules,
     Limit,
     LoadFilter,
     MeasuredSection,
@@ -86,6 +87,7 @@ class Policy:
     model: str | None = None
     build: BuildFilter = field(default_factory=BuildFilter)
     confidence: float = 0.95
+    preregistered: bool = False
 
     @property
     def sha256(self) -> str:
@@ -138,6 +140,7 @@ def _policy_from_document(document: PolicyDocument, source: bytes) -> Policy:
         model=str(document.model) if document.model else None,
         build=document.build,
         confidence=confidence,
+        preregistered=document.evidence.preregistered,
     )
 
 
@@ -230,7 +233,9 @@ def _explain_value(what: str, value: object, key: str) -> str:
 
 
 def _suggest_key(key: str, section: str) -> str:
-    tables: dict[str, type[Table]] = {"": PolicyDocument, "build": BuildFilter, "environment": EnvironmentFilter}
+    tables: dict[str, type[Table]] = {
+        "": PolicyDocument, "build": BuildFilter, "evidence": EvidenceRules, "environment": EnvironmentFilter,
+    }  # fmt: skip
     known = list_keys({**tables, **SECTIONS}[section])
     near = get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(known)}"

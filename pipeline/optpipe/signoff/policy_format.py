@@ -311,6 +311,13 @@ class BuildFilter(Table, frozen=True):
         return {key: str(value) for key, value in wanted.items() if value is not None}
 
 
+class EvidenceRules(Table, frozen=True):
+    """Which evidence decides."""
+
+    preregistered: bool = False
+    """Only runs that started after a sign-off first used the policy."""
+
+
 class EnvironmentFilter(Table, frozen=True):
     """Where the figures must come from: the GPU's name or "none", the CPU's, and the versions of driver, Python, packages."""
 
@@ -329,6 +336,7 @@ class PolicyDocument(Table, frozen=True):
     model: Name | None = None
     confidence: MinShare | None = None
     build: BuildFilter = BuildFilter()
+    evidence: EvidenceRules = EvidenceRules()
     environment: EnvironmentFilter = EnvironmentFilter()
     latency: Latency | tuple[Latency, ...] = ()
     throughput: Throughput | tuple[Throughput, ...] = ()

@@ -20,7 +20,13 @@ from optpipe.core.records import json_from_record, plain_from_record, record_fro
 from optpipe.core.verdict import StepRecord, VerdictRecord
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.task_data import hash_data
-from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, require_valid_request
+from optpipe.signoff.collect import (
+    SignoffRequest,
+    collect_evidence,
+    find_judged_artifact,
+    register_policy,
+    require_valid_request,
+)
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
@@ -121,6 +127,7 @@ def run_pipeline(
     built = build_model(model, plan.build, store, listener)
     require_artifacts(built)
     judged = find_judged_artifact(plan.wanted, store)
+    register_policy(plan.wanted.policy, store)
     steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
     notes = _place_notes(plan, built, store)
     artifacts = [each.entry for each in built.artifacts if each.why_not is None]

@@ -118,7 +118,10 @@ def overview_from_dossier(dossier: Dossier) -> Overview:
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(near), "excluded: from another machine"),
         (len(near) - len(here), "excluded: of another build or model that is called the same"),
-        (sum(len(read_measurements(run.files)) for run in dossier.earlier_runs), "excluded: earlier than --since"),
+        (
+            sum(len(read_measurements(run.files)) for run in dossier.earlier_runs if run.kind == "bench"),
+            "excluded: earlier than --since or the policy",
+        ),
     )
     said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
     return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, every)

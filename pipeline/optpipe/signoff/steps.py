@@ -18,7 +18,7 @@ from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.models.export.exported import find_stored_model
 from optpipe.models.export.model import Model
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
-from optpipe.signoff.collect import SignoffRequest, find_judged_artifact, is_run_about
+from optpipe.signoff.collect import SignoffRequest, find_judged_artifact, is_run_about, register_policy
 from optpipe.signoff.dossier import split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.policy import Criterion
@@ -200,7 +200,10 @@ def measure_missing_evidence(
     from optpipe.backends.registry import BACKENDS
 
     judged = find_judged_artifact(wanted, store)
-    runs, _ = split_runs(_list_present(judged, store), wanted.since)
+    registered = register_policy(wanted.policy, store)
+    runs, _ = split_runs(
+        _list_present(judged, store), wanted.since, registered if wanted.policy.preregistered else None
+    )
     needed = list(_list_needed(wanted, judged, runs))
     if not needed:
         return []

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from tests.fakes.dossiers import edit
+from tests.fakes.dossiers import edit, examine
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
@@ -26,8 +26,15 @@ REGRESSION = "schema = 1\n[[regression]]\np50 = '5 %'\nbatch_size = 1\n"
 
 @pytest.fixture
 def sign_off(workspace, tmp_path):
-    """`sign_off(policy, name, ...)`: the verdict and the dossier."""
-    return lambda policy, name="one", **wanted: workspace.sign_off(policy, tmp_path / name, **wanted)
+    """`sign_off(policy, name, ...)`: the verdict and the dossier, on which the independent verifier agrees."""
+
+    def make(policy, name="one", **wanted):
+        record, folder = workspace.sign_off(policy, tmp_path / name, **wanted)
+        found, verdict = examine(folder)
+        assert (found.differs, verdict) == ([], record.verdict)
+        return record, folder
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +92,6 @@ def test_a_runtime_that_no_triton_release_carries_is_named(workspace, tmp_path, 
     workspace.bench(workspace.artifact("fp16"))
     workspace.release((LATENCY % "50").encode(), tmp_path / "one")
     assert [each for each in told if each.startswith("to serve it: no Triton release up to")]
-
-
-def test_an_intact_dossier_is_accepted_and_recomputed_without_its_workspace(passed):
-    checked = check_dossier(passed)
-    assert checked.problems == ()
-    assert checked.verdict.verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("file", ["policy.toml", "request.json", "builds/artifact-*/manifest.json", "verdict.json"])
@@ -257,6 +258,28 @@ def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace,
     edit(folder / "request.json", "since")
     seal_folder(folder)
     assert any('verdict says "PASS"' in problem for problem in check_dossier(folder).problems)
+
+
+def test_a_preregistered_policy_is_decided_by_later_evidence_alone(workspace, sign_off):
+    entry, policy = workspace.artifact("fp16"), LATENCY % "50" + "[evidence]\npreregistered = true\n"
+    old = workspace.bench(entry)
+    record, folder = sign_off(policy)
+    assert (record.verdict, record.runs, record.runs_left_out) == (Verdict.INCONCLUSIVE, (), (old.name,))
+    assert f"older and left out: {old.name}" in record.notes[0].message
+    assert check_dossier(folder).problems == ()
+    assert f"judged too: {old.name}" in sign_off(LATENCY % "50", "without")[0].notes[0].message
+    new = workspace.bench(entry)
+    record, folder = sign_off(policy, "two")
+    assert (record.verdict, record.runs) == (Verdict.PASS, (new.name,))
+    assert "bench runs of this build since then: 1" in record.notes[0].message
+    edit(folder / "request.json", "policy_utc", value="2999-01-01T00:00:00.000+00:00")
+    seal_folder(folder)
+    assert check_dossier(folder).problems
+    assert examine(folder)[0].differs
+    for note in workspace.path.glob("notes/policy-*.json"):
+        edit(note, "first_used_utc", value="2999-01-01T00:00:00.000+00:00")
+    with pytest.raises(BadInputError, match="correct the clock"):
+        sign_off(policy, "three")
 
 
 def test_since_is_read_in_utc():

@@ -40,7 +40,8 @@ _Prepared = tuple[Rotation, Sequence[Mapping[str, Any]], list[Lane]]
 def main() -> None:
     """Imports the requested modules, loads the session, then answers points until standard input ends."""
     end_with_parent()
-    events = _reserve_stdout_for_events()
+    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)  # output of libraries goes to the log on standard error
     _prepare(record_from_json(sys.stdin.readline(), WorkerStart, "standard input"))
     events.write(_line(WorkerEvent("standing-by")))
     if not (line := sys.stdin.readline()):
@@ -175,13 +176,6 @@ class Worker:
         if self.streams[number] is None:
             return CpuLane(self.sessions[number], turns, asked.mode)
         return CudaLane(self.sessions[number], turns, asked.mode, self.streams[number])
-
-
-def _reserve_stdout_for_events() -> Any:
-    """Reserves standard output for events; output of libraries goes to the log on standard error."""
-    kept = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)
-    return kept
 
 
 def _count_own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:

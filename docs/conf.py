@@ -17,6 +17,7 @@ html_title = "optpipe"
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 3  # a link to an unknown heading is a warning, and -W makes it an error
 highlight_language = "text"
+smartquotes = False  # they make a dash of the two hyphens of an option
 
 
 def setup(app: Sphinx) -> None:

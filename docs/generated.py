@@ -218,12 +218,8 @@ def make_code(code: str) -> Iterator[str]:
     """The heading of a code, its effect, its message, and its remedy."""
     effect, message, remedy = read_codes()[code]
     yield f"({code})=\n### {code}\n"
-    yield (
-        f"**{effect}**"
-        + (f": {_escape(message)}. " if message else ". ")
-        + (f"Remedy: {_escape(remedy)}." if remedy else "")
-    )
-    yield ""
+    text = f"**{effect}**" + (f": {_escape(message)}. " if message else ". ")
+    yield text.replace("….", "…") + (f"Remedy: {_escape(remedy)}.\n" if remedy else "\n")
 
 
 def make_lint(_: str) -> Iterator[str]:

@@ -16,7 +16,3 @@ def test_a_dossier_of_record_is_intact_and_recomputed(folder):
     assert checked.problems == ()
     assert checked.verdict is not None
     assert sum(checked.list_sizes()) < 8e6
-
-
-def test_there_is_one():
-    assert DOSSIERS

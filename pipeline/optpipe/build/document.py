@@ -272,7 +272,9 @@ def document_from_diagnosis(findings: "Sequence[ToolStatus]") -> Document:
     found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
     return make_document(
         [
-            make_table(("tool", "version", "good for", "limits here"), found) if found else None,
+            make_table(("tool", "version", Column("good for", rank=2), Column("limits here", rank=2)), found)
+            if found
+            else None,
             *(
                 Sentence(
                     f"{each.name}: would add {each.adds}",

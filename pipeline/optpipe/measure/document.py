@@ -344,12 +344,10 @@ def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
             yield Sentence(f"{row.label}: {', '.join(row.reason_codes)}", Tone.BAD, "INVALID")
     if comparison.baseline:
         yield Sentence(f"{comparison.baseline.name}; speed-up refers to p50 latency", Tone.FAINT, "baseline")
-    found: dict[str, list[str]] = {}
-    for one in comparison.unmatched:
-        found.setdefault(one.reason, []).append(one.label)
-    for reason, labels in found.items():
-        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
-        yield Sentence(f"{labels[0]}{more}: {reason}", Tone.FAINT, "no counterpart")
+    if count := len(comparison.unmatched):
+        listed = _shorten_list([f"{one.label}: {one.reason}" for one in comparison.unmatched])
+        text = f"{count} row{' has' if count == 1 else 's have'} no counterpart in the baseline"
+        yield Sentence(text, Tone.FAINT, "note", listed)
     yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in comparison.warnings)
 
 

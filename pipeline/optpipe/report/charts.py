@@ -181,15 +181,21 @@ def draw_processes(points: Sequence[Point], files: tuple[RawFile, ...] = ()) -> 
         x=alt.X("x:Q", title="p50 ÷ median", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(tickCount=5)),
         y=alt.Y("label:N", title=None, sort=order, axis=None),
     )
-    rejected = base.transform_filter("datum.why != ''")
-    chart = base.transform_filter("datum.why == ''").mark_point(filled=True, size=70, opacity=0.8, color=SERIES[0])
-    chart = chart.encode(description="name:N") + rejected.mark_point(size=70, color=BAD).encode(description="name:N")
-    spread = max((abs(each.x - 1) for each in points if not each.flag), default=0.0)
     count = sum(bool(each.flag) for each in points)
-    finding = f"{count} of {len(points)} processes were rejected; the others are within {spread:.1%} of their median"
+    layers = []  # without empty ones, which would be marks without a name
+    if count < len(points):
+        valid = base.transform_filter("datum.why == ''")
+        layers.append(valid.mark_point(filled=True, size=70, opacity=0.8, color=SERIES[0]).encode(description="name:N"))
+    if count:
+        rejected = base.transform_filter("datum.why != ''")
+        layers.append(rejected.mark_point(size=70, color=BAD).encode(description="name:N"))
+    finding = f"{count} of {len(points)} processes were rejected"
+    if count < len(points):
+        spread = max(abs(each.x - 1) for each in points if not each.flag)
+        finding += f"; the others are within {spread:.1%} of their median"
     caption = "The p50 of each process, divided by the median of the valid ones of its build and load."
     legend = (("counted", _VARIABLES[SERIES[0]], "●"), *([("rejected", _VARIABLES[BAD], "○")] if count else []))
-    return replace(_draw_rows(chart, order, "Processes", caption, files, legend), finding=finding)
+    return replace(_draw_rows(alt.layer(*layers), order, "Processes", caption, files, legend), finding=finding)
 
 
 def _draw_rows(

@@ -53,7 +53,7 @@ def summarize_verdict(record: VerdictRecord) -> str:
         return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
     if record.verdict is Verdict.PASS:
         return f"Ship {build}: {'the criterion is' if len(counted) == 1 else f'all {len(counted)} criteria are'} met.{tail}"
-    load = f" ({_name_load(worst[0])})" if worst[0].about else ""
+    load = f", {_name_load(worst[0])}" if worst[0].about else ""
     first = f"{_name_criterion(worst[0].name)}{load}: {worst[0].reason}."
     if record.verdict is Verdict.FAIL:
         return f"Do not ship {build}: {share} {'is' if len(worst) == 1 else 'are'} not met. {first}{tail}"
@@ -258,9 +258,9 @@ def page_from_verdict(
 def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator[str]:
     yield f"{record.created_utc[:16].replace('T', ' ')} UTC"
     yield from (f"{gpu.name}, driver {gpu.driver}" for gpu in environment.gpus[:1])
-    if not environment.gpus:
+    if not environment.gpus and environment.packages:
         yield environment.cpu
-    if record.artifact.backend in BACKENDS:
+    if record.artifact.backend in BACKENDS and environment.packages:
         package = BACKENDS[record.artifact.backend].package
         yield f"{package} {environment.get_fact(f'packages.{package}')}"
     if record.artifact.sha256:
@@ -298,7 +298,7 @@ def _make_evidence_section(text: str, environment: Environment, *more: Section) 
     packages = ", ".join(f"{name} {number}" for name, number in environment.packages.items())
     host = Sentence(f"{environment.cpu}, {environment.cpu_count} cores; Python {environment.python}; {packages}")
     listed = Section(f"CPU, Python, and {len(environment.packages)} packages", (host,), folded=True)
-    return Section("Evidence", (Sentence(text), *more, listed), "evidence")
+    return Section("Evidence", (Sentence(text), *more, *([listed] if packages else [])), "evidence")
 
 
 def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:

@@ -156,7 +156,7 @@ def test_the_newest_of_several_settings_is_judged_and_named(workspace, sign_off)
         workspace.bench(entry, mean_ms=mean_ms, options={"threads": threads, "spinning": True})
     record, folder = sign_off(LATENCY % "50")
     assert record.verdict is Verdict.PASS, [one.reason for one in record.criteria]
-    said = next(one for one in record.criteria if one.name == "latency.p99.b1").reason
+    said = next(one for one in record.criteria if one.name == "latency.p99.b1").about
     assert "threads=2, the most recent of 2 settings; 5 processes" in said
     deployed = "it is deployed with options other than"
     assert any(one.startswith(f"{deployed} threads=2") for one in record.expires_if)

@@ -305,7 +305,7 @@ def test_no_forgery_is_silent(dossier, name):
         step(dossier)
     seal_folder(dossier)
     outcome = call(verify, dossier)
-    said = text_of(outcome.show(outcome.document), width=10_000)
+    said = text_of(outcome.show(outcome.document), width=10_000) + "\n".join(outcome.document.unbacked)
     assert says in said, said
     assert "\x1b[2J" not in said
     if name == "another version":

@@ -110,8 +110,8 @@ SMALLEST_TEXT = """() => Math.min(...[...document.querySelectorAll('figure svg t
     .filter((text) => text.textContent.trim() && text.getBoundingClientRect().width)
     .map((text) => { const m = text.getScreenCTM(); return Math.hypot(m.a, m.b) * parseFloat(getComputedStyle(text).fontSize); }))"""
 CUT = """() => [...document.querySelectorAll('tbody td, tbody th, .tiles div, .answer, .lead, figure')]
-    .filter((one) => { const box = one.getBoundingClientRect();
-        return box.right > innerWidth + 1; })
+    .filter((one) => { const box = one.getBoundingClientRect(), table = one.closest('.scroll');
+        return box.right > innerWidth + 1 && !(table && getComputedStyle(table).overflowX === 'auto'); })
     .map((one) => one.textContent.trim().slice(0, 40))"""
 EMPTY = """() => [...document.querySelectorAll('#criteria-table td[data-label]')]
     .filter((one) => one.getBoundingClientRect().width && !one.textContent.trim()

@@ -78,6 +78,31 @@ class BuildResult:
     """Files that the artifact loads in addition to its main file."""
 
 
+Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""From arrays by name to arrays by name."""
+
+
+class MarkedNetwork(ABC):
+    """A network whose intermediate tensors can be read, and replaced by those of another network; all are FP32 on the host."""
+
+    layers: dict[str, str]
+    """The operator or module that computes each tensor, in the network's order."""
+    sizes: dict[str, int]
+    """Values of each tensor at the profile's `opt` shapes, if known."""
+    ranges: dict[str, tuple[float, float]]
+    """The least and the largest value of quantized tensors."""
+    outputs: tuple[str, ...]
+    hidden = ""
+    """What cannot be read."""
+
+    @abstractmethod
+    def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
+        """Computes `tensors` from the inputs and the nearest tensors of `given`: the names of those that it needs, and the function."""
+
+
+Marked = tuple[MarkedNetwork, MarkedNetwork]
+
+
 class Binding(Protocol):
     """Fixed buffers on the session's device: NumPy arrays on the CPU, torch CUDA tensors on a GPU."""
 
@@ -283,6 +308,10 @@ class Backend(ABC):
     @abstractmethod
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         """Loads an artifact. Verify its hash first: deserializing runs code."""
+
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:  # noqa: ARG002
+        """The FP32 source, whose ONNX graph is `source`, and the artifact in `request.directory`, with the same names of tensors."""
+        raise BadInputError(f"--layers: the tensors inside an engine of {self.name} cannot be read")
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
         """How an artifact is served with the runtime `options`; `version` is the version of `package` in the evidence.

@@ -4,12 +4,14 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Option, Serving
+from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Marked, Option, Serving
 from optpipe.backends.inductor_packages import (
     GENERAL,
     Compilation,
@@ -23,11 +25,13 @@ from optpipe.backends.torch_layers import LOWERING
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
+    MarkedProgram,
     TorchBackend,
     TorchSession,
     export_program,
     export_rewritten,
     layers_from_program,
+    mark_source,
     name_processor,
     record_tensors,
     set_float32_products,
@@ -40,8 +44,6 @@ from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_package_version, list_gpus
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from optpipe.backends.base import Session
     from optpipe.stats.ratio import Ratio
 
@@ -125,12 +127,15 @@ class Inductor(TorchBackend):
         lowered = request.precision in LEAST_CAPABILITY
         set_float32_products(tf32=tf32)
         configs = {"max_autotune": True} if options.get("max_autotune") else {}
-        export, remarks = _prepare_export(request, options, made)
+        rewritten, remarks = _lower(request, options, made)
+        export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
         program = export(request)
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
         if lowered and on_gpu:
             wanted = replace(request, precision=Precision.FP16)
-            rival = replace(rival, program=_prepare_export(wanted, options, {})[0](wanted))
+            half, _ = _lower(wanted, options, {})
+            exported = export_program(wanted) if half is None else export_rewritten(half, wanted)
+            rival = replace(rival, program=exported)
         programs = {size: export(replace(request, card=fix_batch(request.card, size))) for size in sizes}
         static = [  # the packages of the first variant have the final names
             [
@@ -163,7 +168,24 @@ class Inductor(TorchBackend):
         details = {**record_tensors(request), **made}
         return BuildResult(layers, GENERAL, options, details, remarks=remarks, more_files=more)
 
-    def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:  # noqa: ARG002
+        """Compiles the program again, for the samples' shapes."""
+        import torch
+
+        program, _ = _lower(request, info.options, {})
+        if program is None:
+            program = export_program(request).run_decompositions({}).module()
+
+        def compile_program(marked: Any, examples: Sequence[Any]) -> Any:
+            with TemporaryDirectory() as folder, translate_refusals(request.card, "AOTInductor could not compile"):
+                package = Path(folder, GENERAL)
+                Compilation(torch.export.export(marked, tuple(examples)), package, {}).run()
+                return load_package(package, request.device)
+
+        module = mark_source(request)
+        return module, MarkedProgram(program, request, compile_program, module)
+
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         merged = self.merge_options({**info.options, **options}, info.device)
         inputs = [tensor_from_dict(each) for each in info.details["inputs"]]
         packages = Packages(directory, info.device, inputs, self.list_static_batches(info))
@@ -196,7 +218,6 @@ class Inductor(TorchBackend):
 
 
 def find_old_gpu(device: Device, precision: Precision) -> str | None:
-    """Why this machine's GPU cannot run FP8 or INT8; None if it can, on the CPU, and without a GPU."""
     if device == "cpu" or not list_gpus():
         return None
     gpu, least = list_gpus()[0], LEAST_CAPABILITY[precision]
@@ -209,7 +230,6 @@ def find_old_gpu(device: Device, precision: Precision) -> str | None:
 
 
 def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
-    """The sizes that get a package; none without a batch axis."""
     low, usual, high = request.card.batch_range
     sizes = parse_static_batches(text)
     if outside := [size for size in sizes if not low <= size <= high]:
@@ -219,20 +239,18 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
     return sizes if request.card.batched else ()
 
 
-def _prepare_export(
-    request: BuildRequest, options: Mapping[str, Any], made: dict[str, object]
-) -> tuple[Callable[[BuildRequest], Any], tuple[str, ...]]:
-    """The function that exports the program for a request, and remarks; adds the layers' measured tactics to `made`."""
+def _lower(request: BuildRequest, options: Mapping[str, Any], made: dict[str, object]) -> tuple[Any, tuple[str, ...]]:
+    """The rewritten program, or None to export the module, and remarks; adds the layers' measured tactics to `made`."""
     if request.precision is Precision.FP8:
         from optpipe.backends.torch_fp8 import lower_fp8
 
         program, missed = lower_fp8(request)
-        return partial(export_rewritten, program), (*missed, *(() if request.device == "cuda" else (ON_CPU,)))
+        return program, (*missed, *(() if request.device == "cuda" else (ON_CPU,)))
     half = request.precision is Precision.FP16
     if request.precision is not Precision.INT8 and not (half and options.get("fuse")):
-        return export_program, ()
+        return None, ()
     if half and find_old_gpu(request.device, Precision.INT8):
-        return export_program, ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",)
+        return None, ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",)
     from optpipe.backends.torch_layers.lowering import lower_program
     from optpipe.backends.torch_layers.tuning import draw_inputs, summarize_choices, tune_program
 
@@ -241,7 +259,7 @@ def _prepare_export(
         measured = tune_program(program, draw_inputs(request.card.inputs)) if request.device == "cuda" else {}
     if request.precision is Precision.INT8 or any(measured.values()):
         made |= {"triton": get_package_version("triton"), "lowering": LOWERING, "tactics": summarize_choices(measured)}
-    return partial(export_rewritten, program), missed
+    return program, missed
 
 
 def fix_batch(card: ModelCard, size: int) -> ModelCard:
@@ -275,7 +293,7 @@ def _keep_fastest(
     return kept, said
 
 
-def _find_fastest(request: BuildRequest, size: int, codes: "Sequence[Path]", general: Any) -> "tuple[Path | None, str]":
+def _find_fastest(request: BuildRequest, size: int, codes: Sequence[Path], general: Any) -> tuple[Path | None, str]:
     """The fastest package for `size`, or None and the reason if it is not shown to be faster than `general`, the code for all sizes.
 
     Without `general`, nothing is measured and the first package is returned.

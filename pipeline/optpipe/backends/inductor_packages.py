@@ -136,7 +136,6 @@ def load_package(package: Path, device: Device) -> Any:
 
 
 def main() -> None:
-    """Compiles programs that another process saved; writes the reason of a failure to a file and continues."""
     import torch
 
     from optpipe.backends.torch_layers.operators import register_operator

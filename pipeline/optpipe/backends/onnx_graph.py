@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from optpipe.backends.base import MarkedNetwork, Run
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, Precision
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
     from numpy.typing import NDArray
+
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that get Q/DQ pairs; their second input is the weight."""
@@ -91,7 +93,6 @@ def list_read_names(node: Any) -> set[str]:
 
 
 def iterate_nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph, followed by those of the graphs inside its nodes."""
     for each in iterate_graphs(graph):
         yield from each.node
 
@@ -111,7 +112,6 @@ def drop_unknown_sizes(model: Any) -> Any:
 
 
 def find_quantized_operators(model: Any) -> list[str]:
-    """The types of a graph's operators in QUANTIZED, sorted."""
     return sorted({node.op_type for node in iterate_nodes(model.graph)} & QUANTIZED)
 
 
@@ -128,7 +128,6 @@ def find_selected_outputs(path: Path) -> frozenset[str]:
 
 
 def is_quantized_dynamically(path: Path) -> bool:
-    """Whether a graph computes scales from the data of each batch."""
     import onnx
 
     found = find_quantized_operators(onnx.load(path, load_external_data=False))
@@ -414,6 +413,116 @@ def layers_from_qdq(
         if (twin := next((each for each in found.values() if have_same_weights(values, each)), None)) is not None:
             found[name] = replace(twin, name=name, kept=True)
     return tuple(found[node.name] for node in model.graph.node if node.name in found)
+
+
+# Intermediate tensors, as outputs of a graph and as inputs of its layers.
+
+
+_FLOATS = {"fp32": "float32", "fp16": "float16"}
+
+
+def expose_tensors(model: Any, tensors: Iterable[str]) -> Any:
+    import onnx
+
+    present = {each.name for each in (*model.graph.output, *model.graph.input)}
+    new = [onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present]
+    model.graph.output.extend(new)
+    return model
+
+
+class _Place(NamedTuple):
+    """The tensor that holds a value, with its type; an integer is value / scale + zero."""
+
+    tensor: str
+    dtype: str = "float32"
+    scale: float = 1.0
+    zero: int = 0
+
+
+class MarkedGraph(MarkedNetwork):
+    """A `MarkedNetwork` of the graph `model`, which a runtime optimized from `written`.
+
+    `open_graph` returns the function that runs a graph, for example inputs. A tensor that the runtime keeps only in INT8 is read
+    through its Q/DQ pair in `written`.
+    """
+
+    def __init__(
+        self, model: Any, written: Any, inputs: Iterable[InputSpec], open_graph: Callable[[Any, Any], Run]
+    ) -> None:
+        import numpy as np
+        from onnx import numpy_helper
+
+        self._model, self._open, inputs = model, open_graph, tuple(inputs)
+        known, stored = infer_graph_types(written, inputs), OnnxGraph(written).weights
+        produced, fed = OnnxGraph(model).producers.keys(), {each.name for each in inputs}
+        self._places: dict[str, _Place] = {}
+        self.layers, self.ranges = {}, {}
+        for node in written.graph.node:
+            if not fed & list_read_names(node):
+                continue
+            fed.update(node.output)
+            for name in node.output if node.op_type not in _NO_ARITHMETIC else ():
+                if (kind := known.types.get(name)) in _FLOATS:
+                    self.layers[name], self._places[name] = node.op_type, _Place(name, _FLOATS[kind])
+            if node.op_type == "QuantizeLinear" and len(node.input) > 2 and {*node.input[1:]} <= stored.keys():
+                source, (scale, zero) = node.input[0], (numpy_helper.to_array(stored[each]) for each in node.input[1:])
+                if scale.size == 1 and zero.dtype.kind in "iu":
+                    place, ends = _Place(node.output[0], str(zero.dtype), float(scale), int(zero)), np.iinfo(zero.dtype)
+                    low, high = ((each - place.zero) * place.scale for each in (ends.min, ends.max))
+                    self.ranges[source] = low, high
+                    self._places[source] = self._places[source] if source in produced & self._places.keys() else place
+        self.layers = {name: op for name, op in self.layers.items() if self._places[name].tensor in produced}
+        self.sizes = {name: math.prod(known.shapes.get(name, (0,))) for name in self.layers}
+        inner = sum(len(each.node) for each in iterate_graphs(model.graph)) - len(model.graph.node)
+        self.hidden = f"{inner} operators inside If, Loop or Scan" if inner else ""
+        self.outputs = tuple(each.name for each in model.graph.output)
+
+    def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
+        import numpy as np
+        import onnx
+
+        inner, nodes = {self._places[name].tensor: name for name in given}, []
+        wanted = {name: self._places.get(name, _Place(name)) for name in tensors}
+        outputs = {name: place.tensor + "/own" * (place.tensor in inner) for name, place in wanted.items()}
+        read = {*outputs.values()}
+        for node in reversed(self._model.graph.node):
+            own = onnx.NodeProto()
+            own.CopyFrom(node)
+            own.output[:] = [name + "/own" * (name in inner) for name in node.output]
+            if read & {*own.output}:
+                read |= list_read_names(node)
+                nodes.append(own)
+        needed = [name for tensor, name in inner.items() if tensor in read]
+        inputs = [each for each in self._model.graph.input if each.name in read]
+        weights = [each for each in self._model.graph.initializer if each.name in read]
+        graph = onnx.helper.make_graph(nodes[::-1], "cut", inputs, [], weights)
+        made = {"opset_imports": self._model.opset_import, "functions": self._model.functions}
+        model = expose_tensors(
+            onnx.helper.make_model(graph, ir_version=self._model.ir_version, **made), outputs.values()
+        )
+        opened: list[Run] = []
+
+        def run(values: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
+            feeds = {each.name: values[each.name] for each in inputs}
+            for place, value in ((self._places[name], values[name]) for name in needed):
+                if place.dtype not in _FLOATS.values():
+                    ends = np.iinfo(place.dtype)
+                    value = np.clip(np.rint(value / np.float32(place.scale)) + place.zero, ends.min, ends.max)
+                feeds[place.tensor] = value.astype(place.dtype, copy=False)
+                if not opened:
+                    kind = onnx.helper.np_dtype_to_tensor_dtype(feeds[place.tensor].dtype)
+                    info = onnx.helper.make_tensor_value_info(place.tensor, kind, [None] * value.ndim)
+                    model.graph.input.append(info)
+            if not opened:
+                opened.append(self._open(model, feeds))
+            found = opened[0](feeds)
+            read = {name: found[outputs[name]].astype(np.float32, copy=False) for name in wanted}
+            for name, place in wanted.items():
+                if place.scale != 1:
+                    read[name] = (read[name] - np.float32(place.zero)) * np.float32(place.scale)
+            return read
+
+        return (*needed,), run
 
 
 # 2:4 structured sparsity: at most two of each four values along the axis that a product sums over are not zero.

@@ -20,18 +20,15 @@ class QuantizedGraph(OnnxGraph):
         return node if node is not None and node.op_type == "DequantizeLinear" else None
 
     def int8(self, node: Any) -> bool:
-        """Whether both operands of a product are dequantized."""
         return node.op_type in WEIGHTED_OPS and all(self.find_dequantize(name) is not None for name in node.input[:2])
 
     def weight(self, node: Any) -> Any | None:
-        """A product's constant weights, also if they are dequantized."""
         if len(node.input) < 2:
             return None
         behind = self.find_dequantize(node.input[1])
         return self.weights.get(behind.input[0] if behind is not None else node.input[1])
 
     def is_quantized_behind(self, node: Any) -> bool:
-        """Whether a node's output is quantized, directly or after one more node."""
         readers = self.consumers.get(node.output[0], [])
         reached = (node.output[0], *(name for each in readers for name in each.output))
         return any(each.op_type == "QuantizeLinear" for name in reached for each in self.consumers.get(name, []))

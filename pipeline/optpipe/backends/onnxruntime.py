@@ -19,11 +19,12 @@ from optpipe.backends.base import (
     Device,
     LayerTimes,
     Mark,
+    Marked,
     Option,
     Serving,
     prefers_channels_last,
 )
-from optpipe.backends.onnx_graph import OnnxGraph, layers_from_onnx
+from optpipe.backends.onnx_graph import MarkedGraph, OnnxGraph, layers_from_onnx
 from optpipe.backends.onnxruntime_session import PROVIDERS, QDQ_AS_WRITTEN
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
@@ -33,7 +34,7 @@ from optpipe.workspace.environment import get_gpu_name, get_package_version, lis
 if TYPE_CHECKING:
     import numpy as np
 
-    from optpipe.backends.base import Session
+    from optpipe.backends.base import Run, Session
 
 GRAPH_FILE = "model.onnx"
 OPTIONS: dict[Device, tuple[Option, ...]] = {
@@ -142,6 +143,21 @@ class OnnxRuntime(Backend):
         merged = self.merge_options({**info.options, **options}, info.device)
         tensor_cores = bool(info.details.get("tensor_cores"))
         return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
+
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
+        import onnx
+
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, mark_source
+
+        options = {**self.merge_options(info.options, info.device), "cuda_graph": False}
+
+        def open_graph(model: Any, _: object) -> "Run":
+            cores = bool(info.details.get("tensor_cores"))
+            return OnnxRuntimeSession(model.SerializeToString(), info.device, options, tensor_cores=cores).run
+
+        stored, written = (onnx.load(each) for each in (request.directory / GRAPH_FILE, request.graph))
+        inputs = request.card.inputs
+        return mark_source(source, inputs), MarkedGraph(stored, written, inputs, open_graph)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's own backend takes only the number of threads; a folder takes every option."""
@@ -287,7 +303,6 @@ convolution of three channels, or a depthwise one, has faster kernels without th
 
 
 def separate_biases(model: Any) -> int:
-    """Moves constant biases out of half-precision convolutions, in place; returns their number."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph, nodes, biases = OnnxGraph(model), [], {}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, NodeRun
-from optpipe.core.card import TensorSpec
+from optpipe.backends.onnx_graph import MarkedGraph
+from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
 
@@ -87,12 +88,10 @@ def create_inference_session(
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error without its code and C++ signature."""
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
 def find_graph_refusal(graph: Path, device: "Device") -> str | None:
-    """ONNX Runtime's reason for refusing `graph`; None if it accepts it."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -133,7 +132,7 @@ def translate_runtime_errors() -> Iterator[None]:
 class OnnxRuntimeSession:
     def __init__(
         self,
-        graph: Path,
+        graph: Path | bytes,
         device: "Device",
         options: Mapping[str, Any],
         *,
@@ -213,8 +212,16 @@ class OnnxRuntimeSession:
         return _DeviceBinding(self._session, filled, empty, graph_id=graph_id, waits=self._own_stream)
 
     def bind_in_place(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Binding:
-        """Binds torch CUDA tensors without a copy and without a CUDA graph."""
         return _DeviceBinding(self._session, inputs, outputs, graph_id=-1, waits=self._own_stream)
+
+
+def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
+    import onnx
+
+    model = onnx.load(path)
+    return MarkedGraph(
+        model, model, inputs, lambda marked, _: OnnxRuntimeSession(marked.SerializeToString(), "cpu", {}).run
+    )
 
 
 def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:

@@ -99,7 +99,6 @@ class TensorRT(Backend):
         return options
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        """The operators that the ONNX parser refuses, with its reasons."""
         trt, options = self._library(), self._read_options(request.options)
         logger = create_logger(trt)
         builder = trt.Builder(logger)
@@ -151,7 +150,6 @@ class TensorRT(Backend):
         return BuildResult(layers, ENGINE_FILE, details=details)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
-        """Engines need a GPU of the kind they were built for."""
         why_not = self.probe_capability(info.device).why_not
         tuned_for = info.details.get("gpu")
         if why_not is None and tuned_for and get_gpu_name() != tuned_for:
@@ -272,7 +270,6 @@ class TorchTensorRT(TensorRT):
         }
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        """The operators without a converter."""
         from torch_tensorrt.dynamo import CONVERTERS
 
         program = export_program(request).run_decompositions()
@@ -306,7 +303,6 @@ class TorchTensorRT(TensorRT):
         return TENSORRT.find_run_blocker(info)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
-        """optpipe's own session serves it, with the same version of the library."""
         return Serving(name_server_release(self.package, version))
 
 
@@ -392,7 +388,6 @@ FROM_INSPECTOR = "engine inspector"
 
 
 def keep_layers(trt: Any, logger: Any, plan: Any, network: Any, directory: Path) -> None:
-    """Writes the engine's layers into `directory`, and the inspector's JSON if the engine deserializes."""
     runtime = trt.Runtime(logger) if list_gpus() else None
     engine = runtime.deserialize_cuda_engine(plan) if runtime is not None else None
     if engine is None:

@@ -125,7 +125,6 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
 
 
 def options_from_details(details: Mapping[str, Any]) -> BuilderOptions:
-    """The build options in an artifact's `details`, or the defaults if its backend records none."""
     return record_from_plain(details.get("builder", {}), BuilderOptions, "the artifact's manifest")
 
 
@@ -150,7 +149,6 @@ def list_plugins(options: BuilderOptions) -> tuple[Path, ...]:
 
 
 def find_profiles(options: BuilderOptions) -> tuple[tuple[int, int, int], ...]:
-    """The batch ranges of the option `profiles`; empty for the model's own range."""
     return batch_ranges_from_text(options.profiles) if options.profiles else ()
 
 
@@ -202,7 +200,6 @@ def create_network(trt: Any, builder: Any) -> Any:
 
 
 def create_logger(trt: Any) -> Any:
-    """A silent logger that keeps the first error for the user's message."""
 
     class Quiet(trt.ILogger):
         def __init__(self) -> None:
@@ -307,7 +304,6 @@ def load_plugins(registry: Any, files: Iterable[Path], library: str, logger: Any
 
 
 def copy_plugins(options: BuilderOptions, directory: Path) -> list[Path]:
-    """Copies the plugin libraries into the artifact, where their hashes are recorded and checked."""
     return [
         Path(shutil.copyfile(path, directory / f"{PLUGIN_PREFIX}{index}-{path.name}"))
         for index, path in enumerate(list_plugins(options))

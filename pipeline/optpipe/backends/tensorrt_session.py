@@ -122,7 +122,6 @@ class TensorRTSession:
         del self._context, self._engine, self._runtime
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-        """Runs without a CUDA graph."""
         import torch
 
         binding = self._bind_buffers(inputs)
@@ -131,7 +130,6 @@ class TensorRTSession:
         return {name: tensor.cpu().numpy() for name, tensor in binding.outputs.items()}
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
-        """Captures a CUDA graph unless `cuda_graph` is off."""
         binding = self._bind_buffers(inputs)
         return CudaGraphBinding(binding) if self._options["cuda_graph"] else binding
 

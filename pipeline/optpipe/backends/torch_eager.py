@@ -7,14 +7,27 @@ from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Device, LayerTimes, Mark, NodeCost, Option, ProgramCosts
+from optpipe.backends.base import (
+    BuildRequest,
+    BuildResult,
+    Device,
+    LayerTimes,
+    Mark,
+    Marked,
+    NodeCost,
+    Option,
+    ProgramCosts,
+)
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
+    MarkedProgram,
     TorchBackend,
     TorchSession,
     export_program,
+    get_layer_name,
     layers_from_program,
+    mark_source,
     record_tensors,
     refuse_pickles,
     type_name_from_torch,
@@ -55,6 +68,14 @@ class TorchEager(TorchBackend):
         chosen = self.merge_options({**info.options, **options}, info.device)
         return TorchSession(load_program(directory / PROGRAM_FILE), info, chosen)
 
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: "Path") -> Marked:  # noqa: ARG002
+        import torch
+
+        refuse_pickles(request.directory / PROGRAM_FILE)
+        program = torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
+        module = mark_source(request)
+        return module, MarkedProgram(program, request, lambda marked, _: marked, module)
+
     @contextmanager
     def layer_times(
         self,
@@ -66,7 +87,6 @@ class TorchEager(TorchBackend):
         mark: Mark,
         scratch: "Path",  # noqa: ARG002
     ) -> Iterator[LayerTimes]:
-        """Marks a range for each module, on a GPU."""
         if info.device != "cuda":
             yield LayerTimes()
         else:
@@ -80,7 +100,7 @@ def _mark_modules(path: "Path", inputs: Mapping[str, Any], mark: Mark) -> LayerT
 
     class Marked(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:
-            with mark(_get_layer_name(n)) if n.op == "call_function" else nullcontext():
+            with mark(get_layer_name(n)) if n.op == "call_function" else nullcontext():
                 return super().run_node(n)
 
     def iteration() -> None:
@@ -89,14 +109,7 @@ def _mark_modules(path: "Path", inputs: Mapping[str, Any], mark: Mark) -> LayerT
         torch.cuda.synchronize()
 
     iteration()
-    return LayerTimes(iteration, program=count_program_costs(program, inputs, _get_layer_name))
-
-
-def _get_layer_name(node: Any) -> str:
-    """The module that a node of an exported program comes from, such as `layer1.0.conv1`, or the node's own name."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = str(stack[-1][0]) if stack else ""
-    return path.removeprefix("L['self'].") or str(node.name)
+    return LayerTimes(iteration, program=count_program_costs(program, inputs, get_layer_name))
 
 
 def load_program(path: "Path") -> Any:

@@ -25,7 +25,7 @@ def lower_fp8(request: BuildRequest, around: Precision = Precision.FP16) -> tupl
     import onnx
 
     exported, wide = export_with_weights(request, around)
-    program = exported.module()
+    program = exported.run_decompositions({}).module()
     missed = replace_linear_layers(program, layers_from_qdq(onnx.load(request.graph), _have_same_weights), wide)
     copy_where_needed(program)
     why = "for the torch program has no linear layer with their weights"
@@ -60,7 +60,7 @@ def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: 
             new = program.graph.call_module(f"fp8_{number}", (given,))
             if bias is not None and stored is None:  # a computed bias, such as one joined from parts
                 new = program.graph.call_function(torch.ops.aten.add.Tensor, (new, bias))
-        new.meta = dict(node.meta)
+        new.meta = {**node.meta, "value": node}
         node.replace_all_uses_with(new)
         program.graph.erase_node(node)
     program.graph.eliminate_dead_code()
@@ -70,7 +70,6 @@ def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: 
 
 
 def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
-    """Whether FP32 weights round to the layer's bytes."""
     import torch
 
     if values.shape != layer.weight.shape:

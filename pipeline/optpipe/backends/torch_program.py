@@ -7,13 +7,25 @@ back from the operators of the exported program.
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import SequenceMatcher
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from optpipe.backends.base import Backend, Binding, BuildRequest, Capability, Device, Option, prefers_channels_last
+from optpipe.backends.base import (
+    Backend,
+    Binding,
+    BuildRequest,
+    Capability,
+    Device,
+    MarkedNetwork,
+    Option,
+    Run,
+    prefers_channels_last,
+)
 from optpipe.core.card import InputSpec, ModelCard, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line, is_out_of_memory
@@ -48,7 +60,6 @@ def type_name_from_torch(dtype: Any) -> str:
 
 
 def cast_module(precision: Precision, module: Any, device: Device) -> Any:
-    """Casts `module` to `precision` and moves it to `device`, in place; the result takes and returns FP32 tensors."""
     import torch
 
     dtype = getattr(torch, _DTYPES[precision])
@@ -69,7 +80,6 @@ def cast_module(precision: Precision, module: Any, device: Device) -> Any:
 
 
 def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
-    """Casts floating-point tensors to `dtype`, and images to `layout`."""
     import torch
 
     if not tensor.is_floating_point():
@@ -142,7 +152,6 @@ def export_with_weights(request: BuildRequest, precision: Precision) -> tuple[An
 
 
 def export_rewritten(program: Any, request: BuildRequest) -> Any:
-    """`export_module` for a GraphModule that was rewritten after its export."""
     import torch
 
     class Rewritten(torch.nn.Module):
@@ -181,7 +190,6 @@ def export_module(module: Any, request: BuildRequest) -> Any:
 
 @contextmanager
 def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
-    """Turns errors of torch into a `StageError` with torch's reason and a way out."""
     try:
         yield
     except OptpipeError:
@@ -274,6 +282,10 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
     return tuple(layers)
 
 
+def _read_sizes(value: Any) -> list[int]:
+    return [int(size.node.hint) if hasattr(size, "node") else int(size) for size in value.shape]
+
+
 def _count_flops(count: Any, node: Any) -> int:
     """Floating-point operations of a node for the example's sizes: two per multiply-add."""
     import torch
@@ -282,8 +294,7 @@ def _count_flops(count: Any, node: Any) -> int:
         if isinstance(value, torch.fx.Node):
             value = value.meta.get("val")
         if isinstance(value, torch.Tensor):
-            sizes = [int(size.node.hint) if hasattr(size, "node") else int(size) for size in value.shape]
-            return torch.empty(sizes, dtype=value.dtype, device="meta")
+            return torch.empty(_read_sizes(value), dtype=value.dtype, device="meta")
         return tuple(map(sized, value)) if isinstance(value, tuple | list) else value
 
     out = node.meta["val"]
@@ -322,11 +333,101 @@ def set_assembler() -> None:
 
 
 def set_float32_products(*, tf32: bool) -> None:
-    """Switches TF32 for FP32 products on or off in cuBLAS and cuDNN; off means IEEE arithmetic."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
+
+
+def get_layer_name(node: Any) -> str:
+    """The module that a node of an exported program comes from, such as `layer1.0.conv1`, or the node's own name."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("L['self'].") or str(node.name)
+
+
+class MarkedProgram(MarkedNetwork):
+    """A `MarkedNetwork` of the GraphModule `program`, made runnable by `compile_program(program, example tensors)`.
+
+    Tensors are named as in `like`, after both sequences of layers are aligned. A node's meta `value` is the node that it replaced,
+    and `codes` the functions that write and read the integers of a layer in INT8.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        request: BuildRequest,
+        compile_program: Callable[[Any, Sequence[Any]], Callable[..., Any]],
+        like: "MarkedProgram | None" = None,
+    ) -> None:
+        import torch
+
+        self._program, self._card, self._device, self._compile = program, request.card, request.device, compile_program
+        found = []
+        for node in program.graph.nodes:
+            origin, value = node.meta.get("value", node), node.meta.get("val")
+            op = str(getattr(origin.target, "overloadpacket", origin.target)).rpartition(".")[2]
+            floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+            if node.op.startswith("call") and floats and op not in _DATA_MOVEMENT:
+                found.append((node, origin.name, f"{get_layer_name(origin)} {op}"))
+        if like is not None:
+            known, layers = [*like.layers], [label for *_, label in found]
+            blocks = SequenceMatcher(None, [*like.layers.values()], layers, autojunk=False).get_matching_blocks()
+            found = [
+                (found[block.b + at][0], known[block.a + at], layers[block.b + at])
+                for block in blocks
+                for at in range(block.size)
+            ]
+        self._nodes = {name: node for node, name, _ in found}
+        self.layers = {name: label for _, name, label in found}
+        self.sizes = {name: prod(_read_sizes(node.meta["val"])) for name, node in self._nodes.items()}
+        self.ranges = {name: node.meta["range"] for name, node in self._nodes.items() if "range" in node.meta}
+        self.outputs = tuple(each.name for each in request.card.outputs)
+
+    def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
+        import torch
+
+        graph, new, tensors = torch.fx.Graph(), dict[Any, Any](), tuple(tensors)
+        ends = dict(zip(self.outputs, graph.graph_copy(self._program.graph, new), strict=True))
+        inputs = [each for each in graph.nodes if each.op == "placeholder"]
+        feeds = dict(zip(inputs, (each.name for each in self._card.inputs), strict=True))
+        for node in [each for each in graph.nodes if each.name.startswith(("_guards_fn", "_assert"))]:
+            graph.erase_node(node)
+        for number, name in enumerate(given):
+            with graph.inserting_after(inputs[-1]):
+                held = graph.placeholder(f"given_{number}")
+            new[self._nodes[name]].replace_all_uses_with(held)
+            feeds[held] = name
+        graph.output(tuple(new[self._nodes[name]] if name in self._nodes else ends[name] for name in tensors))
+        graph.eliminate_dead_code()
+        for node in [each for each in feeds if not each.users]:
+            graph.erase_node(node)
+        read = tuple(feeds[each] for each in graph.nodes if each.op == "placeholder")
+        program, opened = torch.fx.GraphModule(self._program, graph), list[Any]()
+
+        def run(values: Mapping[str, Any]) -> Mapping[str, Any]:
+            with torch.no_grad():
+                arguments = [self._convert(name, torch.from_numpy(values[name]).to(self._device), 0) for name in read]
+                if not opened:
+                    opened.append(self._compile(program, arguments))
+                found = zip(tensors, opened[0](*arguments), strict=True)
+                return {name: self._convert(name, value, 1).cpu().numpy() for name, value in found}
+
+        return tuple(name for name in read if name in self._nodes), run
+
+    def _convert(self, name: str, value: Any, at: int) -> Any:
+        """An intermediate tensor in its type (`at` 0), or in FP32 again (1)."""
+        if name not in self._nodes:
+            return value
+        meta = self._nodes[name].meta
+        return meta["codes"][at](value) if "codes" in meta else value.float() if at else value.to(meta["val"].dtype)
+
+
+def mark_source(request: BuildRequest) -> MarkedProgram:
+    """The module in FP32 on the CPU."""
+    wanted = replace(request, precision=Precision.FP32, device="cpu")
+    program = export_program(wanted).run_decompositions({}).module()
+    return MarkedProgram(program, wanted, lambda marked, _: marked)
 
 
 class TorchBackend(Backend):
@@ -371,7 +472,6 @@ def name_processor(device: Device) -> str | None:
 
 
 def record_tensors(request: BuildRequest) -> dict[str, Any]:
-    """Names, types, and shapes of inputs and outputs, which a torch package does not store."""
     card = request.card
     return {
         "inputs": [each.tensor.to_dict() for each in card.inputs],
@@ -404,7 +504,6 @@ class TorchSession:
         return {name: tensor.cpu().numpy() for name, tensor in binding.tensors.items()}
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
-        """Captures a CUDA graph on a GPU unless `cuda_graph` is off."""
         binding = self._bind_buffers(inputs)
         binding.launch()
         if self.device == "cuda" and self._options["cuda_graph"]:
@@ -458,8 +557,6 @@ WARM_UP_LAUNCHES = 3
 
 
 class CudaGraphBinding:
-    """A CUDA graph of `binding.launch` with the same buffers."""
-
     def __init__(self, binding: Binding) -> None:
         import torch
 
@@ -478,5 +575,4 @@ class CudaGraphBinding:
         self.outputs = binding.outputs
 
     def launch(self) -> None:
-        """Replays the graph on torch's current stream."""
         self._graph.replay()

@@ -117,7 +117,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
 def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Store) -> None:
     """Raises BadInputError if the model does not fit its task. A model with a reference has passed this check."""
     if stored is None or not any(stored.id in each.manifest.parents for each in store.list_entries(ReferenceInfo)):
-        from optpipe.evaluate.tasks.registry import require_fitting_task
+        from optpipe.evaluate.tasks import require_fitting_task
 
         require_fitting_task(model, stored)
 
@@ -184,7 +184,7 @@ def find_calibration(model: Model, precision: Precision, store: Store) -> Path |
 
 
 def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> None:
-    from optpipe.evaluate.tasks.registry import TASKS
+    from optpipe.evaluate.tasks import TASKS
     from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set
 
     given = read_tensor_set(data, card.inputs).files if data is not None and holds_tensors(data) else ()

@@ -17,7 +17,7 @@ from optpipe.core.measurement import LoadSpec, Measurement
 from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import json_from_record
-from optpipe.evaluate.tasks.registry import require_fitting_task
+from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.measure.measure import BenchPlan, prepare_subject, write_measurements
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.race import FINAL_ROUNDS, Race, count_processes, race_builds

@@ -17,7 +17,7 @@ from optpipe.core.quantity import format_snr
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.result import EvaluatedModel
-from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks import TASKS
 from optpipe.measure.int8_notes import BUDGET
 from optpipe.measure.race import Race
 from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, CandidateTimes, Standing

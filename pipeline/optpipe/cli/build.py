@@ -243,6 +243,13 @@ class EvaluateOptions:
         Param("Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py"),
     ] = None
     seed: Annotated[int, SAMPLE_SEED] = 0
+    layers: Annotated[
+        str | None,
+        Param(
+            "Instead, where builds diverge from the source: the error of all intermediate tensors, or of some.",
+            metavar="all|NAME[,…]",
+        ),
+    ] = None
 
 
 def evaluate(
@@ -259,6 +266,13 @@ def evaluate(
     from optpipe.evaluate.tasks.user_file import UserTask
 
     wanted = model_from_options(model, shapes, store)
+    if how.layers is not None:
+        from optpipe.evaluate.document import document_from_layers
+        from optpipe.evaluate.layers import compare_layers
+
+        tensors = [] if how.layers == "all" else how.layers.split(",")
+        compared = compare_layers(wanted, how.data, how.count, tensors, store, terminal, truncate=how.truncate)
+        return Outcome(replace(compared, warnings=tuple(terminal.warnings)), document_from_layers)
     budget = drop_from_text(how.accuracy_budget, "--accuracy-budget") / 100 if how.accuracy_budget else None
     found = run_evaluation(
         wanted,

@@ -59,7 +59,7 @@ DOCUMENTS = {
     "calibrate": ("quantize.calibrated_graph:CalibrationResult",),
     "preprocess": ("preprocess.records:PreprocessRecord",),
     "bench": ("measure.pair:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
-    "evaluate": ("evaluate.result:Evaluation",),
+    "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
     "profile": (
         "trace.profile_model:ModelProfileDocument",
         "trace.records:TraceProfile",

@@ -14,7 +14,7 @@ from optpipe.core.files import hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
 from optpipe.deploy.records import DossierReference, RequestImage
-from optpipe.evaluate.tasks.registry import find_task
+from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild, hash_engine
 from optpipe.models.inputs.image_set import ImageSet

@@ -1,7 +1,9 @@
 from collections.abc import Iterator
 
 from optpipe.core.card import Task
+from optpipe.core.entries import OutputError
 from optpipe.core.quantity import format_snr
+from optpipe.evaluate.layers import LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
 from optpipe.report.document import (
     TONES,
@@ -10,6 +12,7 @@ from optpipe.report.document import (
     ColumnKind,
     Document,
     Row,
+    Section,
     Sentence,
     Table,
     Tone,
@@ -21,6 +24,7 @@ from optpipe.report.document import (
 )
 
 MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
+SHOWN_TENSORS = 30
 
 
 def document_from_evaluation(found: Evaluation) -> Document:
@@ -46,6 +50,52 @@ def document_from_evaluation(found: Evaluation) -> Document:
             Sentence(f"predictions and manifest in {found.run_dir}", Tone.FAINT),
         ]
     )
+
+
+def document_from_layers(found: LayerComparison) -> Document:
+    parts: list[Sentence | Section | None] = [Sentence(f"{found.model} on {found.samples} samples of {found.data}")]
+    for build in found.builds:
+        first, limit, worst = build.first, format_snr(build.limit_db), build.worst
+        verdict = Sentence(f"every tensor has an SNR of at least {limit}", Tone.GOOD)
+        if first is not None:
+            text = f"{first.tensor} ({first.layer}) is the first tensor below {limit}: {_format_error(first.error)}"
+            verdict = Sentence(f"{text}, {_format_error(first.own)} by its layer alone", Tone.BAD)
+        clipped = sorted(
+            (each for each in build.tensors if (each.clipped or 0) >= MENTIONED_DROP),
+            key=lambda each: -(each.clipped or 0),
+        )
+        ranges = [
+            f"{each.tensor}: {each.clipped:.2%} of the values are outside its range, most in channel {each.channel}"
+            for each in clipped[:MENTIONED_CLASSES]
+        ]
+        columns: list[Column | str] = ["tensor", "layer"]
+        columns += figure_columns("SNR", "cosine", "largest error", "SNR of the layer alone")
+        rows: list[Row] = [
+            (
+                Cell(each.tensor, Tone.BAD if each is first else Tone.PLAIN),
+                each.layer,
+                _format_error(each.error),
+                f"{each.error.cosine:.6f}",
+                f"{each.error.max_abs:.3g}",
+                Cell(_format_error(each.own), Tone.STRONG if each in worst else Tone.PLAIN),
+            )
+            for each in build.tensors
+            if len(build.tensors) <= SHOWN_TENSORS or each is first or each in worst
+        ]
+        same = "equal those of the stored build"
+        if build.marked.snr_db is not None:
+            same = f"differ from those of the stored build ({_format_error(build.marked)}): reading changes the fusion"
+        facts = [f"{build.left_out} tensors of the source do not exist in the build"] if build.left_out else []
+        facts += [f"not read: {build.hidden}"] if build.hidden else []
+        facts.append(f"the outputs while tensors are read {same}")
+        notes = [Sentence(each, Tone.DOUBTFUL, "clipped") for each in ranges] + [Sentence("; ".join(facts), Tone.FAINT)]
+        parts.append(Section(build.build, (verdict, make_table(columns, rows), *notes)))
+    reasons = found.not_compared.items()
+    return make_document([*parts, *(Sentence(f"{build}: {why}", Tone.FAINT, "not compared") for build, why in reasons)])
+
+
+def _format_error(error: OutputError) -> str:
+    return "equal" if error.snr_db is None else format_snr(error.snr_db) if error.finite else "not finite"
 
 
 def _tabulate(found: Evaluation) -> Table:
@@ -104,7 +154,6 @@ def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
 
 
 def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
-    """The classes with the largest drops, if an artifact's drop is over a tenth of a point."""
     for row in found.results:
         if row.artifact is None or row.scores is None or row.scores.scores[0].drop < MENTIONED_DROP:
             continue

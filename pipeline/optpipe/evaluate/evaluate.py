@@ -22,8 +22,8 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
+from optpipe.evaluate.tasks import find_task, require_fitting_task
 from optpipe.evaluate.tasks.contract import TaskContract, Values
-from optpipe.evaluate.tasks.registry import find_task, require_fitting_task
 from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.export.exported import compute_model_id, export_model, prepare_model, read_card, run_torch_model
@@ -71,14 +71,22 @@ class EvaluatedArtifact:
     calibrated_on: int = 0
 
 
-def list_model_artifacts(model_id: str, store: Store) -> list[Entry[ArtifactInfo]]:
-    """The stored artifacts of an exported model, the newest of each backend, device, precision, options, and graph."""
-    found = {}
+def list_model_artifacts(model: Model, card: ModelCard, store: Store) -> list[Entry[ArtifactInfo]]:
+    """The stored artifacts of a model, the newest of each backend, device, precision, options, and graph.
+
+    Raises BadInputError without any.
+    """
+    found, model_id = {}, compute_model_id(model)
     for entry in store.list_entries(ArtifactInfo):
         if model_id in entry.manifest.parents:
             options = tuple(sorted(entry.info.options.items()))  # layout options may break outputs
             found[entry.info.label, options, entry.manifest.parents] = entry
-    return list(found.values())
+    if found:
+        return list(found.values())
+    raise BadInputError(
+        f"{card.name} has no build with these options in {store.workspace}\n"
+        f"first run `{for_workspace(f'optpipe build {format_source(model.source)}')}` with the same options"
+    )
 
 
 def evaluate_artifacts(
@@ -220,7 +228,6 @@ def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -
 def write_predictions(
     path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
 ) -> None:
-    """One Parquet row per sample, with its truth and every model's prediction."""
     import polars as pl
 
     columns: dict[str, Any] = {
@@ -265,12 +272,7 @@ def run_evaluation(
     if data is None and own is None:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
         raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
-    artifacts = list_model_artifacts(compute_model_id(model), store) if only is None else list(only)
-    if not artifacts:
-        raise BadInputError(
-            f"{card.name} has no build with these options in {store.workspace}\n"
-            f"first run `{for_workspace(f'optpipe build {format_source(model.source)}')}` with the same options"
-        )
+    artifacts = list_model_artifacts(model, card, store) if only is None else list(only)
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     task.require_model(card)
@@ -323,7 +325,6 @@ def run_evaluation(
 def _warn_about_few(
     task: TaskContract, truths: Values | None, predictions: Values, samples: SampleSet, listener: Listener
 ) -> None:
-    """Warns of few samples, and of samples that the scores leave out."""
     count, kind = task.count_samples(predictions), task.sample_kind or samples.kind
     if truths is not None:
         count, kind = task.count_units(truths), task.unit_kind or kind

@@ -9,8 +9,8 @@ from optpipe.core.errors import BadInputError, escape, read_as_user_file
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
 from optpipe.evaluate.result import Evaluation
+from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract, Values
-from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.workspace.entry import Run
@@ -71,7 +71,6 @@ def read_evaluation(run: Run) -> Evaluation:
 
 
 def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
-    """Yields nothing without predictions."""
     if not run.files.has(PREDICTIONS):
         return
     stored = read_evaluation(run)

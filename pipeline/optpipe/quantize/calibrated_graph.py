@@ -22,7 +22,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import hash_file
 from optpipe.core.precision import REQUIRED_SHARE, Budget, Precision, PrecisionCost
 from optpipe.core.process import redirect_output
-from optpipe.evaluate.tasks.registry import require_fitting_task
+from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.models.export.exported import export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.sample_set import draw_subset

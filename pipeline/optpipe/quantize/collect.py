@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optpipe.backends.base import Device
+from optpipe.backends.onnx_graph import expose_tensors
 from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session, translate_runtime_errors
 from optpipe.core.errors import StageError
 from optpipe.core.plan import for_workspace
@@ -122,10 +123,7 @@ def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) ->
     """An ONNX Runtime session of `graph` with `tensors` as additional outputs; on CUDA without TF32."""
     import onnx
 
-    model = onnx.load(graph)
-    present = {each.name for each in (*model.graph.output, *model.graph.input)}
-    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present)
-    return open_model_session(model, device)
+    return open_model_session(expose_tensors(onnx.load(graph), tensors), device)
 
 
 def open_model_session(model: Any, device: Device = "cpu") -> Any:

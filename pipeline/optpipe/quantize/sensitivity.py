@@ -28,7 +28,7 @@ from optpipe.core.precision import (
 )
 from optpipe.core.records import plain_from_record
 from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
-from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks import TASKS
 from optpipe.models.inputs.annotations import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.calibrate import quantize_graph

@@ -80,7 +80,7 @@ def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
     """Raises BadInputError, before the export, for data that are missing or do not fit the model."""
     from optpipe.core.errors import require_existing
-    from optpipe.evaluate.tasks.registry import TASKS
+    from optpipe.evaluate.tasks import TASKS
     from optpipe.models.export.exported import prepare_model, read_card, read_tokenizer
     from optpipe.models.export.onnx_export import read_outputs_early
     from optpipe.models.inputs.task_data import load_sample_set, resolve_texts

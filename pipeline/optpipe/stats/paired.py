@@ -99,6 +99,40 @@ def pool_errors(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
     )
 
 
+_BLOCK, _MASKED, _FP16_LARGEST = 1 << 16, 1e9, 65503.0
+_SUMS = (
+    "values", "reference_square", "output_square", "difference_square", "product", "difference_sum", "difference_max",
+)  # fmt: skip
+
+
+def sum_errors(expected: "np.ndarray", found: "np.ndarray") -> "np.ndarray":
+    """The sums for `pool_sums` in FP32, (blocks that fit a cache, sums).
+
+    A value beyond 1e9 is a mask's, and equals FP16's largest value or more with its sign.
+    """
+    if expected.shape != found.shape:
+        return np.full((1, len(_SUMS)), np.nan)
+    sums = []
+    whole = [np.ascontiguousarray(each, np.float32).reshape(-1) for each in (expected, found)]
+    for at in range(0, whole[0].size, _BLOCK):
+        one, other = (each[at : at + _BLOCK] for each in whole)
+        with np.errstate(invalid="ignore", over="ignore"):
+            if not one @ one < _MASKED**2:
+                masked = (np.abs(one) > _MASKED) & (np.abs(other) > _FP16_LARGEST) & (np.sign(one) == np.sign(other))
+                one, other = (np.where(masked, np.float32(0), each) for each in (one, other))
+            apart = other - one
+            products = [
+                float(left @ right) for left, right in ((one, one), (other, other), (apart, apart), (one, other))
+            ]
+            np.abs(apart, out=apart)
+            sums.append([one.size, *products, float(apart.sum()), float(apart.max())])
+    return np.array(sums).reshape(-1, len(_SUMS))
+
+
+def pool_sums(name: str, sums: "np.ndarray") -> OutputError:
+    return pool_errors(name, {**dict(zip(_SUMS, sums.T, strict=True)), "finite": np.isfinite(sums).all(axis=1)})
+
+
 FEWEST_FOR_SNR = 60
 """Samples that the error must be spread over for its interval: the outputs of a few predict little."""
 

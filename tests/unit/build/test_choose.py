@@ -19,10 +19,7 @@ from optpipe.build.document import (
 from optpipe.build.records import ArtifactResult, BuildResult, BuiltArtifact, Omission
 from optpipe.core.entries import LintSummary, SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
-from optpipe.core.precision import (
-    Budget,
-    Precision,
-)
+from optpipe.core.precision import Budget, Precision
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.measure.race import race_builds
 from optpipe.models.artifacts.decisions import CandidateAccuracy, Decision, LeftOut, Standing

@@ -16,12 +16,7 @@ from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.document import document_from_evaluation
-from optpipe.evaluate.evaluate import (
-    EvaluatedArtifact,
-    Predictions,
-    predict_samples,
-    score_artifacts,
-)
+from optpipe.evaluate.evaluate import EvaluatedArtifact, Predictions, predict_samples, score_artifacts
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.evaluate.result import (
     Accuracy,
@@ -33,9 +28,9 @@ from optpipe.evaluate.result import (
     Score,
     TaskScores,
 )
+from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.classification import list_best_classes
 from optpipe.evaluate.tasks.embedding import Embedding
-from optpipe.evaluate.tasks.registry import TASKS
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
 from optpipe.models.artifacts.facts import judged_build_from_entry

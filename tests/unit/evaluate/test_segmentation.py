@@ -5,7 +5,7 @@ from PIL import Image
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
-from optpipe.evaluate.tasks.registry import TASKS
+from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, encode_mask
 from optpipe.models.inputs.annotations import NothingJudgedError
 from optpipe.models.inputs.image_set import image_set_from_path

@@ -28,13 +28,7 @@ from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import PipelinePlan, _place_notes, _run_step
-from optpipe.signoff.steps import (
-    _group_by_kind,
-    _list_needed,
-    _list_present,
-    loads_from_criteria,
-    run_bench_step,
-)
+from optpipe.signoff.steps import _group_by_kind, _list_needed, _list_present, loads_from_criteria, run_bench_step
 from optpipe.signoff.verify import find_contradictions
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.file_names import CARD

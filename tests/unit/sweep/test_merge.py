@@ -34,13 +34,7 @@ from optpipe.sweep.ledger import (
     sort_records,
     write_job,
 )
-from optpipe.sweep.transport import (
-    list_all,
-    list_needed,
-    pack,
-    require_bucket,
-    unpack,
-)
+from optpipe.sweep.transport import list_all, list_needed, pack, require_bucket, unpack
 from optpipe.workspace.entry import MANIFEST, Manifest
 from optpipe.workspace.files import hash_files
 from optpipe.workspace.store import Store

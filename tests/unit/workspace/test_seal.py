@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.workspace.seal import (
-    SEAL,
-    SIGNATURE,
-    SUMS,
-    check_signature,
-    find_seal_problems,
-    seal_folder,
-    sign_folder,
-)
+from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, check_signature, find_seal_problems, seal_folder, sign_folder
 
 FILES = {
     "verdict.json": b'{"verdict": "PASS"}\n',

@@ -211,7 +211,6 @@ def _launch_depthwise(step: steps.Depthwise, given: Operands, settings: Mapping[
 
 
 def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mapping[str, int]) -> Any:
-    """torch's convolution and activation, with an FP16 output."""
     import torch
 
     _, bias, weight = given.constants

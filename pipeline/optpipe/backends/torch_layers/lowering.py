@@ -7,6 +7,7 @@ the same range activations stay in INT8, also if a residual addition reads them.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from operator import add, attrgetter
 from typing import Any
@@ -93,7 +94,6 @@ class _Layer:
 
     @property
     def fits_half(self) -> bool:
-        """Whether a kernel computes it in FP16, as a convolution; linear layers are left to the compiler."""
         kind = type_name_from_torch(self.given.meta["val"].dtype)
         if len(self.stride) != 2 or kind != "fp16" or _find_obstacle(self):
             return False
@@ -102,7 +102,6 @@ class _Layer:
 
     @property
     def line(self) -> bool:
-        """Whether its input is a sequence, (samples, channels, steps)."""
         return len(self.stride) == 1
 
 
@@ -153,7 +152,6 @@ class _Lowering:
         return (*self.missed, *never)
 
     def _read_layer(self, node: Any) -> _Layer | None:
-        """The layer of a call with a stored weight; None for any other node."""
         import torch
 
         aten = torch.ops.aten
@@ -181,7 +179,6 @@ class _Lowering:
         )
 
     def _read(self, node: Any) -> Any:
-        """A stored tensor in FP32 on the CPU."""
         held = self.wide.get(node.target)
         return (attrgetter(node.target)(self.program) if held is None else held).detach().float().cpu()
 
@@ -201,7 +198,6 @@ class _Lowering:
         return replace(layer, weight=weight, bias=bias, last=next(iter(reader.users)))
 
     def _take(self, layer: _Layer) -> None:
-        """Matches a layer with the graph's, and keeps it if it has a kernel."""
         match = next((each for each in self.waiting if _have_same_weights(layer.weight.numpy(), each)), None)
         if match is not None:
             self.waiting = [each for each in self.waiting if each is not match]
@@ -263,7 +259,6 @@ class _Lowering:
             layer.pool = pool
 
     def _find_output(self, layer: _Layer) -> None:
-        """Makes the output INT8 if all its readers take it in INT8."""
         if layer.pool is not None:
             if self._is_read_in_int8(layer, layer.pool):
                 layer.output_scale = self.scales[layer.pool]
@@ -344,7 +339,6 @@ class _Lowering:
         self._write(layer, step, new, outputs)
 
     def _replace_patches(self, layer: _Layer, name: str) -> None:
-        """Replaces a convolution over patches that do not overlap with a linear layer over their pixels."""
         weight, bias = (each.half().to(next(self.program.parameters()).device) for each in (layer.weight, layer.bias))
         kept = [add_constant(self.program, f"{name}_{at}", each) for at, each in enumerate((weight.flatten(1), bias))]
         new = self.program.graph.call_function(_multiply_patches, (_find_input(layer.given), *kept, weight.shape[-1]))
@@ -353,7 +347,6 @@ class _Lowering:
         self.replaced[layer.last] = new
 
     def _replace_half(self, layer: _Layer, name: str) -> None:
-        """Replaces a stem or a depthwise convolution."""
         half = layer.output_scale is None
         weight, bias = layer.weight.numpy().astype(np.float16), layer.bias.numpy()
         outputs, channels, *kernel = weight.shape
@@ -389,13 +382,16 @@ class _Lowering:
         return self.program.graph.call_function(register_operator(), arguments)
 
     def _write(self, layer: _Layer, step: steps.Step, new: Any, outputs: int) -> None:
-        """Makes the readers of the layer's value read `new`."""
         import torch
 
         graph, last = self.program.graph, layer.pool or layer.last
         if layer.pool is not None:
             new = self._pool(layer.pool, step, new)
         if layer.output_scale is not None:
+            axis, scale = -1 if layer.flat else 1, layer.output_scale
+            codes = partial(_quantize, inverse_scale=1 / scale, axis=axis, spare=step.outputs - outputs)
+            new.meta |= {"val": last.meta["val"], "value": last, "range": (-128 * scale, 127 * scale)}
+            new.meta["codes"] = codes, lambda each: each.narrow(axis, 0, outputs).float() * scale
             self.written[last] = new
             return
         if layer.line:
@@ -406,12 +402,11 @@ class _Lowering:
             new = graph.call_function(add, (new, layer.computed_bias))
         if last.meta["val"].dtype != torch.float16:
             new = graph.call_method("to", (new, last.meta["val"].dtype))
-        new.meta = dict(last.meta)
+        new.meta = {**last.meta, "value": last}
         last.replace_all_uses_with(new)
         self.replaced[last] = new
 
     def _pool(self, pool: Any, step: steps.Step, new: Any) -> Any:
-        """Max pooling of the tensor that a step gives."""
         given = read_arguments(pool)
         kernel, stride, padding = (_list_sides(given[each]) for each in ("kernel_size", "stride", "padding"))
         sides = (padding[0], padding[1]) * 2
@@ -453,7 +448,6 @@ def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
 
 
 def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
-    """Whether FP32 weights round to the layer's integers."""
     if values.shape != layer.weight.shape:
         return False
     rows, whole, scale = (each.reshape(len(values), -1) for each in (values, layer.weight, layer.weight_scale))
@@ -467,7 +461,6 @@ def _get_only(nodes: Iterable[Any]) -> Any:
 
 
 def _find_obstacle(layer: _Layer) -> str | None:
-    """Why no INT8 kernel computes a layer; None if one does."""
     if layer.flat:
         return None
     if len(set(layer.stride)) > 1 or len(set(layer.dilation)) > 1:
@@ -482,7 +475,6 @@ def _find_obstacle(layer: _Layer) -> str | None:
 
 
 def _is_patches(layer: _Layer) -> bool:
-    """Whether it convolves patches of an image of few channels that do not overlap."""
     if len(layer.stride) != 2 or layer.groups > 1 or len(set(layer.stride)) > 1:
         return False
     _, channels, *kernel = layer.weight.shape
@@ -531,7 +523,6 @@ def _name_activation(node: Any) -> str | None:
 
 
 def _is_plain_pool(node: Any) -> bool:
-    """Whether a node is max pooling with a square kernel and the same padding on all sides."""
     import torch
 
     if node.target is not torch.ops.aten.max_pool2d.default:

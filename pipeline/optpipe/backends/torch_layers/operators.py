@@ -21,7 +21,6 @@ SCHEMA = (
 
 @cache
 def register_operator() -> Any:
-    """Registers the operator with torch, its exporter, compilers, and FLOP counter, once per process."""
     import torch
     from torch.utils.flop_counter import register_flop_formula
 
@@ -43,7 +42,6 @@ _KEPT: list[Any] = []
 
 
 def _launch(*arguments: Any) -> Any:
-    """Launches the tactic that was measured at the nearest batch size."""
     step, given, tactics = _read(*arguments)
     known, size = tactics_from_text(tactics), given.data.shape[0]
     nearest = min(known, key=lambda each: (abs(each - size), each), default=None)

@@ -87,7 +87,6 @@ def _freeze(value: Any) -> Any:
 
 
 def main() -> None:
-    """Compiles every `sys.argv[3]`-th kernel of a file, starting at number `sys.argv[2]`."""
     from triton.backends.compiler import GPUTarget
 
     end_with_parent()

@@ -102,7 +102,6 @@ def arrange_depthwise(weight: NDArray[np.float16], bias: NDArray[np.float32]) ->
 
 
 def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
-    """The tactics that can compute a step on an input of the shape of `given`, the likeliest first."""
     match step:
         case steps.Convolution():
             if step.is_product:
@@ -169,7 +168,6 @@ _WIDE_TILES = (
 
 
 def _count_tiles(pixels: int, step: steps.Convolution) -> int:
-    """The number of tiles of 64 rows and 128 columns."""
     return ceil(pixels / 64) * ceil(step.outputs / 128)
 
 

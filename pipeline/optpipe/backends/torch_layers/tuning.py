@@ -52,7 +52,6 @@ def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int
 
 
 def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
-    """Compiles the kernels of all tactics in parallel, without timing anything."""
     with collect_kernels() as kernels:
         for inputs in drawn.values():
             run_layers(program, inputs, lambda _, step, given: _launch_all(step, given))
@@ -102,7 +101,6 @@ def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, step
 
 
 def summarize_choices(measured: Mapping[int, tuple[Choice, ...]]) -> dict[str, Any]:
-    """By batch size, the number of layers that each kernel computes, and the sum of the measured times."""
     return {
         str(size): {
             "kernels": dict(Counter(tactic.kernel for tactic, _ in chosen)),
@@ -142,7 +140,6 @@ def _find_fastest(step: steps.Step, given: Operands) -> Choice:
 
 
 def _agree(step: steps.Step, output: Any, first: Any) -> bool:
-    """Whether a tactic's output equals the first one's, within rounding for FP32 sums."""
     import torch
 
     if not step.floating:
@@ -159,7 +156,6 @@ def time_launch(launch: Callable[[], Any]) -> float:
 
 
 def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None]:
-    """Captures `count` launches in a CUDA graph; returns the function that replays it."""
     import torch
 
     launch()
@@ -197,7 +193,6 @@ Clock = Callable[[Callable[[], None]], float]
 
 
 def is_faster(speed: Ratio) -> bool:
-    """Whether a ratio of FP16's time to another's shows the other to be faster."""
     return speed.ci[0] > 1
 
 

@@ -1,5 +1,59 @@
-"""Tasks: one file for each, and one entry in `registry`.
+"""Tasks: one file for each, and one entry of `TASKS`.
 
 A task decodes outputs into predictions, scores them with intervals, compares two models' predictions, and reads its data.
 Predictions and truths are plain values that Parquet can hold, so that `verify` can score them again.
 """
+
+from collections.abc import Mapping
+
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import ModelInfo
+from optpipe.core.errors import BadInputError
+from optpipe.core.plan import for_workspace
+from optpipe.evaluate.tasks.classification import Classification
+from optpipe.evaluate.tasks.contract import TaskContract, suggest_task
+from optpipe.evaluate.tasks.detection import Detection
+from optpipe.evaluate.tasks.embedding import Embedding
+from optpipe.evaluate.tasks.question_answering import QuestionAnswering
+from optpipe.evaluate.tasks.segmentation import Segmentation
+from optpipe.evaluate.tasks.token_classification import TokenClassification
+from optpipe.models.artifacts.lookup import format_model_argument
+from optpipe.models.export.exported import read_card
+from optpipe.models.export.model import Model
+from optpipe.models.export.onnx_export import read_outputs_early
+from optpipe.workspace.entry import Entry
+
+TASKS: Mapping[Task, TaskContract] = {
+    Task.CLASSIFICATION: Classification(),
+    Task.TEXT_CLASSIFICATION: Classification(),
+    Task.DETECTION: Detection(),
+    Task.EMBEDDING: Embedding(),
+    Task.QUESTION_ANSWERING: QuestionAnswering(),
+    Task.SEGMENTATION: Segmentation(),
+    Task.TOKEN_CLASSIFICATION: TokenClassification(),
+}
+
+_OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING)
+
+
+def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
+    """Raises BadInputError, before any export, if the model's inputs or outputs do not fit its task."""
+    if read_card(model, stored).task not in TASKS:
+        return
+    card = read_card(model, stored) if stored else read_outputs_early(model.load())
+    if card is None:
+        return
+    if card.takes_images and card.task in _OF_TEXTS:
+        raise BadInputError(f"{card.name}: {card.task} takes texts, but the model takes images{suggest_task(card)}")
+    TASKS[card.task].require_model(card)
+
+
+def find_task(card: ModelCard) -> TaskContract:
+    """Raises BadInputError for a task that optpipe does not evaluate."""
+    if card.task in TASKS:
+        return TASKS[card.task]
+    way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
+    raise BadInputError(
+        f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)});"
+        f" `{for_workspace(f'optpipe build {format_model_argument(card.name, card.source)}')}` verifies its tensors{way}"
+    )

@@ -85,7 +85,6 @@ class Classification(TaskContract):
 
 
 def list_best_classes(scores: "np.ndarray") -> list[list[int]]:
-    """Sorts (samples, classes) scores, best first."""
     best = np.argsort(-np.asarray(scores, np.float32), axis=1, kind="stable")[:, :TOP_K]
     found: list[list[int]] = best.tolist()
     return found

@@ -128,7 +128,6 @@ def count_head_classes(card: ModelCard, head: Head) -> int | None:
 
 
 def decode_outputs(outputs: Arrays, card: ModelCard, head: Head, sides: tuple[int, int]) -> list[Found]:
-    """The boxes of every sample; `sides` are the input's height and width, for layouts with relative boxes."""
     if head.layout == "torchvision":
         names = _find_torchvision(card.outputs)
         assert names is not None
@@ -184,6 +183,5 @@ def _select(boxes: "NDArray[Any]", scores: "NDArray[Any]", labels: "NDArray[Any]
 
 
 def _to_corners(boxes: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """Converts (k, 4) centers and sizes to corners."""
     center, half = boxes[:, :2], boxes[:, 2:4] / 2
     return np.concatenate([center - half, center + half], axis=1)

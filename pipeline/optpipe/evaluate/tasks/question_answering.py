@@ -151,7 +151,6 @@ def normalize_answer(text: str) -> str:
 
 
 def _number(file: SetFile) -> int:
-    """The line of a window."""
     return int(file.path.partition(".")[0])
 
 

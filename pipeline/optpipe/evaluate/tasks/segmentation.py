@@ -110,7 +110,6 @@ def _divide(part: "NDArray[np.float64]", whole: "NDArray[np.float64]") -> "NDArr
 
 
 def encode_mask(mask: "NDArray[np.uint8]") -> bytes:
-    """Writes a mask (height, width) as a PNG file."""
     target = io.BytesIO()
     Image.fromarray(mask).save(target, "PNG")
     return target.getvalue()

@@ -69,7 +69,6 @@ class UserTask(StoredScores):
 
     @property
     def name(self) -> str:
-        """The task's name in an evaluation's record."""
         return f"{PREFIX}{self._task.name}"
 
     def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002

@@ -14,11 +14,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.models.artifacts.lookup import (
-    find_artifacts,
-    find_stored_source,
-    format_model_argument,
-)
+from optpipe.models.artifacts.lookup import find_artifacts, find_stored_source, format_model_argument
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml

@@ -1,0 +1,203 @@
+"""Where a build diverges from its source: the error of each intermediate tensor, accumulated and of its layer alone.
+
+Both networks give the same tensors, in groups of limited size and one sample at a time. A layer's own error is that of its output
+on the source's tensors.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.card import card_from_file
+from optpipe.core.entries import OutputError
+from optpipe.core.errors import BadInputError, OptpipeError, require_existing
+from optpipe.core.events import UNWATCHED, Listener, ProgressStep
+from optpipe.evaluate.evaluate import list_model_artifacts
+from optpipe.models.export.exported import export_model, prepare_model, read_card
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.rows import split_batches
+from optpipe.models.inputs.sample_set import draw_subset
+from optpipe.models.inputs.samples import NOISE, SAMPLE_COUNT, choose_samples, load_sample_inputs
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_sums, sum_errors
+from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+GROUP_VALUES = 1 << 26
+"""Values of the tensors that are read together, of one sample; 0.25 GB in FP32 for each network."""
+WORST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDivergence:
+    tensor: str
+    layer: str
+    """The operator or module that computes it."""
+    error: OutputError
+    own: OutputError
+    """The error if its layer gets the source's tensors."""
+    clipped: float | None
+    """Share of the source's values outside the tensor's range; None if it is not quantized."""
+    channel: int | None
+    """The channel with the most clipped values."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildDivergence:
+    build: str
+    artifact: str
+    limit_db: float
+    """The least SNR that verification tolerates in the build's precision."""
+    tensors: tuple[TensorDivergence, ...]
+    """In the network's order."""
+    left_out: int
+    """Tensors of the source that do not exist in the build, such as those inside fused layers."""
+    hidden: str
+    marked: OutputError
+    """The outputs while tensors are read, compared with those of the stored build."""
+
+    @property
+    def first(self) -> TensorDivergence | None:
+        """The first tensor below the limit."""
+        below = (each for each in self.tensors if each.error.snr_db is not None and each.error.snr_db < self.limit_db)
+        return next(below, None)
+
+    @property
+    def worst(self) -> list[TensorDivergence]:
+        """The tensors whose layers lose most by themselves."""
+        return sorted(self.tensors, key=lambda each: math.inf if each.own.snr_db is None else each.own.snr_db)[:WORST]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerComparison:
+    model: str
+    data: str
+    samples: int
+    builds: tuple[BuildDivergence, ...]
+    not_compared: Mapping[str, str]
+    """By build, the reason."""
+    warnings: tuple[str, ...] = ()
+
+
+def choose_tensors(source: MarkedNetwork, build: MarkedNetwork, wanted: Sequence[str] = ()) -> list[str]:
+    """The tensors of both networks, or `wanted` of them. Raises BadInputError, with the nearest name, for an unknown one."""
+    both = [name for name in source.layers if name in build.layers]
+    for name in (each for each in wanted if each not in both):
+        why = "it is inside a fused layer of the build" if name in source.layers else "no such tensor"
+        raise BadInputError(f"--layers {name}: {why}; the nearest is {get_close_matches(name, both, 1, 0.0)[0]}")
+    return [name for name in both if not wanted or name in wanted]
+
+
+def group_tensors(tensors: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
+    groups, room = list[list[str]](), 0
+    for name in tensors:
+        if not groups or sizes[name] > room:
+            groups.append([])
+            room = GROUP_VALUES
+        groups[-1].append(name)
+        room -= sizes[name]
+    return groups
+
+
+def compare_tensors(
+    source: MarkedNetwork,
+    build: MarkedNetwork,
+    samples: Sequence[Mapping[str, "NDArray[Any]"]],
+    tensors: Sequence[str],
+    plain: Run,
+    step: ProgressStep = UNWATCHED,
+) -> tuple[tuple[TensorDivergence, ...], OutputError]:
+    """The divergence of `tensors` on all samples, and the difference of the marked network's outputs from those of `plain`.
+
+    `step` counts groups times samples.
+    """
+    rows, marked, both = list[TensorDivergence](), [], choose_tensors(source, build)
+    for group in group_tensors(tensors, source.sizes):
+        needed, run_alone = build.cut(group, both)
+        _, run_source = source.cut(dict.fromkeys([*group, *needed]))
+        _, run_build = build.cut(dict.fromkeys([*build.outputs, *group]))
+        errors: dict[str, list[Any]] = {name: [] for name in group}
+        clipped: dict[str, NDArray[np.intp]] = {}
+        for inputs in samples:
+            expected, found, outputs = run_source(inputs), run_build(inputs), plain(inputs)
+            alone = run_alone({**inputs, **expected})
+            for name, sums in errors.items():
+                value = expected[name]
+                sums.append((sum_errors(value, found[name]), sum_errors(value, alone[name])))
+                if name in build.ranges:
+                    low, high = build.ranges[name]
+                    channel = 1 if value.ndim > 3 else value.ndim - 1
+                    others = tuple(axis for axis in range(value.ndim) if axis != channel)
+                    outside = np.count_nonzero((value < low) | (value > high), axis=others)
+                    clipped[name] = clipped.get(name, 0) + outside
+            marked += [sum_errors(value, found[name]) for name, value in outputs.items()]
+            step.advance()
+        for name, sums in errors.items():
+            whole, own = (np.concatenate(each) for each in zip(*sums, strict=True))
+            share = float(np.sum(clipped[name]) / whole[:, 0].sum()) if name in clipped else None
+            channel = int(np.argmax(clipped[name])) if share else None
+            layer, error, alone_error = source.layers[name], pool_sums(name, whole), pool_sums(name, own)
+            rows.append(TensorDivergence(name, layer, error, alone_error, share, channel))
+    return tuple(rows), pool_sums("outputs", np.concatenate(marked))
+
+
+def compare_layers(
+    model: Model,
+    data: Path | None,
+    count: int | None,
+    wanted: Sequence[str],
+    store: Store,
+    listener: Listener,
+    *,
+    truncate: bool = False,
+) -> LayerComparison:
+    """Compares the tensors of every stored build of `model` that runs here, or `wanted` of them.
+
+    Raises BadInputError without builds, and for a tensor that no build has.
+    """
+    require_existing(data, "--data")
+    model, stored = prepare_model(model, store, listener)
+    artifacts = list_model_artifacts(model, read_card(model, stored), store)
+    exported, _ = export_model(model, store, listener, stored)
+    card = card_from_file(exported.file(CARD))
+    chosen = choose_samples(card, data, None, exported, listener, truncate=truncate)
+    if chosen.drawn is None:
+        listener.warn(f"no data: {card.name} is compared on {NOISE}; give its own with --data")
+    else:
+        chosen = replace(chosen, drawn=draw_subset(chosen.drawn, count or SAMPLE_COUNT))
+    rows = load_sample_inputs(card, chosen, exported)
+    samples = [batch for batch, _ in split_batches(card, rows, card.batch_range[0])][:count]
+    found, refused = [], {}
+    for entry in artifacts:
+        info, backend = entry.info, BACKENDS[entry.info.backend]
+        if (why_not := backend.find_run_blocker(info)) is not None:
+            refused[info.label] = why_not
+            continue
+        graph = store.find(entry.manifest.parents[-1])
+        place, module = store.verify_entry(entry).path, model.fresh_module
+        request = BuildRequest(card, info.precision, graph.file(ONNX), module, info.device, info.options, place)
+        try:
+            with backend.load(place, info, {}) as session:
+                source, build = backend.open_marked(info, request, exported.file(ONNX))
+                tensors = choose_tensors(source, build, wanted)
+                total = len(group_tensors(tensors, source.sizes)) * len(samples)
+                with listener.step(f"{len(tensors)} tensors of {info.label}", total=total) as step:
+                    divergences, marked = compare_tensors(source, build, samples, tensors, session.run, step)
+        except OptpipeError as error:
+            refused[info.label] = str(error)
+            continue
+        limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
+        left_out = len([name for name in source.layers if name not in build.layers])
+        found.append(BuildDivergence(info.label, entry.id, limit, divergences, left_out, build.hidden, marked))
+    if not found and wanted:
+        raise BadInputError(next(iter(refused.values())))
+    return LayerComparison(card.name, chosen.data, len(samples), tuple(found), refused)

@@ -1,0 +1,117 @@
+"""Divergence by layer: faults planted in real networks are found where they were planted."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tests.fakes.entries import artifact_info
+from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
+from tests.fakes.graphs import onnx_model
+
+from optpipe.backends.base import BuildRequest
+from optpipe.backends.onnxruntime_session import mark_source
+from optpipe.backends.registry import BACKENDS
+from optpipe.backends.torch_layers.lowering import lower_program
+from optpipe.backends.torch_program import MarkedProgram
+from optpipe.backends.torch_program import mark_source as mark_module
+from optpipe.core.card import InputSpec
+from optpipe.core.errors import BadInputError
+from optpipe.core.precision import Precision
+from optpipe.evaluate.layers import BuildDivergence, choose_tensors, compare_tensors, group_tensors
+from optpipe.quantize.placement import place_qdq
+from optpipe.quantize.qdq import qdq_from_onnx
+
+SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16))
+SATURATED = "/Relu_1_output_0"
+
+
+class Network(torch.nn.Module):
+    """Convolutions of square maps, a cast that truncates, and a linear layer."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fault = fault
+        self.stem, self.one, self.two = (torch.nn.Conv2d(size, 16, 3, padding=1) for size in (3, 16, 16))
+        self.head = torch.nn.Linear(16, 16)
+        self.shift = torch.nn.Parameter(torch.full((16, 1, 1), -2.0 if fault == "constant" else 1.0))
+        if fault == "weight":
+            self.one.weight, self.two.weight = self.two.weight, self.one.weight
+
+    def forward(self, x):
+        value = self.stem(x).relu()
+        value = (value.transpose(2, 3) if self.fault == "transposed" else value) * self.shift
+        value = self.two(self.one(value).relu()).sigmoid()
+        eighths = value * 8
+        rough = eighths if self.fault == "cast" else eighths.to(torch.int32).to(value.dtype)
+        return self.head((rough / 8).abs().mean((2, 3)))
+
+
+def compare(backend: str, precision: str, fault: str, folder) -> BuildDivergence:
+    good, bad = folder / "good.onnx", folder / "bad.onnx"
+    card = export_quickly(Network(), SPEC, good)
+    export_quickly(Network(fault), SPEC, bad)
+    if precision == "int8":
+        graph = onnx.load(good)
+        placed = place_qdq(graph, "cpu" if backend == "onnxruntime" else "tensorrt")
+        ranges = measure_ranges(graph, placed.tensors, draw(SPEC))
+        ranges[SATURATED] = replace(ranges[SATURATED], amax=ranges[SATURATED].amax / (32 if fault else 1))
+        onnx.save(qdq_from_onnx(graph, placed, ranges), bad)
+    request = BuildRequest(card, Precision(precision), bad, partial(Network, fault), "cpu", {}, folder)
+    source: Any
+    build: Any
+    if backend == "emulation":
+        source = mark_module(request)
+        build = MarkedProgram(lower_program(request)[0], request, lambda marked, _: marked, source)
+        plain = build.cut(build.outputs)[1]
+    else:
+        made = BACKENDS[backend].build(request)
+        info = artifact_info(precision=precision, options=made.options, details=made.details, device="cpu")
+        source, _ = BACKENDS[backend].open_marked(info, replace(request, module=Network), good)
+        _, build = BACKENDS[backend].open_marked(info, request, good)
+        plain = BACKENDS[backend].load(folder, info, {}).run
+    samples = [{"x": draw(SPEC, seed)[:1].numpy()} for seed in range(2)]
+    tensors, marked = compare_tensors(source, build, samples, choose_tensors(source, build), plain)
+    return BuildDivergence("", "", {"fp32": 60, "fp16": 34, "int8": 10}[precision], tensors, 0, "", marked)
+
+
+ONNX = {"constant": "/Mul_", "weight": SATURATED, "transposed": SATURATED, "cast": "/Div_output_0"}
+TORCH = {"constant": "mul", "weight": "one conv2d", "transposed": "one conv2d", "cast": "div"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "fault", "expected"),
+    [
+        *(("onnxruntime", "fp32", *each) for each in ONNX.items()),
+        ("onnxruntime", "int8", "range", SATURATED),
+        ("emulation", "int8", "range", "relu_1"),
+        *(("torch", "fp16", *each) for each in TORCH.items()),
+        *(pytest.param("inductor", "fp16", *each, marks=pytest.mark.slow) for each in TORCH.items()),
+    ],
+)
+def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path) -> None:
+    found = compare(backend, precision, fault, tmp_path)
+    assert expected in f"{found.first.tensor} {found.first.layer}"
+    assert found.first in found.worst[:2], "its layer alone has the error too"
+    assert (found.marked.snr_db or 100) > 55
+    assert fault != "range" or found.first.clipped > 0.1
+
+
+@pytest.mark.parametrize(("backend", "precision"), [("onnxruntime", "int8"), ("emulation", "int8"), ("torch", "fp16")])
+def test_without_a_fault_no_tensor_is_named(backend, precision, tmp_path) -> None:
+    assert compare(backend, precision, "", tmp_path).first is None
+
+
+def test_an_unknown_tensor_has_a_nearest_one_and_an_if_is_reported(tmp_path) -> None:
+    inner = onnx_model([("Neg", "a", "b")], {}, {"b": [1, 4]}).graph
+    nodes = [("Exp", "x", "a"), ("If", "yes", "y", {"then_branch": inner, "else_branch": inner})]
+    onnx_model(nodes, {"x": [1, 4]}, {"y": [1, 4]}, path=tmp_path / "m.onnx", yes=np.array(True))
+    found = mark_source(tmp_path / "m.onnx", [InputSpec("x", "float32", *[(1, 4)] * 3)])
+    assert "2 operators inside If" in found.hidden
+    with pytest.raises(BadInputError, match="no such tensor; the nearest is a"):
+        choose_tensors(found, found, ["aa"])
+    assert group_tensors(["a", "b", "c"], dict.fromkeys("abc", 1 << 25)) == [["a", "b"], ["c"]]

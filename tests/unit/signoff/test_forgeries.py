@@ -329,7 +329,7 @@ def test_a_dossier_put_right_without_a_change_is_the_same(dossier, honest):
 def test_a_signature_by_an_unknown_key_is_named(dossier, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
     sign_folder(dossier, tmp_path / "key")
-    assert "signed by an unknown key, SHA256:" in show(dossier).splitlines()[0]
+    assert "signed by an unknown key" in show(dossier)
     approve_folder(dossier, tmp_path / "key", "Ada", "release manager", None)
     assert "approved by Ada (release manager) on " in show(dossier)
     assert examine(dossier)[0].differs == []

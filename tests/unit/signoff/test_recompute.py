@@ -110,7 +110,7 @@ def test_an_invalid_measurement_cannot_be_made_valid(dossier):
     assert any('verdict says "VALID", but the raw files give "INVALID"' in problem for problem in checked.problems)
     assert checked.verdict is not None
     found = {one.name: one for one in checked.verdict.criteria}["latency.p50.b1"]
-    assert "4 processes; left out: 1 INVALID" in found.reason
+    assert "4 processes; left out: 1 INVALID" in found.about
 
 
 def test_a_trace_whose_kernels_are_renamed_gives_other_figures(dossier):

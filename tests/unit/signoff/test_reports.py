@@ -123,9 +123,9 @@ def test_a_waiver_is_loud_everywhere(measured_once):
 
 
 def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
-    monkeypatch.setattr("optpipe.signoff.collect.get_utc_time", lambda *_: "2001-02-03T04:05:06.000000Z")
+    monkeypatch.setattr("optpipe.signoff.collect.get_utc_time", lambda *_: "2101-02-03T04:05:06.000000Z")
     folders = [signed(measured_once, figures=False).folder for _ in range(3)]
-    name = "digits-onnxruntime-fp16-20010203T040506"
+    name = "digits-onnxruntime-fp16-21010203T040506"
     assert [folder.name for folder in folders] == [name, f"{name}-2", f"{name}-3"]
 
 

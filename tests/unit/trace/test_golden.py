@@ -72,7 +72,7 @@ def test_gpu_metrics_tell_memory_from_arithmetic(judged, reading, writing, issue
         trace.metric(2, f"{name} [Throughput %]", 0)  # before the first kernel
     found = judged(trace).bottleneck
     assert found.verdict is limit
-    assert f"Tensor Active {tensor} %" in found.why
+    assert f"Tensor Active {tensor}%" in found.why
 
 
 def test_kernels_of_a_graph_share_one_launch(judged: Judge) -> None:

@@ -1,15 +1,18 @@
-"""Draws the README's pictures from checked-in measurements, in light and dark.
+"""Draws the README's pictures from checked-in measurements and a report, in light and dark.
 
 usage: pictures.py [--check]   with --check it exits 1 if a picture is older than its data or this script
 """
 
 import hashlib
 import json
+import shutil
 import sys
+from io import BytesIO
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DATA, IMAGES = ROOT / "reports" / "h200" / "compiled.json", ROOT / "reports" / "images"
+REPORT = ROOT / "reports" / "digits-cpu" / "report.html"
 BATCH = 64
 NAMES = {
     "resnet50": "ResNet-50", "resnext50_32x4d": "ResNeXt-50", "regnet_y_3_2gf": "RegNetY-3.2GF", "mobilenet_v2": "MobileNetV2",
@@ -20,8 +23,8 @@ COLORS = {"light": ("#1f2328", "#9a9fa6", "#2463d8"), "dark": ("#e6e8eb", "#767c
 """Ink, the FP16 bars, and the INT8 bars."""
 
 
-def draw(theme: str) -> str:
-    """An SVG of the speed of FP16 and INT8 builds relative to the faster of torch.compile's modes at BATCH."""
+def draw_speed(theme: str, path: Path, mark: str) -> None:
+    """The speed of FP16 and INT8 builds relative to the faster of torch.compile's modes at BATCH."""
     import vl_convert
 
     ink, gray, blue = COLORS[theme]
@@ -57,20 +60,47 @@ def draw(theme: str) -> str:
         "title": {"text": title, "anchor": "start", "color": ink, "fontSize": 14, "offset": 26},
         "config": {"view": {"stroke": None}, "font": "system-ui, sans-serif", "axis": labels, "legend": labels},
     }  # fmt: skip
-    return str(vl_convert.vegalite_to_svg(spec))
+    path.write_text(f"{vl_convert.vegalite_to_svg(spec)}\n<!-- {mark} -->\n", encoding="utf-8")
+
+
+def draw_report(theme: str, path: Path, mark: str) -> None:
+    """The first screen of REPORT in Chromium."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(
+            viewport={"width": 1120, "height": 760},
+            device_scale_factor=1.5,
+            color_scheme="dark" if theme == "dark" else "light",
+        )
+        page.goto(REPORT.as_uri())
+        picture = Image.open(BytesIO(page.screenshot()))
+        browser.close()
+    info = PngInfo()
+    info.add_text("drawn-from", mark)
+    picture.convert("RGB").quantize(128).save(path, optimize=True, pnginfo=info)
+
+
+PICTURES = {"speed-{}.svg": (DATA, draw_speed), "report-{}.png": (REPORT, draw_report)}
 
 
 def main() -> int:
-    """A picture ends in the hash of what it was drawn from: another version of the renderer may draw other bytes."""
-    mark = f"<!-- {hashlib.sha256(DATA.read_bytes() + Path(__file__).read_bytes()).hexdigest()} -->\n"
-    paths = {theme: IMAGES / f"speed-{theme}.svg" for theme in COLORS}
-    stale = {theme: path for theme, path in paths.items() if not path.exists() or not path.read_text().endswith(mark)}
+    """A picture holds the hash of what it was drawn from: another version of the renderer may draw other bytes."""
+    stale = []
+    for name, (source, draw) in PICTURES.items():
+        mark = hashlib.sha256(source.read_bytes() + Path(__file__).read_bytes()).hexdigest()
+        for theme in COLORS:
+            path = IMAGES / name.format(theme)
+            if not path.exists() or mark.encode() not in path.read_bytes():
+                stale.append(path.name)
+                if "--check" not in sys.argv:
+                    draw(theme, path, mark)
     if stale and "--check" in sys.argv:
-        names = ", ".join(path.name for path in stale.values())
-        print(f"{names}: older than the data or the script; run `uv run python .ci/pictures.py`")
+        print(f"{', '.join(stale)}: older than the data or the script; run `uv run python .ci/pictures.py`")
         return 1
-    for theme, path in stale.items():
-        path.write_text(f"{draw(theme)}\n{mark}", encoding="utf-8")
     return 0
 
 

@@ -100,7 +100,7 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
     gap = next((gap for gap in GAPS if sum(natural[at] + len(gap) for at in shown) <= width + len(gap)), GAPS[-1])
     folded: list[int] = []
     while sum(natural[at] + len(gap) for at in shown) > width + len(gap):
-        movable = [at for at in shown[1:] if columns[at].rank]
+        movable = [at for at in shown[1:] if columns[at].rank] or shown[2:]
         if not movable:
             break
         moved = max(movable, key=lambda at: (columns[at].rank, natural[at]))

@@ -14,6 +14,7 @@ extensions = ["myst_parser"]
 exclude_patterns = ["_build", "README.md"]
 html_theme = "furo"
 html_title = "optpipe"
+html_show_copyright = False
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 3  # a link to an unknown heading is a warning, and -W makes it an error
 highlight_language = "text"

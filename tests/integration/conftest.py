@@ -58,7 +58,10 @@ def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None 
     if environment.keys() <= fork_server.TAKEN and os.environ.get("PYTHONPATH") == fork_server.PYTHONPATH:
         ran = Ran(*fork_server.run_forked(words, cwd or Path.cwd(), environment))
     else:
-        command, variables = [sys.executable, "-m", "optpipe", *words], {**os.environ, **environment}
+        command, variables = (
+            [sys.executable, "-m", "optpipe", *words],
+            {**os.environ, **fork_server.WIDE, **environment},
+        )
         done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
         ran = Ran(done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in ran.stderr, ran.stderr
@@ -256,6 +259,7 @@ def inside(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
     def run(*arguments: object, cwd: Path) -> Ran:
         monkeypatch.chdir(cwd)
+        monkeypatch.setenv(*next(iter(fork_server.WIDE.items())))
         with pytest.raises(SystemExit) as ended:
             app([*map(str, arguments)])
         out, err = capfd.readouterr()

@@ -25,6 +25,8 @@ IMPORTED = (  # not onnxruntime and polars, whose threads a fork would lose
 LIMIT_S = 600
 PYTHONPATH = os.environ.get("PYTHONPATH")
 """What the imports are found by; where a test changes it for all that starts, a command needs a fresh interpreter."""
+WIDE = {"COLUMNS": "250"}
+"""Sentences of a command stay on one line, wherever the tests run."""
 TAKEN = {"API_TOKEN", "DEPTH", "PATH", "PYTHONPATH"}
 """Variables that no import has read by then; PYTHONPATH is for a `sitecustomize`."""
 
@@ -36,7 +38,12 @@ def run_forked(arguments: list[str], folder: Path, more: dict[str, str]) -> tupl
     assert server.stdout is not None
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-        call = {"arguments": arguments, "folder": str(folder), "files": files, "variables": {**os.environ, **more}}
+        call = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "files": files,
+            "variables": {**os.environ, **WIDE, **more},
+        }
         try:
             print(json.dumps(call), file=server.stdin, flush=True)
             status = int(server.stdout.readline())

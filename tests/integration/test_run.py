@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from optpipe.cli.schemas import SCHEMA_VERSION
 from tests.integration.conftest import Ran, ignore_host, optpipe
 
 AUTO = ("build", "digits", "--precision", "auto")
@@ -120,14 +121,15 @@ def _an_approved_baseline_is_used(folder, verdicts):
     _, document, _ = finished("signoff", "digits", "--policy", "regression.toml", cwd=folder)
     found = next(one for one in document["criteria"] if one["name"] == "regression.p50.b1")
     assert document["baseline"] == verdicts["PASS"]["dossier_name"]
-    assert f"compared with {document['baseline']}" in found["reason"]
-    assert (found["verdict"], found["observed"] is not None) == ("PASS", True)
+    # one run on either side: the scatter between runs is hardly known, so that even this limit may be inside the interval
+    assert found["verdict"] in ("PASS", "INCONCLUSIVE")
+    assert found["observed"] is not None
 
 
 def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, inside):
     written = inside("signoff", "--init", "--json", cwd=tmp_path)
     assert (written.status, written.document) == (
         0,
-        {"schema_version": 4, "policy": "policy.toml", "schema": "policy.schema.json"},
+        {"schema_version": SCHEMA_VERSION, "policy": "policy.toml", "schema": "policy.schema.json"},
     )
     assert inside("signoff", "--init", "--json", cwd=tmp_path).status == 2

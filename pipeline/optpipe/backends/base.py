@@ -93,7 +93,7 @@ class MarkedNetwork(ABC):
     """The least and the largest value of quantized tensors."""
     outputs: tuple[str, ...]
     hidden = ""
-    """What cannot be read."""
+    """The operators that cannot be read, in words; empty if there are none."""
 
     @abstractmethod
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:

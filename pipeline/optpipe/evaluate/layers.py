@@ -1,4 +1,4 @@
-"""Where a build diverges from its source: the error of each intermediate tensor, accumulated and of its layer alone.
+"""Compares the intermediate tensors of builds with those of the source model: the accumulated error, and that of each layer alone.
 
 Both networks give the same tensors, in groups of limited size and one sample at a time. A layer's own error is that of its output
 on the source's tensors.
@@ -121,14 +121,15 @@ def compare_tensors(
     `step` counts groups times samples.
     """
     rows, marked, both = list[TensorDivergence](), [], choose_tensors(source, build)
+    answers = [plain(inputs) for inputs in samples]
     for group in group_tensors(tensors, source.sizes):
         needed, run_alone = build.cut(group, both)
         _, run_source = source.cut(dict.fromkeys([*group, *needed]))
         _, run_build = build.cut(dict.fromkeys([*build.outputs, *group]))
         errors: dict[str, list[Any]] = {name: [] for name in group}
         clipped: dict[str, NDArray[np.intp]] = {}
-        for inputs in samples:
-            expected, found, outputs = run_source(inputs), run_build(inputs), plain(inputs)
+        for inputs, outputs in zip(samples, answers, strict=True):
+            expected, found = run_source(inputs), run_build(inputs)
             alone = run_alone({**inputs, **expected})
             for name, sums in errors.items():
                 value = expected[name]

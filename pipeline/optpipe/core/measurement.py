@@ -372,7 +372,8 @@ def percent_from_name(name: str) -> float:
 
 def pooled_percent_from_name(name: str) -> float:
     """The percentile if it is over all requests; 0 for a mean over processes and other figures."""
-    return 0.0 if name.startswith(MEAN) or percent_from_name(name) <= 50 else percent_from_name(name)
+    percent = percent_from_name(name)
+    return percent if percent > 50 and not name.startswith(MEAN) else 0.0
 
 
 def format_option(value: object) -> str:

@@ -21,6 +21,7 @@ from optpipe.core.measurement import (
     Measurement,
     MeasurementGroup,
     PairMetric,
+    percent_from_name,
     read_measurements,
 )
 from optpipe.core.process import acknowledge_interrupt
@@ -221,8 +222,7 @@ def bench_pair(
     choose_batch_sizes(contender, (size,))
     for each in (baseline, contender):
         require_lengths(each, plan.lengths)
-    percent = float(metric[1:]) if metric.startswith("p") else 0.0
-    load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent))
+    load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent_from_name(metric)))
     plan = replace(plan, limits={**plan.limits, **PAIR_LIMITS})
     for each in (baseline, contender):
         warn_about_threads(each, each.resolve_effective_options(plan.options), plan.affinity, listener)

@@ -136,7 +136,7 @@ def sweep(
 
     Every cell is a row, whatever came of it. What is stored is not measured again; an interrupted sweep goes on.
     """
-    from optpipe.core.errors import BadInputError, ExitStatus
+    from optpipe.core.errors import ExitStatus
     from optpipe.sweep.cluster import describe_node
     from optpipe.sweep.document import document_from_sweep
     from optpipe.sweep.ledger import read_jobs
@@ -199,7 +199,6 @@ def _judge(
 
 
 def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
-    from optpipe.core.errors import BadInputError
     from optpipe.sweep.cluster import selector_from_text
     from optpipe.sweep.local import LocalExecutor
     from optpipe.sweep.transport import is_bucket, require_bucket
@@ -228,7 +227,6 @@ def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -
 def _list_slots(how: SweepOptions) -> "tuple[Slot, ...]":
     import os
 
-    from optpipe.core.errors import BadInputError
     from optpipe.sweep.slots import list_slots
 
     if how.cpu_slots > (have := len(os.sched_getaffinity(0))):

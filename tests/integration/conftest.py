@@ -60,7 +60,7 @@ def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None 
     else:
         command, variables = (
             [sys.executable, "-m", "optpipe", *words],
-            {**os.environ, **fork_server.WIDE, **environment},
+            {**os.environ, "COLUMNS": fork_server.WIDTH, **environment},
         )
         done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
         ran = Ran(done.returncode, done.stdout, done.stderr)
@@ -259,7 +259,7 @@ def inside(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
     def run(*arguments: object, cwd: Path) -> Ran:
         monkeypatch.chdir(cwd)
-        monkeypatch.setenv(*next(iter(fork_server.WIDE.items())))
+        monkeypatch.setenv("COLUMNS", fork_server.WIDTH)
         with pytest.raises(SystemExit) as ended:
             app([*map(str, arguments)])
         out, err = capfd.readouterr()

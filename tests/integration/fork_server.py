@@ -25,7 +25,7 @@ IMPORTED = (  # not onnxruntime and polars, whose threads a fork would lose
 LIMIT_S = 600
 PYTHONPATH = os.environ.get("PYTHONPATH")
 """What the imports are found by; where a test changes it for all that starts, a command needs a fresh interpreter."""
-WIDE = {"COLUMNS": "250"}
+WIDTH = "250"
 """Sentences of a command stay on one line, wherever the tests run."""
 TAKEN = {"API_TOKEN", "DEPTH", "PATH", "PYTHONPATH"}
 """Variables that no import has read by then; PYTHONPATH is for a `sitecustomize`."""
@@ -42,7 +42,7 @@ def run_forked(arguments: list[str], folder: Path, more: dict[str, str]) -> tupl
             "arguments": arguments,
             "folder": str(folder),
             "files": files,
-            "variables": {**os.environ, **WIDE, **more},
+            "variables": {**os.environ, "COLUMNS": WIDTH, **more},
         }
         try:
             print(json.dumps(call), file=server.stdin, flush=True)

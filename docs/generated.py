@@ -8,6 +8,7 @@ import inspect
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,7 @@ def _name_type(value: Any) -> str:
     return str(value.get("type", "") or ", ".join(f"`{each}`" for each in value.get("enum", ())) or "any")
 
 
+@cache
 def read_codes() -> dict[str, tuple[str, str, str]]:
     """Effect, message, and remedy of every validity code, read from the calls that make it."""
     codes: dict[str, tuple[str, str, str]] = dict.fromkeys(validity.WITNESSED, ("note", "", ""))

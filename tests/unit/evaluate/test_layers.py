@@ -51,28 +51,34 @@ class Network(torch.nn.Module):
         return self.head((rough / 8).abs().mean((2, 3)))
 
 
-def compare(backend: str, precision: str, fault: str, folder) -> BuildDivergence:
-    good, bad = folder / "good.onnx", folder / "bad.onnx"
-    card = export_quickly(Network(), SPEC, good)
-    export_quickly(Network(fault), SPEC, bad)
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """The network without a fault: its graph, its card, and the module marked."""
+    path = tmp_path_factory.mktemp("good") / "good.onnx"
+    card = export_quickly(Network(), SPEC, path)
+    return path, card, mark_module(BuildRequest(card, Precision.FP32, path, Network, "cpu", {}, path.parent))
+
+
+def compare(backend: str, precision: str, fault: str, folder, good) -> BuildDivergence:
+    (path, card, source), bad = good, folder / "bad.onnx"
     if precision == "int8":
-        graph = onnx.load(good)
+        graph = onnx.load(path)
         placed = place_qdq(graph, "cpu" if backend == "onnxruntime" else "tensorrt")
         ranges = measure_ranges(graph, placed.tensors, draw(SPEC))
         ranges[SATURATED] = replace(ranges[SATURATED], amax=ranges[SATURATED].amax / (32 if fault else 1))
         onnx.save(qdq_from_onnx(graph, placed, ranges), bad)
+    elif backend == "onnxruntime":
+        export_quickly(Network(fault), SPEC, bad)
     request = BuildRequest(card, Precision(precision), bad, partial(Network, fault), "cpu", {}, folder)
-    source: Any
     build: Any
     if backend == "emulation":
-        source = mark_module(request)
         build = MarkedProgram(lower_program(request)[0], request, lambda marked, _: marked, source)
         plain = build.cut(build.outputs)[1]
     else:
         made = BACKENDS[backend].build(request)
         info = artifact_info(precision=precision, options=made.options, details=made.details, device="cpu")
-        source, _ = BACKENDS[backend].open_marked(info, replace(request, module=Network), good)
-        _, build = BACKENDS[backend].open_marked(info, request, good)
+        opened, build = BACKENDS[backend].open_marked(info, request, path)
+        source = opened if backend == "onnxruntime" else source
         plain = BACKENDS[backend].load(folder, info, {}).run
     samples = [{"x": draw(SPEC, seed)[:1].numpy()} for seed in range(2)]
     tensors, marked = compare_tensors(source, build, samples, choose_tensors(source, build), plain)
@@ -89,12 +95,14 @@ TORCH = {"constant": "mul", "weight": "one conv2d", "transposed": "one conv2d", 
         *(("onnxruntime", "fp32", *each) for each in ONNX.items()),
         ("onnxruntime", "int8", "range", SATURATED),
         ("emulation", "int8", "range", "relu_1"),
-        *(("torch", "fp16", *each) for each in TORCH.items()),
+        ("torch", "fp16", "cast", TORCH["cast"]),
+        ("torch", "fp16", "constant", TORCH["constant"]),
+        *(pytest.param("torch", "fp16", each, TORCH[each], marks=pytest.mark.slow) for each in ("transposed", "weight")),
         *(pytest.param("inductor", "fp16", *each, marks=pytest.mark.slow) for each in TORCH.items()),
     ],
 )
-def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path) -> None:
-    found = compare(backend, precision, fault, tmp_path)
+def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path, good) -> None:
+    found = compare(backend, precision, fault, tmp_path, good)
     assert expected in f"{found.first.tensor} {found.first.layer}"
     assert found.first in found.worst[:2], "its layer alone has the error too"
     assert (found.marked.snr_db or 100) > 55
@@ -102,8 +110,8 @@ def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path)
 
 
 @pytest.mark.parametrize(("backend", "precision"), [("onnxruntime", "int8"), ("emulation", "int8"), ("torch", "fp16")])
-def test_without_a_fault_no_tensor_is_named(backend, precision, tmp_path) -> None:
-    assert compare(backend, precision, "", tmp_path).first is None
+def test_without_a_fault_no_tensor_is_named(backend, precision, tmp_path, good) -> None:
+    assert compare(backend, precision, "", tmp_path, good).first is None
 
 
 def test_an_unknown_tensor_has_a_nearest_one_and_an_if_is_reported(tmp_path) -> None:

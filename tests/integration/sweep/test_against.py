@@ -16,8 +16,8 @@ def make():
     return torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(int(os.environ["DEPTH"]))))
 """
 QUICK = (
-    "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "5", "--min-time", "0.3", "--set", "warm-up=0.1",
-    "--set", "max-warm-up=1", "--max-time", "5", "--set", "percentile=90", "--max-cv", "500%",
+    "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu", "--processes", "3", "--min-time", "0.2", "--set", "warm-up=0.1",
+    "--set", "max-warm-up=0.5", "--max-time", "3", "--set", "percentile=50", "--max-cv", "500%",
 )  # fmt: skip
 
 
@@ -51,7 +51,6 @@ def test_a_network_that_became_ten_times_deeper_fails(folder, baseline):
     against = ("--against", baseline, "--set", "tolerance=50%")
     (cell,) = sweep(folder, "slower", 20, *against, "--json").expect(1).document["regression"]["cells"]
     assert (cell["verdict"], cell["ratio"]["low"] > 1.5) == ("FAIL", True)
-    assert f"FAIL against {baseline}" in " ".join(sweep(folder, "slower", 20, *against).expect(1).stdout.split())
     for depth, stored in ((20, True), (2, False)):  # what runs again is what the code makes now
         planned = sweep(folder, "slower", depth, "--dry-run", "--json")
         assert [row["stored"] for row in planned.document["rows"]] == [stored]

@@ -39,16 +39,6 @@ def test_a_kind_without_a_node_is_a_row(cluster, tmp_path):
     assert [row.state for row in record.rows] == ["done", "elsewhere"]
 
 
-def test_real_jobs_of_a_real_model(cluster, tmp_path):
-    program = (sys.executable, "-m", "optpipe.sweep.task")
-    record = sweep(tmp_path, (1,), kinds=("cpu-b",), program=program, models=("digits",))
-    states = {row.state for row in record.rows}
-    assert states <= {"done", "invalid"}, [row.reason for row in record.rows]
-    for row in record.rows:
-        assert load_run(tmp_path / "runs" / row.run).find_problems() == []
-        assert row.figures["throughput"].value > 0
-
-
 def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(cluster, tmp_path):
     from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 

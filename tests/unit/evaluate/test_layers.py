@@ -97,7 +97,10 @@ TORCH = {"constant": "mul", "weight": "one conv2d", "transposed": "one conv2d", 
         ("emulation", "int8", "range", "relu_1"),
         ("torch", "fp16", "cast", TORCH["cast"]),
         ("torch", "fp16", "constant", TORCH["constant"]),
-        *(pytest.param("torch", "fp16", each, TORCH[each], marks=pytest.mark.slow) for each in ("transposed", "weight")),
+        *(
+            pytest.param("torch", "fp16", each, TORCH[each], marks=pytest.mark.slow)
+            for each in ("transposed", "weight")
+        ),
         *(pytest.param("inductor", "fp16", *each, marks=pytest.mark.slow) for each in TORCH.items()),
     ],
 )

@@ -1,6 +1,6 @@
 """Which kernels ONNX Runtime's nodes launch, on a machine with an NVIDIA GPU: what a recording and its own profile hold.
 
-usage: python3 benchmarks/gpu_ort_nodes.py OUTPUT_DIRECTORY [digits|resnet50|tables …]     (about a minute)
+usage: python3 benchmarks/gpu_ort_nodes.py OUTPUT_DIRECTORY [digits|resnet50 …]     (about a minute)
 
 ResNet-50 fp16 at batch 1 and `digits` fp16, three iterations each without a CUDA graph, recorded by nsys and by ONNX
 Runtime at once. Writes for each: the exported recording without the process environment (.sqlite.gz), ONNX Runtime's
@@ -10,7 +10,6 @@ profile as it wrote it (.json.gz), the clock's anchors and the graph's node name
 import gzip
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np, torch
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.core.entries import ArtifactInfo
 from optpipe.workspace.store import Store
 from optpipe.trace.nsys import CAPTURE_RANGE, ITERATION_RANGE, LAYERS_RANGE
 from optpipe.trace.nsys import mark_range
@@ -53,18 +53,6 @@ with torch.cuda.stream(torch.cuda.Stream()):
     started, profile = session.end_profiling()
 target.with_suffix(".json").write_text(json.dumps({"anchors": anchors, "started_ns": started, "profile": str(profile)}))
 """
-TABLES = """
-import torch
-torch.cuda.nvtx.range_push("optpipe.capture")
-def busy():
-    one = torch.randn(2048, 2048, device="cuda")
-    for _ in range(300):
-        one = (one @ one).clamp(-1, 1)
-    torch.cuda.synchronize()
-    return sum(range(20_000_000))
-busy()
-torch.cuda.nvtx.range_pop()
-"""
 MODELS = {"resnet50": ("resnet50", "--weights", "random", "--batch", "1:8:64"), "digits": ("digits",)}
 BEGAN = time.monotonic()
 
@@ -92,9 +80,20 @@ def shrunk(source: Path, target: Path) -> None:
 
 def kept_export(source: Path, target: Path) -> None:
     """The export without anything but the tables of events, the strings that they use, and the GPU."""
-    from optpipe.trace.read import write_redacted_export
+    import sqlite3
 
-    write_redacted_export(source, target)
+    shutil.copyfile(source, target)
+    with sqlite3.connect(target) as copy:
+        tables = [row[0] for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            if not table.startswith(("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_GPU")):
+                copy.execute(f"DROP TABLE {table}")
+        copy.execute(
+            "DELETE FROM StringIds WHERE id NOT IN (SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL UNION "
+            "SELECT nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME UNION SELECT textId FROM NVTX_EVENTS WHERE textId NOT NULL)"
+        )
+        copy.commit()
+        copy.execute("VACUUM")
     shrunk(target, target.with_name(target.name + ".gz"))
     target.unlink()
 
@@ -140,74 +139,14 @@ def probe(name: str, arguments: tuple[str, ...], work: Path, out: Path) -> None:
                             str(recording.with_suffix(".nsys-rep"))])  # fmt: skip
     if recording.with_suffix(".sqlite").is_file():
         kept_export(recording.with_suffix(".sqlite"), out / f"{name}.sqlite")
-    for tracer in ("nsys", "torch"):
-        judged = step(
-            f"{name} profile --tracer {tracer}",
-            [
-                python,
-                "-m",
-                "optpipe",
-                "profile",
-                *common,
-                "--stage",
-                "inference",
-                "--iterations",
-                "10",
-                "--tracer",
-                tracer,
-                "--json",
-            ],
-        )
-        (out / f"{name}-profile-{tracer}.json").write_text(judged.stdout)
-        (out / f"{name}-profile-{tracer}.log").write_text(judged.stderr[-4000:])
-        if not judged.returncode:
-            _say(json.loads(judged.stdout)["tensor_cores"])
-
-
-def tables_on_request(work: Path, out: Path) -> None:
-    """Which tables memory use, GPU metrics and Python sampling fill in this version's export: schema and first rows."""
-    python, asked = sys.executable, work / "asked"
-    step(
-        "tables on request",
-        ["nsys", "profile", "-o", str(asked), "--force-overwrite", "true", "-t", "nvtx,cuda", "--sample", "none", "--cpuctxsw", "none",
-         "--cuda-memory-usage", "true", "--gpu-metrics-devices", "all", "--gpu-metrics-frequency", "1000", "--python-sampling", "true",
-         "--python-sampling-frequency", "1000", python, "-c", TABLES],
-    )  # fmt: skip
-    if not asked.with_suffix(".nsys-rep").is_file():  # perhaps the metrics were refused
-        step(
-            "tables without metrics",
-            ["nsys", "profile", "-o", str(asked), "--force-overwrite", "true", "-t", "nvtx,cuda", "--sample", "none",
-             "--cuda-memory-usage", "true", "--python-sampling", "true", python, "-c", TABLES],
-        )  # fmt: skip
-    step("tables export", ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(asked.with_suffix(".sqlite")),
-                           str(asked.with_suffix(".nsys-rep"))])  # fmt: skip
-    if asked.with_suffix(".sqlite").is_file():
-        (out / "tables.json").write_text(json.dumps(_tables(asked.with_suffix(".sqlite")), indent=1))
-
-
-def _tables(export: Path) -> dict:
-    """Schema and count of each table; rows only of those asked for, without any string of this machine."""
-    import sqlite3
-
-    shown = re.compile("METRIC|MEMORY|MEM_|SAMPL|CALLCHAIN|PYTHON|NVTX_PAYLOAD|ENUM_(CUDA_DEV_MEM|SAMPL|STACK)")
-    connection = sqlite3.connect(export)
-    found = {}
-    for name, schema in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
-        count = connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]
-        rows = connection.execute(f"SELECT * FROM {name} LIMIT 40").fetchall() if shown.search(name.upper()) else []
-        found[name] = {"schema": schema, "count": count, "rows": [[str(value) for value in row] for row in rows]}
-    domain = "(SELECT domainId FROM NVTX_EVENTS WHERE eventType = 75 AND text LIKE 'Python%')"
-    marks = connection.execute(f"SELECT * FROM NVTX_EVENTS WHERE domainId IN {domain} LIMIT 400 OFFSET 200").fetchall()
-    found["python marks"] = {"rows": [[str(value) for value in row] for row in marks[::10]]}
-    functions = "('busy', '<module>', 'randn', 'clamp', 'synchronize', 'range', 'sum')"
-    known = connection.execute(f"SELECT id, value FROM StringIds WHERE value IN {functions}").fetchall()
-    found["function strings"] = {"rows": [[str(value) for value in row] for row in known]}
-    ids = {int(v) for t in found.values() for row in t["rows"] for v in row if v.isdigit() and int(v) < 10_000_000}
-    strings = [
-        row for row in connection.execute("SELECT id, value FROM StringIds") if row[0] in ids and len(row[1]) < 80
-    ]
-    found["strings"] = {"rows": [[str(key), text] for key, text in strings if "=" not in text]}
-    return found
+    judged = step(
+        f"{name} profile",
+        [python, "-m", "optpipe", "profile", *common, "--stage", "inference", "--iterations", "10", "--json"],
+    )
+    (out / f"{name}-profile.json").write_text(judged.stdout)
+    (out / f"{name}-profile.log").write_text(judged.stderr[-4000:])
+    if not judged.returncode:
+        _say(json.loads(judged.stdout)["stages"][0]["profile"]["tensor_cores"])
 
 
 def _nodes(path: Path) -> list[list[str]]:
@@ -239,12 +178,10 @@ def main() -> None:
     work = Path(os.environ.get("TMPDIR", "/tmp")) / f"ort-nodes-{os.getpid()}"
     work.mkdir(mode=0o700)
     try:
-        wanted = sys.argv[2:] or ["digits", "resnet50", "tables"]
+        wanted = sys.argv[2:] or ["digits", "resnet50"]
         for name in wanted:
             if name in MODELS:
                 probe(name, MODELS[name], work, out)
-        if "tables" in wanted:
-            tables_on_request(work, out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     for path in sorted(out.iterdir()):

@@ -25,12 +25,9 @@ step ort-launches $resnet $ort --option onnxruntime.cuda_graph=false --batch-siz
 step ort-graph $resnet $ort --option onnxruntime.cuda_graph=true --batch-size 1,64
 timeout 60 python3 benchmarks/photographs.py "$work/photographs" 1024 >/dev/null 2>&1
 step dali $resnet --stage preprocess --backend onnxruntime --images "$work/photographs" --batch-size 64
-step ort-recorded $resnet $ort --option onnxruntime.cuda_graph=false --batch-size 64 --record memory --record gpu-metrics
 step torch-graph $resnet --stage inference --backend torch --option torch.cuda_graph=true --batch-size 1,64
 step torch-eager $resnet --stage inference --backend torch --option torch.cuda_graph=false --batch-size 1
 step digits profile digits --device cuda --precision fp16 --backend onnxruntime --batch-size 64
 step diff-graph profile --diff "$(run_dir ort-launches)/onnxruntime-fp16-batch-1" "$(run_dir ort-graph)/onnxruntime-fp16-batch-1"
 cp -r "$(run_dir ort-launches)/onnxruntime-fp16-batch-1/tables" "$out/tables-ort-launches-batch-1"
-timeout 40 python3 benchmarks/gpu_ort_nodes.py "$out" tables
-step ort-torch-profiler $resnet $ort --option onnxruntime.cuda_graph=false --batch-size 64 --tracer torch
 python3 benchmarks/profile_table.py "$out" --compact "$out/compact" | tee "$out/table.md"

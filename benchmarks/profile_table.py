@@ -16,8 +16,6 @@ KEPT = (
     "gpus",
     "trace_quality",
     "scope",
-    "memory",
-    "gpu_metrics",
     "iterations",
     "gaps",
     "bottleneck",

@@ -33,9 +33,6 @@ _TABLES = {
     "graphs": """CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, "end" INTEGER, graphId INTEGER,
         correlationId INTEGER)""",
     "diagnostics": "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)",
-    "metrics": "CREATE TABLE GPU_METRICS (rawTimestamp INTEGER, timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER)",
-    "metric_names": """CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, sourceId INTEGER, typeName TEXT, metricId INTEGER,
-        metricName TEXT)""",
     "os_calls": 'CREATE TABLE OSRT_API (start INTEGER, "end" INTEGER, globalTid INTEGER, nameId INTEGER)',
 }
 
@@ -82,14 +79,6 @@ class Recording:
     def os_call(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
         """A call to the operating system."""
         self._add("os_calls", (_ns(start), _ns(end), thread, self._string(name)))
-
-    def metric(self, at: float, name: str, value: int) -> None:
-        """A sample of a GPU metric."""
-        known = [row[4] for row in self.rows.get("metric_names", [])]
-        if name not in known:
-            self._add("metric_names", (1 << 40, 1, "", len(known), name))
-            known.append(name)
-        self._add("metrics", (_ns(at), _ns(at), 1 << 40, known.index(name), value))
 
     def graph(self, start: float, end: float) -> None:
         """A CUDA graph recorded as one opaque row."""

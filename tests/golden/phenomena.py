@@ -189,23 +189,6 @@ def layers_apart() -> Recording:
     return trace
 
 
-def recorded_on_request() -> Recording:
-    """One kernel from 10 to 60 of 100 µs, with four samples of each metric."""
-    trace = Recording()
-    trace.range("work", 0, 100)
-    trace.kernel(GEMM, 10, 60, launch=(1, 5))
-    for at, active, clock in (
-        (5, 0, 1_000_000_000),
-        (20, 80, 2_000_000_000),
-        (40, 60, 2_000_000_000),
-        (90, 0, 1_000_000_000),
-    ):
-        trace.metric(at, "SMs Active [Throughput %]", active)
-        trace.metric(at, "GPC Clock Frequency [MHz]", clock)
-    trace.metric(500, "SMs Active [Throughput %]", 100)
-    return trace
-
-
 def setup_ahead_of_numbered_iterations() -> Recording:
     """Somebody's own program: 900 µs of setup, a first iteration of 300 µs, then three of 90 µs with three short kernels each."""
     trace = Recording()

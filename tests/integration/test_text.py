@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,13 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
     assert "sequence lengths are compared" in compared["best_reason"]["throughput"]
 
 
+@pytest.mark.skipif(
+    shutil.which("nsys") is None, reason="Nsight Systems (nsys) is not installed: sudo .ci/install-nsys"
+)
 def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -> None:
     model = f"hf:{folder / 'reviews'}"
     which = (model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", "--stage", "inference")
-    how = ("--tracer", "torch", "--iterations", "3", "--set", "warm-up=1", "--json")
+    how = ("--iterations", "3", "--set", "warm-up=1", "--json")
     found = run("profile", *which, "--length", "8,32", *how).expect(0)
     subjects = [each["subject"] for each in found.document["stages"]]
     assert [each["length"] for each in subjects] == [8, 32]

@@ -29,7 +29,7 @@ class RecordingOptions:
     trace: Annotated[
         Path | None,
         Param(
-            "Analyze an existing recording: .nsys-rep, its .sqlite export, a torch.profiler .json, or a profile folder.",
+            "Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.",
             metavar="FILE",
         ),
     ] = None
@@ -37,10 +37,6 @@ class RecordingOptions:
         tuple[Path, Path] | None, Param("Compare two recordings by kernel and by layer.", metavar="BEFORE AFTER")
     ] = None
     range: Annotated[str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")] = None
-    redacted: Annotated[
-        Path | None,
-        Param("With --trace: write a shareable .sqlite export without the process environment.", metavar="FILE"),
-    ] = None
 
 
 def profile(
@@ -61,28 +57,17 @@ def profile(
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.core.errors import BadInputError
     from optpipe.trace.document import document_from_diff, document_from_profile
-    from optpipe.trace.files import redact
     from optpipe.trace.profile_model import diff_recordings, profile_recording
-    from optpipe.workspace.places import require_writable_file
 
     trace, diff = recording.trace, recording.diff
     if sum(given is not None for given in (model, trace, diff)) != 1:
         raise BadInputError("specify exactly one of MODEL (record), --trace FILE (analyze), or --diff BEFORE AFTER")
-    if recording.redacted is not None and trace is None:
-        raise BadInputError(f"--redacted {recording.redacted} requires --trace FILE")
-    if recording.redacted is not None:
-        require_writable_file(recording.redacted, "--redacted")
     given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
     if model is None and given:
-        raise BadInputError(
-            f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range, --redacted and --json"
-        )
+        raise BadInputError(f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range and --json")
     if diff is not None:
         return Outcome(diff_recordings(*diff, recording.range, terminal), document_from_diff)
     if trace is not None:
-        if recording.redacted is not None:
-            with terminal.step(f"redact {trace.name}"):
-                redact(trace, recording.redacted)
         return Outcome(profile_recording(trace, recording.range, terminal), document_from_profile)
     assert model is not None
     builds = build_plan_from_options(targets, ranges, batch=shapes.batch, images=capture.images)
@@ -98,12 +83,13 @@ def _profile_model(
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.image_set import find_images
     from optpipe.trace.document import document_from_stages
-    from optpipe.trace.profile_model import build_or_find, choose_preprocess_images, profile_model, require_profilable
+    from optpipe.trace.nsys import find_nsys
+    from optpipe.trace.profile_model import build_or_find, choose_preprocess_images, profile_model
     from optpipe.trace.record import BuildJob
     from optpipe.workspace.file_names import CARD
 
     model = model_from_options(text, shapes, store)
-    require_profilable(capture.tracer)
+    find_nsys()
     if capture.length is not None:  # reject it before the build too
         model, stored = prepare_model(model, store, terminal)
         card = read_card(model, stored)

@@ -174,8 +174,8 @@ def make_steps(
 
     def profile(_criteria: Sequence[Criterion]) -> list[Path]:
         """Profiles inference at the largest batch size and length of the policy."""
-        from optpipe.trace.nsys import ProfilePlan, Stage
-        from optpipe.trace.profile_model import profile_model, require_profilable
+        from optpipe.trace.nsys import ProfilePlan, Stage, find_nsys
+        from optpipe.trace.profile_model import profile_model
 
         lengths = {one.where.length for one in wanted.policy.criteria if one.where.length}
         plan = ProfilePlan(
@@ -183,7 +183,7 @@ def make_steps(
             batch_size=(max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),),
             length=(max(lengths),) if lengths else None,
         )
-        require_profilable(plan.tracer)
+        find_nsys()
         return [profile_model(plan, [judged], made_of, store, listener, options or {}).run_dir]
 
     return {"evaluate": evaluate, "preprocess": preprocess, "bench": bench, "profile": profile}

@@ -31,9 +31,6 @@ _NEITHER = "of peak: kernel latency, occupancy, or kernel selection is the limit
 _KIND_OF = {"BatchNormalization": KernelKind.NORMALIZATION, "Softmax": KernelKind.SOFTMAX}
 """Operators that a matrix kernel may take over and whose separate kernels are not of an elementwise kind."""
 _IO_CALLS = r"^(read|pread|readv|write|pwrite|writev|open|openat|fopen|fread|fwrite|fsync|fdatasync|sendfile|stat|lseek|recv|send)"
-_MEMORY_METRICS = r"^DRAM (Read|Write) Bandwidth \[Throughput %\]$"
-_MATH_METRICS = r"^(Tensor Active|SM Issue) \[Throughput %\]$"
-"""Percent of the hardware's peak in nsys' GPU metrics; reads and writes share the DRAM's."""
 GAP_SHARE = 0.05
 _SHOWN = 10
 
@@ -75,7 +72,7 @@ def find_long_gaps(timeline: Timeline) -> TimeIntervals:
 def find_bottleneck(
     measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0, part: pl.DataFrame | None = None
 ) -> Bottleneck:
-    """Chooses between math, memory, and neither by the roofline, otherwise by GPU metrics; without both it returns only `GPU`.
+    """Chooses between math, memory, and neither by the roofline; without it, only `GPU` is known.
 
     Covers the whole timeline, or the GPU's time in the ranges `part` of the projection, which launched something.
     """
@@ -89,8 +86,6 @@ def find_bottleneck(
     idle = {cause: int(sum_within(timeline.idle[cause], starts, ends).sum()) for cause in IdleCause}
     if roofs is not None and measured.iterations.height and measured.timeline.busy.total_ns:
         gpu, basis = _limit_at_peaks(measured, roofs)
-    elif measured.trace.metrics.height:
-        gpu, basis = _limit_by_counters(measured)
     else:
         by_kind = measured.kernels.group_by("kind").agg(pl.col("share").sum())
         largest = by_kind.sort("share", "kind", descending=[True, False]).head(3)
@@ -99,7 +94,7 @@ def find_bottleneck(
             LimitingFactor.GPU,
             f"by their names {kinds}; to see whether memory or arithmetic limits them, use ",
         )
-        basis += "the model's graph (optpipe profile MODEL) or GPU metrics (--record gpu-metrics)"
+        basis += "the model's graph (optpipe profile MODEL)"
     host_ns, kernel_ns = idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]
     parts = {
         gpu: float(sum_within(timeline.busy, starts, ends).sum()),
@@ -123,28 +118,6 @@ def find_bottleneck(
         LimitingFactor.SYNCHRONIZATION: "the GPU is idle while the host returns from a synchronizing call",
     }.get(limit, f"kernels run most of the time; {basis}")
     return Bottleneck(limit, shares[limit], shares, why, idle_scale, busy_share=shares[gpu])
-
-
-def _limit_by_counters(measured: Analysis) -> tuple[LimitingFactor, str]:
-    """Compares memory and arithmetic with their peaks while a kernel runs; over 70% of one, it limits."""
-    inside = measured.trace.metrics.filter(
-        pl.col("time_ns").is_between(measured.timeline.start_ns, measured.timeline.end_ns)
-    )
-    at = array_from_column(inside, "time_ns")
-    sampled = inside.filter(sum_within(measured.timeline.busy, at, at + 1) > 0)
-    means = sampled.group_by(pl.col("name").cast(pl.String)).agg(pl.col("value").mean()).sort("name")
-    memory, math = (
-        {name.partition(" [")[0]: value for name, value in means.filter(pl.col("name").str.contains(each)).iter_rows()}
-        for each in (_MEMORY_METRICS, _MATH_METRICS)
-    )
-    if not memory or not math:
-        return LimitingFactor.GPU, "the recorded GPU metrics do not distinguish memory from arithmetic"
-    moved, computed = sum(memory.values()), max(math.values())
-    why = ", ".join(f"{name} {value:.0f}%" for name, value in (memory | math).items())
-    why = f"share of the hardware peak while a kernel runs: {why}"
-    if max(moved, computed) < 100 * LIMITED_SHARE:
-        return LimitingFactor.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
-    return (LimitingFactor.MEMORY if moved >= computed else LimitingFactor.MATH), why
 
 
 def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor, str]:

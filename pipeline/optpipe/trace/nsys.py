@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -60,12 +60,11 @@ LIBRARY_RANGES = (
 def mark_range(name: str) -> Iterator[None]:
     import torch
 
-    with torch.profiler.record_function(name):
-        torch.cuda.nvtx.range_push(name)
-        try:
-            yield
-        finally:
-            torch.cuda.nvtx.range_pop()
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
 
 
 _TIMEOUT_S = 1800
@@ -84,10 +83,6 @@ class Extra(StrEnum):
 
     OS_CALLS = "os-calls"
     """Every call to the operating system over 1 µs, which is huge for torch."""
-    GPU_METRICS = "gpu-metrics"
-
-
-Tracer = Literal["nsys", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +97,9 @@ class ProfilePlan:
     length: Annotated[tuple[int, ...] | None, params.LENGTHS] = None
     iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
     warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
-    tracer: Annotated[Tracer, Param("Profiler; torch (torch.profiler) records less.")] = "nsys"
     record: Annotated[
         tuple[Extra, ...],
-        Param("Also record GPU metrics, or OS calls (large; separates I/O from CPU); repeatable."),
+        Param("Also record OS calls (large; separates I/O from CPU)."),
     ] = ()
     keep_raw: Annotated[
         bool,
@@ -123,8 +117,8 @@ class Recording:
     """Output of nsys and the program, interleaved."""
 
 
-def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
-    """For `version` 2022.4 to 2025.x. `whole`: some drivers do not record CUDA graphs that were made before the range."""
+def make_nsys_command(extras: Set[Extra], output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
+    """For nsys 2022.4 to 2025.x. `whole`: some drivers do not record CUDA graphs that were made before the range."""
     traced = [
         "nvtx",
         *(("cuda", "cublas", "cudnn") if on_gpu else ()),
@@ -138,9 +132,6 @@ def make_nsys_command(extras: Set[Extra], version: str, output: Path, *, on_gpu:
         command += ["--capture-range", "nvtx", "--nvtx-capture", CAPTURE_RANGE, "--capture-range-end", "stop"]
         # without it, ranges pushed with plain strings, as torch does, do not bound a capture
         command += ["--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
-    if Extra.GPU_METRICS in extras and on_gpu:
-        year = int(version[:4]) if version[:4].isdigit() else 2022
-        command += ["--gpu-metrics-devices" if year >= 2024 else "--gpu-metrics-device", "all"]
     return command
 
 
@@ -150,7 +141,7 @@ def record_program(
     """Runs `program`; the recording contains the whole environment. Raises MissingError if nsys cannot run."""
     output = directory / "recording"
     nsys = find_nsys()
-    command = [str(nsys), *make_nsys_command(extras, read_nsys_version(), output, on_gpu=on_gpu, whole=whole), *program]
+    command = [str(nsys), *make_nsys_command(extras, output, on_gpu=on_gpu, whole=whole), *program]
     status, said = run_recorded(command, directory)
     left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)
@@ -166,7 +157,7 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
     if recorded.recording is None:
         lines = [line.strip() for line in recorded.log.splitlines() if line.strip()] or ["no output"]
         why = next(filter(_REFUSALS.search, lines), lines[0])[:300]
-        raise MissingError(f"nsys recorded nothing: {why}\nprofile with torch.profiler instead: --tracer torch")
+        raise MissingError(f"nsys recorded nothing: {why}")
     return sqlite_from_recording(recorded.recording, directory)
 
 

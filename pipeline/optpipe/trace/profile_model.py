@@ -1,4 +1,4 @@
-"""Profiles a model's stages: each runs in a separate process under nsys or torch.profiler."""
+"""Profiles a model's stages: each runs in a separate process under nsys."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.files import trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.graph import graph_costs_from_onnx, graph_costs_from_program, sum_layer_times
-from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage, Tracer, find_nsys
+from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage
 from optpipe.trace.read import KEEP_RAW_WARNING
 from optpipe.trace.record import (
     BuildJob,
@@ -62,12 +62,6 @@ class ModelProfileDocument(ProfileRecord):
     """The reason by artifact."""
     run_dir: Path = field(default_factory=Path)
     warnings: tuple[str, ...] = ()
-
-
-def require_profilable(tracer: Tracer) -> None:
-    """Raises MissingError if the tracer is missing."""
-    if tracer == "nsys":
-        find_nsys(otherwise="or profile with torch.profiler instead: --tracer torch")
 
 
 def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: int) -> tuple[Path, ...]:
@@ -240,7 +234,7 @@ def _profile_job(
         if plan.keep_raw:
             kept = folder / "raw"
             kept.mkdir(mode=0o700)
-            for path in (*scratch.glob("recording*"), *scratch.glob("torch.json")):
+            for path in scratch.glob("recording*"):
                 shutil.copy2(path, kept / path.name)
             listener.warn(f"{kept}: {KEEP_RAW_WARNING}")
         graph = _make_graph(job, found)

@@ -30,7 +30,6 @@ from optpipe.trace.record import (
     JOB,
     LOG,
     RESULT,
-    TORCH_TRACE,
     BuildJob,
     InferenceJob,
     PreprocessJob,
@@ -54,8 +53,7 @@ def main(job_file: str) -> None:
     log = (job.scratch / LOG).open("w", encoding="utf-8")
     faulthandler.enable(log)
     try:
-        with _record_with_torch(job.scratch / TORCH_TRACE) if job.records_itself else nullcontext():
-            result = run_job(job)
+        result = run_job(job)
     except OptpipeError as error:
         result = WorkerResult(error=str(error), exit_status=int(error.exit_status))
     except Exception:
@@ -76,19 +74,6 @@ def run_job(job: WorkerJob) -> WorkerResult:
     if job.inference is not None:
         return _run_inference(job.inference, job)
     raise StageError(f"{job.scratch / JOB} names no work")
-
-
-@contextmanager
-def _record_with_torch(target: Path) -> Iterator[None]:
-    """This process records itself with `--tracer torch`; the reader cuts out the measured range."""
-    import torch
-
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities, record_shapes=False, acc_events=False) as profiler:
-        yield
-    profiler.export_chrome_trace(str(target))
 
 
 class _MarkingListener(SilentListener):

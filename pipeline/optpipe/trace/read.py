@@ -17,7 +17,7 @@ from urllib.parse import quote
 import polars as pl
 from polars._typing import PolarsDataType
 
-from optpipe.core.errors import BadInputError, StageError, read_as_user_file
+from optpipe.core.errors import BadInputError, read_as_user_file
 
 NAME_DTYPE = pl.Categorical
 """Names repeat a thousandfold; codes let a million rows be grouped by comparing integers."""
@@ -35,15 +35,12 @@ COPY_SCHEMA: FrameSchema = {
 }
 """Copies and memsets (kind `Memset`)."""
 RANGE_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE}
-METRIC_SCHEMA: FrameSchema = {"time_ns": pl.Int64, "device": pl.Int64, "name": NAME_DTYPE, "value": pl.Float64}
-"""GPU metrics at a fixed rate, recorded on request."""
 SCHEMAS: Mapping[str, FrameSchema] = {
     "kernels": KERNEL_SCHEMA,
     "api": API_SCHEMA,
     "copies": COPY_SCHEMA,
     "ranges": RANGE_SCHEMA,
     "os_runtime": RANGE_SCHEMA,
-    "metrics": METRIC_SCHEMA,
 }
 
 
@@ -66,7 +63,7 @@ class TraceHeader:
 
     source: str
     tracer: str
-    """The tool and its version: `nsys 2025.3.2.0`, `torch.profiler 2.14`."""
+    """The tool and its version: `nsys 2025.3.2.0`."""
     gpus: tuple[Gpu, ...] = ()
     diagnostics: tuple[str, ...] = ()
     """Defects: events that the profiler lost, and rows with missing or impossible times."""
@@ -85,7 +82,6 @@ class Trace(TraceHeader):
     copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
     ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
     os_runtime: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_runtime"))
-    metrics: pl.DataFrame = field(default_factory=lambda: make_empty_frame("metrics"))
 
     @property
     def tables(self) -> dict[str, pl.DataFrame]:
@@ -100,9 +96,9 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
     """Makes a trace of the rows with possible times; diagnostics count the rows that are left out."""
     kept, lost = {}, list(header.diagnostics)
     for table, frame in frames.items():
-        times = [column for column in ("start_ns", "end_ns", "time_ns") if column in frame.columns]
+        times = ("start_ns", "end_ns")
         timed = frame.drop_nulls(times).filter(*(pl.col(each).abs() < _FARTHEST_NS for each in times))
-        kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns")) if "end_ns" in times else timed
+        kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns"))
         if timed.height < frame.height:
             lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
         if kept[table].height < timed.height:
@@ -115,27 +111,10 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
 BATCH_ROWS = 100_000
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
-_KEPT_TABLES = (
-    "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET",
-    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "NVTX_EVENTS", "OSRT_API", "PROFILER_OVERHEAD",
-    "GPU_METRICS", "TARGET_INFO_GPU_METRICS",
-)  # fmt: skip
-_CANNOT_WRITE = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_IOERR,
-}
 _EXPORT, _WAY_OUT = (
     "an export of Nsight Systems",
     "export it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep",
 )
-_LEFT_OUT = {"NVTX_EVENTS": {"jsonText", "jsonTextId", "binaryData"}}
-"""Payloads with any content."""
-_NAME_COLUMNS = ("demangledName", "shortName", "nameId", "textId")
-_GPU_COLUMNS = ("name", "id", "smCount", "computeMajor", "computeMinor")
-_METADATA = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host name, and paths in clear text: never attach or commit it"
 
 
@@ -210,53 +189,6 @@ def _check_whole(path: Path) -> None:
         raise BadInputError(
             f"{path}: the export is damaged (truncated: {size_bytes} of {expected_bytes} bytes)\n{_WAY_OUT}"
         )
-
-
-def write_redacted_export(source: Path, target: Path) -> None:
-    """Copies the tables and columns that a trace needs into a new export at `target`.
-
-    Raises BadInputError if `source` is not a complete export or `target` exists, StageError if `target` cannot be written.
-    """
-    with read_as_user_file(source, _EXPORT, _WAY_OUT):
-        export = open_export(source)
-        if target.exists():
-            raise BadInputError(f"{target} already exists; remove it or choose another name")
-        try:
-            _copy_allowed_tables(export, source, target)
-        except (sqlite3.Error, ValueError) as error:
-            target.unlink(missing_ok=True)
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _CANNOT_WRITE:
-                raise StageError(f"cannot write {target}: {error}") from error
-            raise
-
-
-def _copy_allowed_tables(export: NsysExport, source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(target)) as copy:
-        copy.execute("ATTACH DATABASE ? AS raw", (str(source.resolve()),))
-        used = []
-        for table in (name for name in _KEPT_TABLES if name in export.columns):
-            kept = sorted(export.columns[table] - _LEFT_OUT.get(table, set()))
-            columns = ", ".join(f'"{column}"' for column in kept)
-            copy.execute(f"CREATE TABLE {table} AS SELECT {columns} FROM raw.{table}")
-            used += [f"SELECT {column} FROM {table}" for column in _NAME_COLUMNS if export.has(table, column)]
-        wanted = " UNION ".join(used) or "SELECT NULL"
-        copy.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
-        copy.execute(f"INSERT INTO StringIds SELECT id, value FROM raw.StringIds WHERE id IN ({wanted})")
-        if export.has("TARGET_INFO_GPU", "name"):
-            columns = ", ".join(column for column in _GPU_COLUMNS if export.has("TARGET_INFO_GPU", column))
-            copy.execute(f"CREATE TABLE TARGET_INFO_GPU AS SELECT {columns} FROM raw.TARGET_INFO_GPU")
-        for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            if export.has(table, "name", "value"):
-                marks = ", ".join("?" for _ in _METADATA)
-                copy.execute("CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT)")
-                copy.execute(
-                    f"INSERT INTO META_DATA_EXPORT SELECT name, value FROM raw.{table} WHERE name IN ({marks})",
-                    _METADATA,
-                )
-                break
-        copy.commit()
-        copy.execute("DETACH DATABASE raw")
-        copy.execute("VACUUM")
 
 
 # CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind),
@@ -354,14 +286,6 @@ def _make_queries(export: NsysExport) -> dict[str, str]:
     if export.has("OSRT_API", "start", "end", "nameId", "globalTid"):
         queries["os_runtime"] = (
             'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, nameId AS name FROM OSRT_API'
-        )
-    if export.has("GPU_METRICS", "timestamp", "typeId", "metricId", "value") and export.has(
-        "TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName"
-    ):
-        queries["metrics"] = (
-            "SELECT m.timestamp AS time_ns, m.typeId & 255 AS device, i.metricName AS name, m.value AS value FROM GPU_METRICS m JOIN "
-            "(SELECT DISTINCT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS) i "
-            "ON i.typeId = m.typeId AND i.metricId = m.metricId"
         )
     return queries
 

@@ -1,4 +1,4 @@
-"""Records one stage of a profile in another process, under nsys or torch.profiler."""
+"""Records one stage of a profile in another process, under nsys."""
 
 import shutil
 import sys
@@ -23,9 +23,8 @@ from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
-from optpipe.trace.files import trace_from_torch
 from optpipe.trace.graph import ClockAnchor, add_node_ranges, match_source_names
-from optpipe.trace.nsys import Extra, ProfilePlan, Recording, export_recording, record_program, run_recorded
+from optpipe.trace.nsys import Extra, ProfilePlan, Recording, export_recording, record_program
 from optpipe.trace.read import Trace, trace_from_sqlite
 from optpipe.trace.records import StageFacts, StageSubject
 from optpipe.trace.roofline import Peaks
@@ -85,8 +84,8 @@ class PreprocessJob:
     """None for the CPU reference."""
 
 
-JOB, RESULT, INPUTS, TORCH_TRACE = "job.json", "job-result.json", "inputs.npz", "torch.json"
-"""Files in the scratch folder: the job, its result, a batch of each input, and the trace of torch.profiler."""
+JOB, RESULT, INPUTS = "job.json", "job-result.json", "inputs.npz"
+"""Files in the scratch folder: the job, its result, and a batch of each input."""
 LOG = "job-worker.log"
 """The reason of a crash; the file exists as soon as the process runs."""
 
@@ -98,8 +97,6 @@ class WorkerJob:
     scratch: Path
     warm_up: int = 0
     iterations: int = 0
-    records_itself: bool = False
-    """True for torch.profiler, which writes `torch.json`."""
     build: BuildJob | None = None
     inference: InferenceJob | None = None
     preprocess: PreprocessJob | None = None
@@ -139,34 +136,10 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
     """Runs `job`; returns its trace, layers included, and its results. Raises the stage's error, MissingError if nsys refused."""
     worker_job = make_worker_job(job, plan, scratch)
     (scratch / JOB).write_bytes(json_from_record(worker_job))
-    if plan.tracer == "torch":
-        status, said = run_recorded(make_worker_command(worker_job), scratch)
-        found = read_result(worker_job, Recording(None, status, said))
-        trace = trace_from_torch(scratch / TORCH_TRACE)
-    else:
-        trace, found = _record_with_nsys(job, worker_job, plan, listener)
-    for extra, table, what in (
-        (Extra.GPU_METRICS, "metrics", "GPU metrics"),
-        (Extra.OS_CALLS, "os_runtime", "OS runtime calls"),
-    ):
-        if extra in plan.record and trace.tables[table].is_empty():
-            why = " (the stage does not use the GPU)" if extra is Extra.GPU_METRICS and not job.on_gpu else ""
-            listener.warn(f"{job.name}: {trace.tracer} recorded no {what}{why}")
-    if found.node_runs:
-        names = match_source_names(job.source_graph, [run.name for run in found.node_runs]) if job.source_graph else {}
-        try:
-            trace = add_node_ranges(trace, found.node_runs, found.anchors, names)
-        except StageError as error:
-            listener.warn(f"{job.name}: Tensor Core usage is reported by kernel, not by layer: {error}")
-    return trace, found
-
-
-def _record_with_nsys(
-    job: ProfileJob, worker_job: WorkerJob, plan: ProfilePlan, listener: Listener
-) -> tuple[Trace, WorkerResult]:
     for whole in (False, True):
-        command, scratch = make_worker_command(worker_job), worker_job.scratch
-        came = record_program(command, scratch, set(plan.record), on_gpu=job.on_gpu, whole=whole)
+        came = record_program(
+            make_worker_command(worker_job), scratch, set(plan.record), on_gpu=job.on_gpu, whole=whole
+        )
         found = read_result(worker_job, came)
         trace = trace_from_sqlite(export_recording(came, scratch))
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):
@@ -176,6 +149,14 @@ def _record_with_nsys(
         listener.warn(
             f"{job.name}: nsys recorded no kernels in the measured range; recording the whole process instead"
         )
+    if Extra.OS_CALLS in plan.record and trace.os_runtime.is_empty():
+        listener.warn(f"{job.name}: {trace.tracer} recorded no OS runtime calls")
+    if found.node_runs:
+        names = match_source_names(job.source_graph, [run.name for run in found.node_runs]) if job.source_graph else {}
+        try:
+            trace = add_node_ranges(trace, found.node_runs, found.anchors, names)
+        except StageError as error:
+            listener.warn(f"{job.name}: Tensor Core usage is reported by kernel, not by layer: {error}")
     return trace, found
 
 
@@ -185,7 +166,7 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     The inputs are the rows that the model is verified on, repeated to the batch size, or to `length` tokens. Raises BadInputError
     for a batch size outside the artifact's profile.
     """
-    common = WorkerJob(scratch, warm_up=plan.warm_up, iterations=plan.iterations, records_itself=plan.tracer == "torch")
+    common = WorkerJob(scratch, warm_up=plan.warm_up, iterations=plan.iterations)
     work = job.work
     if isinstance(work, BuildJob):
         return replace(common, build=work)

@@ -8,7 +8,6 @@ from tests.command_line import call
 from optpipe.cli import terminal as terminal_module
 from optpipe.cli.build import CalibrateOptions, calibrate
 from optpipe.cli.compare import CompareOptions, compare
-from optpipe.cli.profile import RecordingOptions, profile
 from optpipe.cli.ship import DeployOptions, deploy, sweep
 from optpipe.cli.signoff import DossierOptions, SignoffOptions, attest, run, signoff, verify
 from optpipe.cli.terminal import Terminal
@@ -23,7 +22,6 @@ COMMANDS = {
     "calibrate": lambda: call(calibrate, "digits", how=CalibrateOptions(output=NOWHERE)),
     "compare": lambda: call(compare, how=CompareOptions(output=NOWHERE)),
     "deploy": lambda: call(deploy, dossier=Path("none"), how=DeployOptions(to="folder", output=NOWHERE)),
-    "profile --redacted": lambda: call(profile, recording=RecordingOptions(trace=Path("none"), redacted=NOWHERE)),
     "run": lambda: call(run, "digits", POLICY, how=DossierOptions(output=NOWHERE)),
     "run --junit": lambda: call(run, "digits", POLICY, how=DossierOptions(junit=NOWHERE)),
     "signoff": lambda: call(signoff, model="digits", what=JUDGED, how=DossierOptions(output=NOWHERE)),

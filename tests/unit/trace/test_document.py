@@ -42,7 +42,6 @@ def test_the_answer_comes_first(build: Callable[[], Recording], read: Callable[[
         phenomena.overlapping,
         phenomena.lost_events,
         phenomena.graph_replay,
-        phenomena.recorded_on_request,
         phenomena.reading_files,
         phenomena.setup_ahead_of_numbered_iterations,
     ],

@@ -50,31 +50,6 @@ def test_where_the_time_of_each_phenomenon_goes(judged, build, limit, first, bus
     assert (profile.bottleneck.verdict, _rules(profile)[0]) == (limit, first)
 
 
-@pytest.mark.parametrize(
-    ("reading", "writing", "issue", "tensor", "limit"),
-    [
-        (50, 25, 30, 10, LimitingFactor.MEMORY),
-        (10, 10, 40, 75, LimitingFactor.MATH),
-        (10, 10, 75, 5, LimitingFactor.MATH),
-        (12, 13, 52, 8, LimitingFactor.BELOW_PEAKS),  # ResNet-50 fp16, batch 64, ONNX Runtime on an H200
-    ],
-)
-def test_gpu_metrics_tell_memory_from_arithmetic(judged, reading, writing, issue, tensor, limit):
-    trace = phenomena.gpu_bound()
-    shares = {
-        "DRAM Read Bandwidth": reading,
-        "DRAM Write Bandwidth": writing,
-        "SM Issue": issue,
-        "Tensor Active": tensor,
-    }
-    for name, share in shares.items():
-        trace.metric(50, f"{name} [Throughput %]", share)
-        trace.metric(2, f"{name} [Throughput %]", 0)  # before the first kernel
-    found = judged(trace).bottleneck
-    assert found.verdict is limit
-    assert f"Tensor Active {tensor}%" in found.why
-
-
 def test_kernels_of_a_graph_share_one_launch(judged: Judge) -> None:
     profile = judged(phenomena.graph_replay())
     launches = profile.measured.launches

@@ -40,8 +40,8 @@ WATCH_S = 1.0
 """Seconds between two checks of a GPU's processes."""
 STOP_S = 15.0
 """Seconds for a task to end in order."""
-_SETTLE_S = 0.5
-"""Seconds until the driver no longer lists a process that has ended."""
+_SETTLE_S = 3.0
+"""Seconds until the driver no longer lists a process that has ended or was killed."""
 
 
 PROGRAM = (sys.executable, "-m", "optpipe.sweep.task")
@@ -130,11 +130,11 @@ def _run_process(
 
 
 def _find_taken(slot: Slot) -> tuple[str, ...]:
-    """Foreign processes on an idle slot's GPU; checked twice, since the driver lists ended processes for a while."""
-    if slot.gpu is None or not list_gpu_processes(slot.gpu):
-        return ()
-    sleep(_SETTLE_S)
-    return tuple(list_gpu_processes(slot.gpu).values())
+    """Foreign processes on an idle slot's GPU; the driver lists ended processes for a while."""
+    deadline = monotonic() + _SETTLE_S
+    while (taken := list_gpu_processes(slot.gpu) if slot.gpu else {}) and monotonic() < deadline:
+        sleep(0.1)
+    return tuple(taken.values())
 
 
 def _watch(

@@ -152,8 +152,9 @@ def test_a_slot_for_each_gpu_that_cuda_shows_and_one_for_the_processors(two_gpus
         assert (only.name, only.fingerprint, only.cpus) == (second.name, second.fingerprint, second.cpus)
 
 
-def test_a_gpu_in_use_is_not_measured_and_the_row_says_by_whom(two_gpus, tmp_path):
+def test_a_gpu_in_use_is_not_measured_and_the_row_says_by_whom(two_gpus, tmp_path, monkeypatch):
     two_gpus.processes = (7,)
+    monkeypatch.setattr("optpipe.sweep.local._SETTLE_S", 0)
     cell = make_cell()
     task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
     result = run_task(task, make_slot(0), SweepOptions(), threading.Event(), ("false",))

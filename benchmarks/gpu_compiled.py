@@ -9,8 +9,9 @@ compile  torch.compile, FP16, channels last
 max      the same with max-autotune, but cuDNN's convolutions alone
 
 All are replayed from CUDA graphs. A process for each network, MOST at a time, builds a cell's variants and times them. Only one at a
-time uses the GPU to tune or to time, and while one times, the others are stopped. No build starts later than WAIT_S seconds after the
-start. PROFILE names cells such as swin_t:64 whose longest kernels are kept. Without a GPU everything but tuning and CUDA graphs runs on
+time uses the GPU to tune or to time, and while one times, the others are stopped. No build starts later than WAIT_S seconds after START
+(a time in seconds, else the start), and LAST_S seconds after it builds are given up, so that what is built is still timed.
+PROFILE names cells such as swin_t:64 whose longest kernels are kept. Without a GPU everything but tuning and CUDA graphs runs on
 the CPU, to try the script.
 """
 
@@ -43,6 +44,7 @@ from optpipe.core.precision import Precision, prove_precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.workspace.environment import list_gpus
 
 ROUNDS = 20
 ENERGY_S = float(os.environ.get("ENERGY_S", "0.8"))
@@ -51,6 +53,7 @@ ENERGY_FROM = 64
 VARIANTS = os.environ.get("VARIANTS", "fused int8 compile").split()
 MOST = int(os.environ.get("MOST", "7"))
 START, WAIT_S = float(os.environ.get("START", time.time())), float(os.environ.get("WAIT_S", "10000"))
+LAST_S = float(os.environ.get("LAST_S", "10000"))
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 PIXELS = int(os.environ.get("PIXELS", "224"))
 
@@ -101,7 +104,8 @@ def measure_energy(function, batch):
     import pynvml
 
     pynvml.nvmlInit()
-    gpu, read = pynvml.nvmlDeviceGetHandleByIndex(0), pynvml.nvmlDeviceGetTotalEnergyConsumption
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(list_gpus()[0].index)  # NVML counts hidden GPUs too
+    read = pynvml.nvmlDeviceGetTotalEnergyConsumption
     for _ in range(20):
         function()
     torch.cuda.synchronize()
@@ -201,6 +205,25 @@ def capture(call):
     return lambda _=call: replay()
 
 
+class TimeIsUpError(BaseException):
+    """No Exception, so that autotuning does not take it for a kernel that failed."""
+
+
+@contextmanager
+def give_up_in_time():
+    """Raises TimeIsUpError in the block, which runs in the main thread, LAST_S seconds after START."""
+
+    def stop(*_):
+        raise TimeIsUpError(f"not ready after {LAST_S:.0f} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(0.1, START + LAST_S - time.time()))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def work(name, batches, lock, slots, workers, pipe):
     """A process for one network."""
 
@@ -230,8 +253,9 @@ def work(name, batches, lock, slots, workers, pipe):
             for variant in VARIANTS:
                 if time.time() - START < WAIT_S:
                     try:
-                        cell[variant], functions[variant] = network.build(variant, batch)
-                    except Exception as error:  # noqa: BLE001 - what fails is printed, the rest goes on
+                        with give_up_in_time():
+                            cell[variant], functions[variant] = network.build(variant, batch)
+                    except (Exception, TimeIsUpError) as error:  # noqa: BLE001 - what fails is printed, the rest goes on
                         traceback.print_exc()
                         cell[variant] = {"failed": f"{type(error).__name__}: {error}"[:300]}
                 gc.collect()

@@ -51,8 +51,8 @@ timeout 200 "$python" benchmarks/trained_resnet50.py "$work/model" --side $side 
 echo "train: exit $?, $SECONDS s so far, $(tail -n 1 "$out/train.log")" | tee -a "$out/times.txt"
 step build 300 build $build --images "$validation"
 step evaluate 100 evaluate "$model" $range --data "$validation"
-step bench-end-to-end 150 $bench --batch 1 --mode end-to-end --min-time 3 --max-time 12 --percentile 90
-step bench-server 200 $bench --batch $tray --mode compute --scenario server --rate $rate --processes 7 --min-time 4 --max-time 15
+step bench-end-to-end 150 $bench --batch 1 --mode end-to-end --min-time 3 --max-time 8 --percentile 90
+step bench-server 200 $bench --batch $tray --mode compute --scenario server --rate $rate --processes 6 --min-time 4 --max-time 15
 step bench-energy 200 $bench --batch $large --mode compute $energy --min-time 2 --max-time 15 --percentile 50
 spare() { [ $SECONDS -lt "${SPARE_S:-420}" ]; }
 spare && step bench-alone 60 $bench --batch 1 --mode compute --min-time 2 --max-time 6 --percentile 90

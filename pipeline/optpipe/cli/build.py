@@ -1,6 +1,6 @@
 """`optpipe build`, `optpipe calibrate`, `optpipe preprocess` and `optpipe evaluate`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,38 +24,6 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    images: Annotated[
-        Path | None,
-        Param(
-            "Images, texts or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
-            alias="data",
-            metavar="PATH",
-        ),
-    ] = None
-    budget: Annotated[
-        str | None,
-        Param(
-            "The most that fp16, int8, fp8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, "
-            "or an SNR of 30dB.",
-            metavar="COST",
-        ),
-    ] = None
-    min_snr: Annotated[
-        str | None,
-        Param(
-            "The least SNR of each output; default: 60dB for fp32, 40dB for tf32, 34dB for fp16, 20dB for bf16, 10dB for int8 "
-            "and fp8.",
-            metavar="DB",
-        ),
-    ] = None
-    compare_at: Annotated[
-        str | None,
-        Param("Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES"),
-    ] = None
-
-
 def build(
     model: ModelArgument,
     store: "Store",
@@ -63,7 +31,34 @@ def build(
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
-    how: BuildOptions = BuildOptions(),
+    images: Annotated[
+        Path | None,
+        Param(
+            "Images, texts or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
+            alias="data",
+            metavar="PATH",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        Param(
+            "The most that fp16, int8, fp8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, "
+            "or an SNR of 30dB.",
+            metavar="COST",
+        ),
+    ] = None,
+    min_snr: Annotated[
+        str | None,
+        Param(
+            "The least SNR of each output; default: 60dB for fp32, 40dB for tf32, 34dB for fp16, 20dB for bf16, 10dB for int8 "
+            "and fp8.",
+            metavar="DB",
+        ),
+    ] = None,
+    compare_at: Annotated[
+        str | None,
+        Param("Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES"),
+    ] = None,
 ) -> Outcome:
     """Build engines with verified precision and outputs.
 
@@ -79,20 +74,20 @@ def build(
     from optpipe.core.quantity import Dimension, read_quantity
     from optpipe.workspace.environment import get_package_version
 
-    require_existing(how.images, "--images/--data")
+    require_existing(images, "--images/--data")
     wanted = model_from_options(model, shapes, store)
     if targets.precision != "auto" and "auto" in (targets.precision or "").split(","):
         raise BadInputError(f"--precision {targets.precision}: auto tries every precision, so give it alone")
-    plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=how.images, budget=how.budget)
-    if how.min_snr is not None:
-        plan = replace(plan, minimum_snr_db=read_quantity(how.min_snr, "--min-snr", Dimension.DECIBEL)[0])
+    plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=images, budget=budget)
+    if min_snr is not None:
+        plan = replace(plan, minimum_snr_db=read_quantity(min_snr, "--min-snr", Dimension.DECIBEL)[0])
     if targets.precision == "auto":
         from optpipe.build.choose import choose_build
 
-        sizes = None if how.compare_at is None else sizes_from_text(how.compare_at, "--compare-at")
+        sizes = None if compare_at is None else sizes_from_text(compare_at, "--compare-at")
         chosen = choose_build(wanted, plan, shapes.weights, store, terminal, sizes)
         return Outcome(chosen, document_from_choice, chosen.exit_status)
-    if how.compare_at is not None:
+    if compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")
     result = build_model(wanted, plan, store, terminal)
     for built in {each.entry.info.backend: each for each in result.artifacts}.values():
@@ -108,8 +103,10 @@ def _complete_method(incomplete: str) -> list[str]:
     return complete_choice(incomplete, METHOD_CHOICES)
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrateOptions:
+def calibrate(
+    model: ModelArgument,
+    store: "Store",
+    terminal: "Terminal",
     data: Annotated[
         Path | None,
         Param(
@@ -118,35 +115,28 @@ class CalibrateOptions:
             alias="images",
             metavar="PATH",
         ),
-    ] = None
-    count: Annotated[int | None, COUNT] = None
-    truncate: Annotated[bool, params.TRUNCATE] = False
-    seed: Annotated[int, SAMPLE_SEED] = 0
+    ] = None,
+    count: Annotated[int | None, COUNT] = None,
+    truncate: Annotated[bool, params.TRUNCATE] = False,
+    seed: Annotated[int, SAMPLE_SEED] = 0,
     method: Annotated[
         str, Param("max, percentile, entropy, mse, or all.", metavar="NAME[,…]", complete=_complete_method)
-    ] = "all"
+    ] = "all",
     target: Annotated[
         Literal["tensorrt", "cpu"],
         Param("Runtime whose Q/DQ placement is used to evaluate methods and layers.", setting=True),
-    ] = "tensorrt"
-    sensitivity: Annotated[bool, Param("Rank layers by the error from quantizing each one alone.")] = False
+    ] = "tensorrt",
+    sensitivity: Annotated[bool, Param("Rank layers by the error from quantizing each one alone.")] = False,
     accuracy_budget: Annotated[
         str | None,
         Param(
             "Keep the fewest layers in floating point that keep the accuracy drop within this, such as 1pt.",
             metavar="POINTS",
         ),
-    ] = None
+    ] = None,
     output: Annotated[Path | None, Param("Also write the set manifest and tables to this folder.", metavar="DIR")] = (
         None
-    )
-
-
-def calibrate(
-    model: ModelArgument,
-    store: "Store",
-    terminal: "Terminal",
-    how: CalibrateOptions = CalibrateOptions(),
+    ),
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Choose INT8 ranges from data, and layers to keep in float."""
@@ -157,76 +147,76 @@ def calibrate(
     from optpipe.quantize.document import document_from_calibration
     from optpipe.quantize.ranges import methods_from_text
 
-    require_existing(how.data, "--images/--data")
-    budget = how.accuracy_budget
+    require_existing(data, "--images/--data")
+    budget = accuracy_budget
     plan = CalibrationPlan(
-        source=how.data,
-        count=how.count,
-        seed=how.seed,
-        methods=methods_from_text(how.method),
-        target=how.target,
-        sensitivity=how.sensitivity,
+        source=data,
+        count=count,
+        seed=seed,
+        methods=methods_from_text(method),
+        target=target,
+        sensitivity=sensitivity,
         budget=Budget(drop_from_text(budget, "--accuracy-budget"), "points") if budget else None,
-        output=how.output,
-        truncate=how.truncate,
+        output=output,
+        truncate=truncate,
     )
     result = run_calibration(model_from_options(model, shapes, store), plan, store, terminal)
     return Outcome(result, document_from_calibration)
 
 
-@dataclass(frozen=True, slots=True)
-class PreprocessOptions:
+def preprocess(
+    model: ModelArgument,
+    store: "Store",
+    terminal: "Terminal",
     images: Annotated[
         Path | None, Param("Folder of images; subfolders named after labels enable accuracy.", metavar="DIR")
-    ] = None
-    limit: Annotated[int, Param("Maximum number of images.")] = 1000
+    ] = None,
+    limit: Annotated[int, Param("Maximum number of images.")] = 1000,
     max_unreadable: Annotated[
         int | None, Param("Maximum number of unreadable images; default: skip them with a warning.", setting=True)
-    ] = None
+    ] = None,
     decode: Annotated[Literal["auto", "cpu", "mixed"], Param("Decoder; mixed is nvJPEG on the GPU.", setting=True)] = (
         "auto"
-    )
+    ),
     threads: Annotated[
         int | None, Param("DALI CPU threads; default: tuned, or up to 8 with --no-throughput.", setting=True)
-    ] = None
-    batch_size: Annotated[int | None, Param("Images per batch; default: 256 on a GPU, 32 on a CPU.")] = None
+    ] = None,
+    batch_size: Annotated[int | None, Param("Images per batch; default: 256 on a GPU, 32 on a CPU.")] = None,
     resize: Annotated[
         Literal["exact", "two-pass", "fused"],
         Param("exact matches the model's resize; two-pass and fused are DALI's own.", setting=True),
-    ] = "exact"
-    throughput: Annotated[bool, Param("Also compare the throughput of DALI and PyTorch's DataLoader.")] = True
+    ] = "exact",
+    throughput: Annotated[bool, Param("Also compare the throughput of DALI and PyTorch's DataLoader.")] = True,
     seconds: Annotated[
         float, Param("Measurement time for the best configurations; the search uses half.", setting=True)
-    ] = 2.0
-    weights: Annotated[str, params.WEIGHTS] = "default"
-
-
-def preprocess(
-    model: ModelArgument, store: "Store", terminal: "Terminal", how: PreprocessOptions = PreprocessOptions()
+    ] = 2.0,
+    weights: Annotated[str, params.WEIGHTS] = "default",
 ) -> Outcome:
     """Derive the model's DALI pipeline, prove parity, measure."""
     from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 
-    require_existing(how.images, "--images")
-    fixed = {"decode": how.decode != "auto", "threads": how.threads is not None}
+    require_existing(images, "--images")
+    fixed = {"decode": decode != "auto", "threads": threads is not None}
     request = PreprocessRequest(
-        images=how.images,
-        limit=how.limit,
-        max_unreadable=how.max_unreadable,
-        plan=choose_dali_plan(how.decode, how.threads, how.batch_size, how.resize),
+        images=images,
+        limit=limit,
+        max_unreadable=max_unreadable,
+        plan=choose_dali_plan(decode, threads, batch_size, resize),
         fixed=frozenset(name for name, given in fixed.items() if given),
-        throughput=how.throughput,
-        seconds=how.seconds,
+        throughput=throughput,
+        seconds=seconds,
     )
-    wanted = model_from_options(model, ModelOptions(how.weights), store)
+    wanted = model_from_options(model, ModelOptions(weights), store)
     record = derive_preprocessing(wanted, request, store, terminal)
     return Outcome(record, document_from_preprocess, record.verdict.exit_status)
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluateOptions:
+def evaluate(
+    model: ModelArgument,
+    store: "Store",
+    terminal: "Terminal",
     data: Annotated[
         Path | None,
         Param(
@@ -234,29 +224,22 @@ class EvaluateOptions:
             " default: the model card's set.",
             metavar="PATH",
         ),
-    ] = None
-    count: Annotated[int | None, COUNT] = None
-    truncate: Annotated[bool, params.TRUNCATE] = False
-    accuracy_budget: Annotated[str | None, DROP] = None
+    ] = None,
+    count: Annotated[int | None, COUNT] = None,
+    truncate: Annotated[bool, params.TRUNCATE] = False,
+    accuracy_budget: Annotated[str | None, DROP] = None,
     task: Annotated[
         Path | None,
         Param("Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py"),
-    ] = None
-    seed: Annotated[int, SAMPLE_SEED] = 0
+    ] = None,
+    seed: Annotated[int, SAMPLE_SEED] = 0,
     layers: Annotated[
         str | None,
         Param(
             "Instead, where builds diverge from the source: the error of all intermediate tensors, or of some.",
             metavar="all|NAME[,…]",
         ),
-    ] = None
-
-
-def evaluate(
-    model: ModelArgument,
-    store: "Store",
-    terminal: "Terminal",
-    how: EvaluateOptions = EvaluateOptions(),
+    ] = None,
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Measure the task accuracy of every build on paired data."""
@@ -266,23 +249,23 @@ def evaluate(
     from optpipe.evaluate.tasks.user_file import UserTask
 
     wanted = model_from_options(model, shapes, store)
-    if how.layers is not None:
+    if layers is not None:
         from optpipe.evaluate.document import document_from_layers
         from optpipe.evaluate.layers import compare_layers
 
-        tensors = [] if how.layers == "all" else how.layers.split(",")
-        compared = compare_layers(wanted, how.data, how.count, tensors, store, terminal, truncate=how.truncate)
+        tensors = [] if layers == "all" else layers.split(",")
+        compared = compare_layers(wanted, data, count, tensors, store, terminal, truncate=truncate)
         return Outcome(replace(compared, warnings=tuple(terminal.warnings)), document_from_layers)
-    budget = drop_from_text(how.accuracy_budget, "--accuracy-budget") / 100 if how.accuracy_budget else None
+    budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     found = run_evaluation(
         wanted,
-        how.data,
-        how.count,
-        how.seed,
+        data,
+        count,
+        seed,
         budget,
         store,
         terminal,
-        UserTask(how.task) if how.task else None,
-        truncate=how.truncate,
+        UserTask(task) if task else None,
+        truncate=truncate,
     )
     return Outcome(found, document_from_evaluation, found.status)

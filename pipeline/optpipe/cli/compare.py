@@ -1,6 +1,6 @@
 """`optpipe compare`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,24 +15,6 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class CompareOptions:
-    model: Annotated[str | None, Param("Compare only this model.")] = None
-    length: Annotated[int | None, Param("Compare only this sequence length.", metavar="TOKENS")] = None
-    baseline: Annotated[str | None, Param("Baseline: a run, or the approved baseline.", metavar="RUN|approved")] = None
-    goal: Annotated[Goal | None, Param("Sort by goal.", flag="for")] = None
-    slo: Annotated[str | None, Param("Latency limit that the best builds must meet.", metavar="p99=15ms")] = None
-    across: Annotated[bool, Param("Allow comparison across different GPUs, drivers or CPUs.")] = False
-    fleet: Annotated[bool, Param("Compare kinds of GPU by the jobs of `optpipe sweep`: engines, GPUs needed.")] = False
-    load: Annotated[
-        float | None,
-        Param("Images or samples per second for --fleet: how many GPUs does it need?", metavar="PER_S"),
-    ] = None
-    output: Annotated[
-        Path | None, Param("Folder for HTML, Markdown, CSV, Parquet and JSON reports.", metavar="DIR")
-    ] = None
-
-
 def compare(
     store: "Store",
     terminal: "Terminal",
@@ -42,7 +24,20 @@ def compare(
             metavar="[RUN]...", help="Bench runs or a model; default: all runs in the workspace.", show_default=False
         ),
     ] = None,
-    how: CompareOptions = CompareOptions(),
+    model: Annotated[str | None, Param("Compare only this model.")] = None,
+    length: Annotated[int | None, Param("Compare only this sequence length.", metavar="TOKENS")] = None,
+    baseline: Annotated[str | None, Param("Baseline: a run, or the approved baseline.", metavar="RUN|approved")] = None,
+    goal: Annotated[Goal | None, Param("Sort by goal.", flag="for")] = None,
+    slo: Annotated[str | None, Param("Latency limit that the best builds must meet.", metavar="p99=15ms")] = None,
+    across: Annotated[bool, Param("Allow comparison across different GPUs, drivers or CPUs.")] = False,
+    fleet: Annotated[bool, Param("Compare kinds of GPU by the jobs of `optpipe sweep`: engines, GPUs needed.")] = False,
+    load: Annotated[
+        float | None,
+        Param("Images or samples per second for --fleet: how many GPUs does it need?", metavar="PER_S"),
+    ] = None,
+    output: Annotated[
+        Path | None, Param("Folder for HTML, Markdown, CSV, Parquet and JSON reports.", metavar="DIR")
+    ] = None,
 ) -> Outcome:
     """Compare measurements: speedups, frontier, best builds.
 
@@ -61,30 +56,28 @@ def compare(
     from optpipe.workspace.files import write_bytes, write_parquet
     from optpipe.workspace.places import require_writable_folder
 
-    limit, output = slo_from_text(how.slo) if how.slo is not None else None, how.output
-    if how.fleet or how.load is not None:
+    limit = slo_from_text(slo) if slo is not None else None
+    if fleet or load is not None:
         if output is not None:
             raise BadInputError("--fleet writes no reports: use --json instead of --output")
-        if how.load is not None and not 0 < how.load < 1e9:
-            raise BadInputError(
-                f"--load {how.load:g}: expected images (or samples) per second, more than 0 and under 1e9"
-            )
+        if load is not None and not 0 < load < 1e9:
+            raise BadInputError(f"--load {load:g}: expected images (or samples) per second, more than 0 and under 1e9")
         jobs = keep_backed(store.workspace, read_jobs(store.workspace))
-        model = how.model or next(iter(runs or ()), None)
-        return Outcome(compare_fleet(jobs, model=model, slo=limit, load_per_s=how.load), document_from_fleet)
+        model = model or next(iter(runs or ()), None)
+        return Outcome(compare_fleet(jobs, model=model, slo=limit, load_per_s=load), document_from_fleet)
     if output is not None:
         require_writable_folder(output, "--output")
     with terminal.step("compare"):
         found = compare_workspace(
             store,
             names=runs or (),
-            model=how.model,
-            length=how.length,
-            baseline=how.baseline,
+            model=model,
+            length=length,
+            baseline=baseline,
             slo=limit,
-            across=how.across,
+            across=across,
         )
-    comparison = sort_by_goal(found.comparison, how.goal) if how.goal else found.comparison
+    comparison = sort_by_goal(found.comparison, goal) if goal else found.comparison
     written: list[str] = []
     if output is not None:
         with terminal.step("write the reports"):

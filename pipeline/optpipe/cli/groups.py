@@ -1,4 +1,4 @@
-"""Builds commands from option records, command groups, and the sections of `optpipe --help`."""
+"""Builds commands from their parameters and option records, command groups, and the sections of `optpipe --help`."""
 
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from optpipe.core.errors import ExitStatus
-from optpipe.core.plan import Field, list_fields, settings_from_texts, use_workspace
+from optpipe.core.plan import Field, list_annotated_fields, list_fields, settings_from_texts, use_workspace
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -45,8 +45,8 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class _Signature:
     own: tuple[Parameter, ...]
-    records: Mapping[str, tuple[type, bool]]
-    """By parameter: the record, and whether the command gets only the given fields."""
+    records: Mapping[str, tuple[type | None, bool]]
+    """By parameter: its record, None for a single option, and whether the command gets only the given fields."""
     fields: Mapping[str, tuple[Field, ...]]
 
     @property
@@ -57,28 +57,32 @@ class _Signature:
 @cache
 def _read_signature(command: Callable[..., Outcome]) -> _Signature:
     own: list[Parameter] = []
-    records: dict[str, tuple[type, bool]] = {}
+    records: dict[str, tuple[type | None, bool]] = {}
+    single: dict[str, tuple[Field, ...]] = {}
     hints = get_type_hints(command, localns=dict.fromkeys(("Store", "Terminal"), object), include_extras=True)
     for parameter in signature(command).parameters.values():
         if parameter.name in SHARED:
             continue
         hint = hints[parameter.name]
         marks = [each.kind for each in getattr(hint, "__metadata__", ()) if isinstance(each, Given)]
-        if marks or (isinstance(hint, type) and _list_fields_of(hint)):
+        if found := list_annotated_fields(parameter.name, hint, parameter.default):
+            records[parameter.name], single[parameter.name] = (None, False), found
+        elif marks or (isinstance(hint, type) and _list_fields_of(hint)):
             records[parameter.name] = (marks[0] if marks else hint, bool(marks))
         else:
             own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
-    taken = {f"--{each.name.replace('_', '-')}" for each in own}
+    taken = {f"--{each.name.replace('_', '-')}" for each in own} | {each.flag for (each,) in single.values()}
     whole = {each.flag for kind, partial in records.values() if not partial for each in _list_fields_of(kind)}
     fields = {
-        name: tuple(each for each in _list_fields_of(kind) if each.flag not in (taken | whole if partial else taken))
+        name: single.get(name)
+        or tuple(each for each in _list_fields_of(kind) if each.flag not in (taken | whole if partial else taken))
         for name, (kind, partial) in records.items()
     }
     return _Signature(tuple(own), records, fields)
 
 
 def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """`command` for Typer: each field of its records becomes an option, or a setting of `--set`.
+    """`command` for Typer: each parameter with a Param, and each field of its records, becomes an option, or a setting of `--set`.
 
     A command gets the record, or only the given fields if its parameter is `Annotated[Mapping, Given(kind)]`. Of several
     options with one flag, that of the command precedes that of a whole record, and both precede that of a mapping.
@@ -143,13 +147,16 @@ def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) ->
     for name, (kind, partial) in found.records.items():
         values = {each.name: _read(each, given[each.name]) for each in found.fields[name] if each.name in given}
         values |= {each.name: settings[each.name] for each in found.fields[name] if each.name in settings}
-        chosen = {key: value for key, value in values.items() if not partial or value not in (None, ())}
-        arguments[name] = chosen if partial else kind(**values)
+        if kind is None:
+            arguments |= values
+        else:
+            given_alone = {key: value for key, value in values.items() if value not in (None, ())}
+            arguments[name] = given_alone if partial else kind(**values)
     return arguments
 
 
-def _list_fields_of(kind: type) -> tuple[Field, ...]:
-    return list_fields(kind) if is_dataclass(kind) or issubclass(kind, msgspec.Struct) else ()
+def _list_fields_of(kind: type | None) -> tuple[Field, ...]:
+    return list_fields(kind) if kind and (is_dataclass(kind) or issubclass(kind, msgspec.Struct)) else ()
 
 
 def _read(field: Field, value: Any) -> Any:

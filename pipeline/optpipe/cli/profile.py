@@ -1,6 +1,6 @@
 """`optpipe profile`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingOptions:
-    trace: Annotated[
-        Path | None,
-        Param(
-            "Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.",
-            metavar="FILE",
-        ),
-    ] = None
-    diff: Annotated[
-        tuple[Path, Path] | None, Param("Compare two recordings by kernel and by layer.", metavar="BEFORE AFTER")
-    ] = None
-    range: Annotated[str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")] = None
-
-
 def profile(
     store: "Store",
     terminal: "Terminal",
@@ -48,7 +33,17 @@ def profile(
             metavar="MODEL", help="As for `optpipe build`; omit with --trace and --diff.", show_default=False
         ),
     ] = None,
-    recording: RecordingOptions = RecordingOptions(),
+    trace: Annotated[
+        Path | None,
+        Param(
+            "Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.",
+            metavar="FILE",
+        ),
+    ] = None,
+    diff: Annotated[
+        tuple[Path, Path] | None, Param("Compare two recordings by kernel and by layer.", metavar="BEFORE AFTER")
+    ] = None,
+    range: Annotated[str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")] = None,
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
@@ -59,16 +54,15 @@ def profile(
     from optpipe.trace.document import document_from_diff, document_from_profile
     from optpipe.trace.profile_model import diff_recordings, profile_recording
 
-    trace, diff = recording.trace, recording.diff
     if sum(given is not None for given in (model, trace, diff)) != 1:
         raise BadInputError("specify exactly one of MODEL (record), --trace FILE (analyze), or --diff BEFORE AFTER")
     given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
     if model is None and given:
         raise BadInputError(f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range and --json")
     if diff is not None:
-        return Outcome(diff_recordings(*diff, recording.range, terminal), document_from_diff)
+        return Outcome(diff_recordings(*diff, range, terminal), document_from_diff)
     if trace is not None:
-        return Outcome(profile_recording(trace, recording.range, terminal), document_from_profile)
+        return Outcome(profile_recording(trace, range, terminal), document_from_profile)
     assert model is not None
     builds = build_plan_from_options(targets, ranges, batch=shapes.batch, images=capture.images)
     return _profile_model(model, shapes, builds, capture, store, terminal)

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,19 +26,25 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class DeployOptions:
-    to: Annotated[Literal["triton", "folder"], Param("What is written.")] = "triton"
-    output: Annotated[Path | None, Param("Where to write the deployment.", metavar="DIR")] = None
+def deploy(
+    store: "Store",
+    terminal: "Terminal",
+    dossier: Annotated[
+        Path | None, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")
+    ] = None,
+    to: Annotated[Literal["triton", "folder"], Param("What is written.")] = "triton",
+    output: Annotated[Path | None, Param("Where to write the deployment.", metavar="DIR")] = None,
     because: Annotated[
         str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
-    ] = None
+    ] = None,
     check: Annotated[
         Path | None, Param("Check a deployment, and compare its passport with this machine.", metavar="DIR")
-    ] = None
-    ensemble: Annotated[bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")] = True
-    batching: Annotated[bool, Param("Let the server join requests; --no-batching: run each request separately.")] = True
-    prove: Annotated[bool, Param("Serve it and compare the served outputs.")] = False
+    ] = None,
+    ensemble: Annotated[bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")] = True,
+    batching: Annotated[
+        bool, Param("Let the server join requests; --no-batching: run each request separately.")
+    ] = True,
+    prove: Annotated[bool, Param("Serve it and compare the served outputs.")] = False,
     server: Annotated[
         str | None,
         Param(
@@ -46,19 +52,10 @@ class DeployOptions:
             metavar="PATH",
             envvar="OPTPIPE_TRITON",
         ),
-    ] = None
+    ] = None,
     seconds: Annotated[
         float, Param("Time to measure the server's cost at each load; 0: not measured.", minimum=0, maximum=600)
-    ] = 4.0
-
-
-def deploy(
-    store: "Store",
-    terminal: "Terminal",
-    dossier: Annotated[
-        Path | None, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")
-    ] = None,
-    how: DeployOptions = DeployOptions(),
+    ] = 4.0,
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
 
@@ -69,20 +66,35 @@ def deploy(
     from optpipe.deploy.document import document_from_deployment
     from optpipe.deploy.proof import prove_deployment
     from optpipe.deploy.records import DeployResult
+    from optpipe.deploy.repository import write_deployment
     from optpipe.deploy.server import find_server
+    from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
+    from optpipe.workspace.places import require_unused_path
 
-    if (how.check is None) == (dossier is None):
+    if (check is None) == (dossier is None):
         raise BadInputError("deploy requires either DOSSIER with --output DIR, or --check DIR")
     program = None
-    if how.prove:
-        if how.to == "folder":
+    if prove:
+        if to == "folder":
             raise BadInputError("--prove needs a server: use --to triton")
         require_tritonclient()
-        program = find_server(how.server)
+        program = find_server(server)
     if dossier is not None:
-        _write(dossier, how, store, terminal)
-    folder, proof = how.check or how.output, None
+        if output is None:
+            raise BadInputError("deploy DOSSIER requires --output DIR")
+        require_unused_path(output)
+        if to != "folder":
+            require_tritonclient()
+        with terminal.step("verify the dossier"):
+            build = open_signed_build(dossier, store, because)
+        if ensemble:
+            require_preprocessing(build, served=to != "folder")
+        else:
+            build = replace(build, preprocessing=None)
+        with terminal.step(f"write the {to} deployment"):
+            write_deployment(build, output, store, to, batching=batching)
+    folder, proof = check or output, None
     assert folder is not None
     try:
         with terminal.step("check"):
@@ -90,35 +102,14 @@ def deploy(
         if program is not None and checked.serving is None:
             raise BadInputError(f"{folder} is a deployment to a folder; --prove needs one to triton")
         if program is not None:
-            proof = prove_deployment(checked, program, how.seconds, store, terminal)
+            proof = prove_deployment(checked, program, seconds, store, terminal)
     except (OptpipeError, KeyboardInterrupt):
         if dossier is not None:  # an unproven deployment must not stay
             shutil.rmtree(folder)
         raise
     result = DeployResult(str(folder), checked.record, checked.differences, proof)
-    status = ExitStatus.MISSING if how.check is not None and checked.differences else ExitStatus.DONE
+    status = ExitStatus.MISSING if check is not None and checked.differences else ExitStatus.DONE
     return Outcome(result, document_from_deployment, status)
-
-
-def _write(dossier: Path, how: DeployOptions, store: "Store", terminal: "Terminal") -> None:
-    from optpipe.deploy.repository import write_deployment
-    from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
-    from optpipe.deploy.triton_config import require_tritonclient
-    from optpipe.workspace.places import require_unused_path
-
-    if how.output is None:
-        raise BadInputError("deploy DOSSIER requires --output DIR")
-    require_unused_path(how.output)
-    if how.to != "folder":
-        require_tritonclient()
-    with terminal.step("verify the dossier"):
-        build = open_signed_build(dossier, store, how.because)
-    if how.ensemble:
-        require_preprocessing(build, served=how.to != "folder")
-    else:
-        build = replace(build, preprocessing=None)
-    with terminal.step(f"write the {how.to} deployment"):
-        write_deployment(build, how.output, store, how.to, batching=how.batching)
 
 
 def sweep(

@@ -86,25 +86,20 @@ class DossierOptions:
         return dict(zip(names, given, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class SignoffOptions:
-    policy: Annotated[Path | None, Param("Release policy.", metavar="FILE")] = None
-    artifact: Annotated[str | None, Param("Artifact to judge.", metavar="ID")] = None
-    measure: Annotated[bool, Param("Run measurements that the policy requires and that are missing.")] = True
-    since: Annotated[
-        str | None, Param("Judge only bench runs since this date or time (UTC); default: all.", metavar="TIME")
-    ] = None
-    figures: Annotated[bool, Param("Include figures in the report.")] = True
-    init: Annotated[bool, Param("Write a policy template and its JSON Schema, then exit.")] = False
-
-
 def signoff(
     store: "Store",
     terminal: "Terminal",
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="As for `optpipe build`.", show_default=False)
     ] = None,
-    what: SignoffOptions = SignoffOptions(),
+    policy: Annotated[Path | None, Param("Release policy.", metavar="FILE")] = None,
+    artifact: Annotated[str | None, Param("Artifact to judge.", metavar="ID")] = None,
+    measure: Annotated[bool, Param("Run measurements that the policy requires and that are missing.")] = True,
+    since: Annotated[
+        str | None, Param("Judge only bench runs since this date or time (UTC); default: all.", metavar="TIME")
+    ] = None,
+    figures: Annotated[bool, Param("Include figures in the report.")] = True,
+    init: Annotated[bool, Param("Write a policy template and its JSON Schema, then exit.")] = False,
     how: DossierOptions = DossierOptions(),
 ) -> Outcome:
     """Judge a build against a policy and write a dossier.
@@ -113,31 +108,31 @@ def signoff(
     ever pass and at most 2.5% ever fail wrongly. A percentile above p50 is that of all requests; other figures are means over
     processes. Both hold for this machine, not for others.
     """
-    if what.init:
-        return _write_policy_template(what.policy or Path("policy.toml"), how.output, model, store)
+    if init:
+        return _write_policy_template(policy or Path("policy.toml"), how.output, model, store)
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.document import document_from_verdict
     from optpipe.signoff.dossier import since_from_text
     from optpipe.signoff.release import document_from_signed, require_possible, sign_off
     from optpipe.signoff.steps import measure_missing_evidence
 
-    if model is None or what.policy is None:
+    if model is None or policy is None:
         raise BadInputError(
             "signoff requires MODEL and --policy FILE; run optpipe signoff --init for a policy template"
         )
     wanted = SignoffRequest(
         model,
-        policy_from_file(what.policy),
-        what.artifact,
+        policy_from_file(policy),
+        artifact,
         how.read_waivers(),
-        None if what.since is None else since_from_text(what.since),
+        None if since is None else since_from_text(since),
         max_cv=how.max_cv,
     )
     require_step_summary()
     require_possible(wanted, store, how.output, how.sign, how.junit)
-    if what.measure:
+    if measure:
         measure_missing_evidence(wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal)
-    signed = sign_off(wanted, store, how.output, how.sign, terminal, figures=what.figures)
+    signed = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
     write_ci_files(signed, how.junit)
     return Outcome(
         document_from_signed(signed, terminal.warnings),
@@ -175,17 +170,6 @@ def _write_policy_template(policy: Path, output: Path | None, model: str | None,
     return Outcome({"policy": str(policy), "schema": str(schema)}, lambda _: text)
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    data: Annotated[Path | None, Param("Labeled images or texts to evaluate on.", metavar="DIR")] = None
-    images: Annotated[Path | None, Param("Images to verify outputs and preprocessing on.", metavar="DIR")] = None
-    min_time: Annotated[
-        float, Param("Minimum measurement time per load and process.", metavar="SECONDS", setting=True)
-    ] = 0.6
-    preprocess: Annotated[bool, Param("Derive and verify the DALI pipeline.")] = True
-    profile: Annotated[bool, Param("Profile the judged build with nsys.")] = True
-
-
 def run(
     model: ModelArgument,
     policy: Annotated[Path, typer.Option(metavar="FILE", help="Release policy.", show_default=False)],
@@ -194,7 +178,13 @@ def run(
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
-    what: RunOptions = RunOptions(),
+    data: Annotated[Path | None, Param("Labeled images or texts to evaluate on.", metavar="DIR")] = None,
+    images: Annotated[Path | None, Param("Images to verify outputs and preprocessing on.", metavar="DIR")] = None,
+    min_time: Annotated[
+        float, Param("Minimum measurement time per load and process.", metavar="SECONDS", setting=True)
+    ] = 0.6,
+    preprocess: Annotated[bool, Param("Derive and verify the DALI pipeline.")] = True,
+    profile: Annotated[bool, Param("Profile the judged build with nsys.")] = True,
     how: DossierOptions = DossierOptions(),
 ) -> Outcome:
     """Run the pipeline from model to verdict, resumable.
@@ -209,14 +199,14 @@ def run(
 
     rules = policy_from_file(policy)
     waivers, judged = how.read_waivers(), rules.build.precision
-    wanted = SignoffRequest(model, rules, None, waivers, min_seconds=what.min_time, max_cv=how.max_cv)
+    wanted = SignoffRequest(model, rules, None, waivers, min_seconds=min_time, max_cv=how.max_cv)
     precisions = targets.precision or ",".join(dict.fromkeys(["fp32", *([judged] if judged else [])]))
     targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.backend)
     plan = PipelinePlan(
         wanted=wanted,
-        build=build_plan_from_options(targets, ranges, batch=shapes.batch, images=what.images),
-        data=what.data, images=what.images,
-        preprocess=what.preprocess, profile=what.profile, output=how.output, key=how.sign,
+        build=build_plan_from_options(targets, ranges, batch=shapes.batch, images=images),
+        data=data, images=images,
+        preprocess=preprocess, profile=profile, output=how.output, key=how.sign,
     )  # fmt: skip
     require_step_summary()
     require_possible(wanted, store, how.output, how.sign, how.junit)

@@ -15,7 +15,7 @@ from enum import EnumType
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -102,21 +102,26 @@ class Field:
                 yield from (self.flag, self.show(each))
 
 
+def list_annotated_fields(name: str, hint: Any, default: Any) -> tuple[Field, ...]:
+    """The parameter `name` if its `hint` is annotated with a Param; empty otherwise."""
+    params = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Param)]
+    given = get_args(hint)[0] if params else None
+    parts = get_args(given) if get_origin(given) in (Union, UnionType) else ()
+    rest = [part for part in parts if part is not type(None)]
+    return tuple(Field(name, rest[0] if len(rest) == 1 else given, param, default) for param in params[:1])
+
+
 @cache
 def list_fields(kind: type) -> tuple[Field, ...]:
     """The parameters among the fields of a dataclass or Struct, in order."""
     hints = get_type_hints(kind, include_extras=True)
-    found = []
+    found: list[Field] = []
     for each in fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind):
-        hint = hints[each.name]
-        if get_origin(hint) is Annotated and (params := [one for one in hint.__metadata__ if isinstance(one, Param)]):
-            missing = each.default in (MISSING, msgspec.NODEFAULT)
-            default = each.default_factory() if missing and callable(each.default_factory) else each.default
-            default = MISSING if default is msgspec.NODEFAULT else default
-            given = get_args(hint)[0]
-            parts = get_args(given) if get_origin(given) in (Union, UnionType) else ()
-            rest = [part for part in parts if part is not type(None)]
-            found.append(Field(each.name, rest[0] if len(rest) == 1 else given, params[0], default))
+        missing = each.default in (MISSING, msgspec.NODEFAULT)
+        default = each.default_factory() if missing and callable(each.default_factory) else each.default
+        found += list_annotated_fields(
+            each.name, hints[each.name], MISSING if default is msgspec.NODEFAULT else default
+        )
     return tuple(found)
 
 

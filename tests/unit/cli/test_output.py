@@ -6,27 +6,26 @@ import pytest
 from tests.command_line import call
 
 from optpipe.cli import terminal as terminal_module
-from optpipe.cli.build import CalibrateOptions, calibrate
-from optpipe.cli.compare import CompareOptions, compare
-from optpipe.cli.ship import DeployOptions, deploy, sweep
-from optpipe.cli.signoff import DossierOptions, SignoffOptions, attest, run, signoff, verify
+from optpipe.cli.build import calibrate
+from optpipe.cli.compare import compare
+from optpipe.cli.ship import deploy, sweep
+from optpipe.cli.signoff import DossierOptions, attest, run, signoff, verify
 from optpipe.cli.terminal import Terminal
 from optpipe.core.errors import BadInputError
 from optpipe.sweep.job import SweepOptions
 
 NOWHERE = Path("/proc/x")
 POLICY = Path("policy.toml")
-JUDGED = SignoffOptions(policy=POLICY)
 COMMANDS = {
     "attest": lambda: call(attest, Path("none"), key=Path("none"), output=NOWHERE),
-    "calibrate": lambda: call(calibrate, "digits", how=CalibrateOptions(output=NOWHERE)),
-    "compare": lambda: call(compare, how=CompareOptions(output=NOWHERE)),
-    "deploy": lambda: call(deploy, dossier=Path("none"), how=DeployOptions(to="folder", output=NOWHERE)),
+    "calibrate": lambda: call(calibrate, "digits", output=NOWHERE),
+    "compare": lambda: call(compare, output=NOWHERE),
+    "deploy": lambda: call(deploy, dossier=Path("none"), to="folder", output=NOWHERE),
     "run": lambda: call(run, "digits", POLICY, how=DossierOptions(output=NOWHERE)),
     "run --junit": lambda: call(run, "digits", POLICY, how=DossierOptions(junit=NOWHERE)),
-    "signoff": lambda: call(signoff, model="digits", what=JUDGED, how=DossierOptions(output=NOWHERE)),
-    "signoff --junit": lambda: call(signoff, model="digits", what=JUDGED, how=DossierOptions(junit=NOWHERE)),
-    "signoff --init": lambda: call(signoff, what=SignoffOptions(policy=NOWHERE, init=True)),
+    "signoff": lambda: call(signoff, model="digits", policy=POLICY, how=DossierOptions(output=NOWHERE)),
+    "signoff --junit": lambda: call(signoff, model="digits", policy=POLICY, how=DossierOptions(junit=NOWHERE)),
+    "signoff --init": lambda: call(signoff, policy=NOWHERE, init=True),
     "verify --badge": lambda: call(verify, Path("none"), badge=NOWHERE),
     "sweep": lambda: call(sweep, models=["digits"], how=SweepOptions(output=NOWHERE)),
 }
@@ -50,7 +49,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(folder, command):
 def test_junit_does_not_lie_in_the_dossier_whose_seal_it_would_break():
     how = DossierOptions(output=Path("out"), junit=Path("out/junit.xml"))
     with pytest.raises(BadInputError, match=r"--junit out/junit\.xml: out is sealed when it is written"):
-        call(signoff, model="digits", what=JUDGED, how=how)
+        call(signoff, model="digits", policy=POLICY, how=how)
 
 
 def test_a_badge_does_not_lie_in_the_dossier_whose_seal_it_would_break():

@@ -21,7 +21,7 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import SAMPLE
 
-from optpipe.cli.profile import RecordingOptions, profile
+from optpipe.cli.profile import profile
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
@@ -79,13 +79,13 @@ def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
 
 def test_what_the_command_refuses_and_how_far_it_judges_a_trace_without_gpu_rows(tmp_path: Path) -> None:
     options: Any
-    for options in ({}, {"model": "resnet50", "recording": RecordingOptions(trace=SAMPLE)}):
+    for options in ({}, {"model": "resnet50", "trace": SAMPLE}):
         with pytest.raises(BadInputError, match="exactly one of"):
             call(profile, **options)
     path = phenomena.without_gpu().write(tmp_path / "cpu.sqlite")
     with pytest.raises(BadInputError, match=r"no NVTX range named 'nothing'.*optpipe.iteration"):
-        call(profile, recording=RecordingOptions(trace=path, range="nothing"))
-    outcome = call(profile, recording=RecordingOptions(trace=path))
+        call(profile, trace=path, range="nothing")
+    outcome = call(profile, trace=path)
     assert outcome.status is ExitStatus.DONE
     assert outcome.document.trace_quality.withheld["kernels"].startswith("no GPU rows")
 

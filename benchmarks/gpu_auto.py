@@ -407,7 +407,7 @@ def choose_weights(name: str) -> str:
 
 def list_builds(built: Sequence[Any]) -> dict[str, str]:
     """Labels by id of the builds that auto would race."""
-    from optpipe.build.decide import find_flaw
+    from optpipe.build.choose import find_flaw
 
     def keeps(each: Any) -> bool:
         snr = each.verification.info.snr_db

@@ -61,7 +61,7 @@ def dossiers(tmp_path_factory):
     signed = {}
     for verdict, policy in POLICIES.items():
         wanted = SignoffRequest("digits", policy_from_toml(policy.encode()), None, WAIVED.get(verdict, {}))
-        signed[verdict] = sign_off(wanted, found.store, None, None, SilentListener()).folder
+        signed[verdict] = sign_off(wanted, found.store, None, None, SilentListener())[1]
     return signed
 
 

@@ -253,7 +253,7 @@ class Workspace:
     def release(self, policy, target, listener=None, **wanted):
         """The dossier as `optpipe signoff` writes it, with reports that have no figures."""
         request = SignoffRequest("digits", policy_from_toml(policy), **wanted)
-        return sign_off(request, self.store, target, None, listener or SilentListener(), figures=False).folder
+        return sign_off(request, self.store, target, None, listener or SilentListener(), figures=False)[1]
 
 
 def measurement(

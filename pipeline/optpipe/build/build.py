@@ -8,7 +8,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, BuildRequest, Device
+from optpipe.backends.onnx_lint import lint_graph
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
+from optpipe.build.verify import verify_session
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import (
     ArtifactInfo,
@@ -24,6 +26,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import hash_file
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
+from optpipe.evaluate.tasks import TASKS, require_fitting_task
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.export.exported import (
     compute_reference,
@@ -36,7 +39,13 @@ from optpipe.models.export.exported import (
 )
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.samples import choose_samples
+from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.onnx_file import OnnxFileSource
+from optpipe.models.sources.resolve import CardSource
+from optpipe.quantize.calibrate import require_calibration, resolve_data
+from optpipe.quantize.calibrated_graph import find_tables
+from optpipe.quantize.precision_graph import convert_to_precision
+from optpipe.quantize.ranges import is_table
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
@@ -70,10 +79,8 @@ class BuildPlan:
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
     """Builds and verifies every combination in `plan`; a failed one does not stop the others. Raises what export raises."""
     times: list[StageTime] = []
-    _require_available(plan)
-    _require_known_options(plan, listener)
+    _require_sound_plan(plan, listener)
     _require_buildable(model, plan, listener)
-    warn_of_plugins(plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
         raise BadInputError(f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision")
     store.require_writable()
@@ -82,8 +89,6 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     model, stored = prepare_model(model, store, listener)
     _require_evaluable(model, stored, store)
     if plan.images is not None:  # reject unreadable data before the export
-        from optpipe.quantize.calibrate import resolve_data
-
         card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
         plan = replace(plan, images=resolve_data(plan.images, card, tokenizer, store, "--data", truncate=plan.truncate))
         if card.tokenization is None:
@@ -101,7 +106,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         plan = replace(plan, precisions=others)
     exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
     _require_evaluable(model, exported, store)
-    data = None if plan.calibration is None or _is_table(plan.calibration) else plan.calibration
+    data = None if plan.calibration is None or is_table(plan.calibration) else plan.calibration
     expected = _run_step(
         "reference",
         times,
@@ -117,15 +122,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
 def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Store) -> None:
     """Raises BadInputError if the model does not fit its task. A model with a reference has passed this check."""
     if stored is None or not any(stored.id in each.manifest.parents for each in store.list_entries(ReferenceInfo)):
-        from optpipe.evaluate.tasks import require_fitting_task
-
         require_fitting_task(model, stored)
-
-
-def _is_table(path: Path) -> bool:
-    from optpipe.quantize.ranges import is_table
-
-    return is_table(path)
 
 
 def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener) -> BuildPlan:
@@ -140,15 +137,11 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
     if plan.calibration is None and not wanted:
         return plan
-    from optpipe.models.inputs.tensor_set import save_batches
-    from optpipe.quantize.calibrate import require_calibration, resolve_data
-    from optpipe.quantize.calibrated_graph import find_tables
-
     card = read_card(model, stored)
     if plan.calibration is not None:
         if not wanted and plan.budget is None:
             effect = (
-                "has no effect" if _is_table(plan.calibration) else "gives only the inputs that outputs are verified on"
+                "has no effect" if is_table(plan.calibration) else "gives only the inputs that outputs are verified on"
             )
             listener.warn(f"--calibration {effect}: {' and '.join(CALIBRATED)} need it, and neither is built")
         tokenizer = read_tokenizer(model, stored)
@@ -170,9 +163,6 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
 
 def find_calibration(model: Model, precision: Precision, store: Store) -> Path | None:
     """The calibration data of a build without --calibration: the card's, or the last table. None for those of the model's code."""
-    from optpipe.models.sources.resolve import CardSource
-    from optpipe.quantize.calibrated_graph import find_tables
-
     if isinstance(model.source, CardSource) and (data := model.source.card.data.get("calibration")) is not None:
         return Path(data)
     if model.source.runs_code and model.load().calibration is not None:
@@ -184,9 +174,6 @@ def find_calibration(model: Model, precision: Precision, store: Store) -> Path |
 
 
 def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> None:
-    from optpipe.evaluate.tasks import TASKS
-    from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set
-
     given = read_tensor_set(data, card.inputs).files if data is not None and holds_tensors(data) else ()
     labeled = any(each.label is not None for each in given)
     if budget.unit == "points" and card.task not in TASKS and not labeled:
@@ -223,24 +210,27 @@ def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backen
     return list(wanted)
 
 
-def _require_available(plan: BuildPlan) -> None:
-    """Raises MissingError before any work for a named backend or device that is not here."""
-    if not plan.named and plan.device is None:
-        return
-    for backend in plan.backends:
+def _require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
+    """Raises MissingError for a named backend that is not here, and BadInputError for an unknown option or value.
+
+    Warns about options without effect, and about plugins, whose code runs.
+    """
+    for backend in plan.backends if plan.named else ():
         if plan.device is not None and plan.device not in backend.devices():
             continue
-        if plan.named and (reason := backend.find_obstacle(backend.choose_device(plan.device))) is not None:
+        if (reason := backend.find_obstacle(backend.choose_device(plan.device))) is not None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
-
-
-def _require_known_options(plan: BuildPlan, listener: Listener) -> None:
-    """Raises BadInputError before any work for an unknown option or value; warns about options without effect."""
     for name in sorted({*plan.options} - {each.name for each in plan.backends}):
         listener.warn(f"--option {name}.… has no effect: {name} is not built")
+    named: list[str] = []
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
             backend.recipe(backend.choose_device(plan.device), given)
+            named += str(given.get("plugins", "")).split(",")
+    for path in dict.fromkeys(path.strip() for path in named if path.strip()):
+        listener.warn(
+            f"plugin library {path} runs its code here and wherever the artifact loads, sha256 {hash_file(Path(path))}"
+        )
 
 
 def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> None:
@@ -253,16 +243,6 @@ def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> Non
             return
         reasons.append(f"{backend.name} {reason}")
     raise MissingError(f"nothing can be built: {'; '.join(dict.fromkeys(reasons))}")
-
-
-def warn_of_plugins(plan: BuildPlan, listener: Listener) -> None:
-    named = [
-        path for each in plan.backends for path in str(plan.options.get(each.name, {}).get("plugins", "")).split(",")
-    ]
-    for path in dict.fromkeys(path.strip() for path in named if path.strip()):
-        listener.warn(
-            f"plugin library {path} runs its code here and wherever the artifact loads, sha256 {hash_file(Path(path))}"
-        )
 
 
 def _build_one(
@@ -284,8 +264,6 @@ def _build_one(
     options = plan.options.get(backend.name, {})
     try:
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
-        from optpipe.quantize.precision_graph import convert_to_precision
-
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
             graph = _run_step(
                 f"graph {precision} for {device}",
@@ -410,8 +388,6 @@ def _lint_graph(graph: Entry[ModelInfo] | Entry[GraphInfo], device: Device, prec
     """Obstacles to Tensor Cores, the first ones in full; the graph's entry or `optpipe calibrate` lists all."""
     import onnx
 
-    from optpipe.backends.onnx_lint import lint_graph
-
     if device != "cuda" or precision not in (Precision.FP16, Precision.BF16, Precision.INT8):
         return LintSummary()
     known = graph.info.lint if isinstance(graph.info, GraphInfo) else None
@@ -448,8 +424,6 @@ def verify_artifact(
 
     def make(directory: Path) -> VerificationInfo:
         import polars as pl
-
-        from optpipe.build.verify import verify_session
 
         sizes = backend.list_static_batches(artifact.info)
         tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]

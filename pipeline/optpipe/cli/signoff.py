@@ -1,6 +1,7 @@
 """`optpipe signoff MODEL` and `optpipe run`: judge a build by a policy."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,12 +22,12 @@ from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import MAX_CV
 from optpipe.core.plan import Param
+from optpipe.core.records import plain_from_record
 from optpipe.deploy.records import RecheckPlan
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
     from optpipe.signoff.policy import Policy
-    from optpipe.signoff.release import SignedDossier
     from optpipe.workspace.store import Store
 
 
@@ -53,15 +54,15 @@ def require_step_summary() -> None:
         require_writable_file(Path(path), STEP_SUMMARY)
 
 
-def write_ci_files(signed: "SignedDossier", junit: Path | None) -> None:
+def write_ci_files(reports: Mapping[str, str], junit: Path | None) -> None:
     from optpipe.signoff.reports import JUNIT, MARKDOWN
 
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(signed.reports[JUNIT], encoding="utf-8")
+        junit.write_text(reports[JUNIT], encoding="utf-8")
     if path := os.environ.get(STEP_SUMMARY):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(signed.reports[MARKDOWN] + "\n")
+            file.write(reports[MARKDOWN] + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,9 @@ def signoff(
     if init:
         return _write_policy_template(policy or Path("policy.toml"), how.output, model, store)
     from optpipe.signoff.collect import SignoffRequest
-    from optpipe.signoff.document import document_from_verdict
     from optpipe.signoff.dossier import since_from_text
-    from optpipe.signoff.release import document_from_signed, require_possible, sign_off
-    from optpipe.signoff.steps import measure_missing_evidence
+    from optpipe.signoff.release import measure_missing_evidence, require_possible, sign_off
+    from optpipe.signoff.reports import document_from_verdict
 
     if model is None or policy is None:
         raise BadInputError(
@@ -132,13 +132,10 @@ def signoff(
     require_possible(wanted, store, how.output, how.sign, how.junit)
     if measure:
         measure_missing_evidence(wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal)
-    signed = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
-    write_ci_files(signed, how.junit)
-    return Outcome(
-        document_from_signed(signed, terminal.warnings),
-        lambda _: document_from_verdict(signed.verdict, signed.folder),
-        signed.verdict.verdict.exit_status,
-    )
+    verdict, folder, reports = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
+    write_ci_files(reports, how.junit)
+    document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
+    return Outcome(document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status)
 
 
 def _write_policy_template(policy: Path, output: Path | None, model: str | None, store: "Store") -> Outcome:
@@ -192,31 +189,27 @@ def run(
     Builds, evaluates, preprocesses, benchmarks, profiles and signs off as the policy requires: without --precision and
     --backend the policy's, with FP32 beside.
     """
-    from optpipe.core.records import plain_from_record
     from optpipe.signoff.collect import SignoffRequest
-    from optpipe.signoff.document import document_from_pipeline_run
-    from optpipe.signoff.release import PipelinePlan, document_from_signed, require_possible, run_pipeline
+    from optpipe.signoff.release import require_possible, run_pipeline, sign_off
+    from optpipe.signoff.reports import document_from_pipeline_run
 
     rules = policy_from_file(policy)
     waivers, judged = how.read_waivers(), rules.build.precision
     wanted = SignoffRequest(model, rules, None, waivers, min_seconds=min_time, max_cv=how.max_cv)
     precisions = targets.precision or ",".join(dict.fromkeys(["fp32", *([judged] if judged else [])]))
     targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.backend)
-    plan = PipelinePlan(
-        wanted=wanted,
-        build=build_plan_from_options(targets, ranges, batch=shapes.batch, images=images),
-        data=data, images=images,
-        preprocess=preprocess, profile=profile, output=how.output, key=how.sign,
-    )  # fmt: skip
+    plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=images)
+    left_out = [name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked]
     require_step_summary()
     require_possible(wanted, store, how.output, how.sign, how.junit)
-    signed, steps = run_pipeline(model_from_options(model, shapes, store), plan, store, terminal)
-    write_ci_files(signed, how.junit)
-    return Outcome(
-        {**document_from_signed(signed, terminal.warnings), "steps": plain_from_record(steps)},
-        lambda _: document_from_pipeline_run(steps, signed.verdict, signed.folder),
-        signed.verdict.verdict.exit_status,
-    )
+    source = model_from_options(model, shapes, store)
+    steps, notes = run_pipeline(source, wanted, plan, data, left_out, store, terminal)
+    verdict, folder, reports = sign_off(wanted, store, how.output, how.sign, terminal)
+    notes.unlink(missing_ok=True)
+    write_ci_files(reports, how.junit)
+    document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
+    shown = document_from_pipeline_run(steps, verdict, folder)
+    return Outcome(document | {"steps": plain_from_record(tuple(steps))}, lambda _: shown, verdict.verdict.exit_status)
 
 
 def verify(
@@ -239,7 +232,7 @@ def verify(
     from optpipe.core.verdict import VerificationRecord
     from optpipe.deploy.attest import find_attestation_problems
     from optpipe.report.html import render_badge
-    from optpipe.signoff.document import document_from_verification
+    from optpipe.signoff.reports import document_from_verification
     from optpipe.signoff.verify import verify_dossier
     from optpipe.workspace.files import write_bytes
     from optpipe.workspace.places import require_writable_file

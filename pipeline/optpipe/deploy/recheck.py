@@ -113,9 +113,7 @@ def outputs_of_interpreter(
     words = ("artifact", str(build.artifact.path), line_from_record(options).decode())
     outputs, runs = build.card.outputs, []
     try:
-        with FrameProcess(
-            "optpipe.deploy.session_process", *words, program=interpreter.program, environment=interpreter.environment
-        ) as process:
+        with FrameProcess(*words, program=interpreter.program, environment=interpreter.environment) as process:
             process.receive()
             for batch, count in split_batches(build.card, inputs):
                 process.send({"more": False}, batch)

@@ -14,7 +14,7 @@ from optpipe.core.events import Listener
 from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
-from optpipe.evaluate.tasks.heads import lacks_image_axis
+from optpipe.evaluate.tasks.detection import lacks_image_axis
 from optpipe.models.artifacts.facts import hash_model
 from optpipe.models.export.exported import export_model, prepare_model
 from optpipe.models.export.model import Model

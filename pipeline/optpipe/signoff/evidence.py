@@ -45,10 +45,6 @@ from optpipe.signoff.build_evidence import (
     list_withheld,
     observe_groups,
     select_groups,
-)
-from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import LoadFilter, Sense
-from optpipe.signoff.suggest import (
     suggest_bench,
     suggest_build_again,
     suggest_fix,
@@ -57,6 +53,8 @@ from optpipe.signoff.suggest import (
     suggest_pair,
     suggest_runs,
 )
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import LoadFilter, Sense
 from optpipe.stats.means import MIN_VALUES, Mean, mean_from_runs, widen_for_unseen_speed
 from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS

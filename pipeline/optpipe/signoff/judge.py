@@ -36,12 +36,17 @@ from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.report.document import format_observed
-from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, select_groups
+from optpipe.signoff.build_evidence import (
+    BuildEvidence,
+    evidence_from_runs,
+    select_groups,
+    suggest_build,
+    suggest_build_again,
+)
 from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
 from optpipe.signoff.evidence import find_kind, observe
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter, Sense
-from optpipe.signoff.suggest import suggest_build, suggest_build_again
 from optpipe.stats.means import (
     SPEED_GAP,
     compute_look_confidence,

@@ -1,10 +1,13 @@
-"""Makes a finished dossier with its reports from evidence."""
+"""Measures the evidence that a policy needs, and makes a finished dossier with its reports from it.
 
-from collections.abc import Callable, Mapping
+`optpipe run` takes all steps, `optpipe signoff` the missing ones.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain, count
+from dataclasses import replace
+from functools import cache, partial
+from itertools import chain, count, groupby
 from pathlib import Path
 from time import monotonic
 
@@ -13,45 +16,275 @@ from optpipe.backends.registry import BACKENDS, find_missing_release
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import card_from_file
-from optpipe.core.errors import BadInputError, GateError, MissingError, StageError
+from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.errors import BadInputError, GateError, MissingError, OptpipeError, StageError, require_existing
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
+from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
 from optpipe.core.records import json_from_record, plain_from_record, record_from_json
-from optpipe.core.verdict import StepRecord, VerdictRecord
+from optpipe.core.verdict import Blocker, StepRecord, VerdictRecord
+from optpipe.evaluate.evaluate import run_evaluation
+from optpipe.evaluate.tasks import TASKS
+from optpipe.measure.bench import bench_artifacts
+from optpipe.measure.figures import ENERGY_SECONDS, list_artifact_measurements
+from optpipe.measure.measure import BenchPlan
+from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.lookup import find_artifacts
+from optpipe.models.export.exported import find_stored_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.model import Model
-from optpipe.models.inputs.task_data import hash_data
+from optpipe.models.export.onnx_export import read_outputs_early
+from optpipe.models.inputs.task_data import hash_data, load_sample_set, resolve_texts
+from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
+from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
 from optpipe.signoff.collect import (
     SignoffRequest,
     collect_evidence,
     find_judged_artifact,
+    is_run_about,
     register_policy,
     require_valid_request,
 )
-from optpipe.signoff.dossier import finish_dossier, read_dossier
+from optpipe.signoff.dossier import finish_dossier, read_dossier, split_runs
+from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import SECTIONS, LoadFilter, MeasuredSection
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
-from optpipe.signoff.steps import make_steps, require_evaluable
 from optpipe.signoff.verify import describe_looser_rules
-from optpipe.workspace.entry import MANIFEST
+from optpipe.stats.means import MIN_VALUES
+from optpipe.trace.nsys import ProfilePlan, Stage, find_nsys
+from optpipe.trace.profile_model import profile_model
+from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD, VERDICT
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.places import require_unused_path, require_writable_file
-from optpipe.workspace.runs import RUNS
+from optpipe.workspace.runs import RUNS, list_runs
 from optpipe.workspace.seal import require_key
 from optpipe.workspace.store import NOTES, Store
 
 
-@dataclass(frozen=True, slots=True)
-class SignedDossier:
-    folder: Path
-    verdict: VerdictRecord
-    reports: Mapping[str, str]
+def loads_from_criteria(
+    criteria: Iterable[Criterion], min_seconds: float, max_seconds: float, *, energy: bool = True
+) -> list[tuple[LoadSpec, tuple[int, ...]]]:
+    """Loads with their batch sizes; batch 1 if no criterion names a load.
+
+    A criterion without scenario or mode means single-stream compute, and one without any filter means all loads. Percentiles
+    decide the sample count, and energy the time, if `energy` can be measured.
+    """
+    needed: dict[object, LoadSpec] = {}
+    wanted = [each for each in criteria if each.section != "energy" or energy]
+    named = [each.where for each in criteria if each.where] or [LoadFilter()]
+    for load in (_load(where, min_seconds, max_seconds) for where in named):
+        needed.setdefault(load.key, load)
+        about = (each for each in wanted if not each.where or _load(each.where, 0, 0).key == load.key)
+        for criterion in about:
+            needed[load.key] = _extend_load(criterion, needed[load.key])
+    loads = list(needed.values())
+    alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
+    groups = [list(found) for _, found in groupby(alike, key=_order)]
+    return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
 
 
-def document_from_signed(signed: SignedDossier, warnings: list[str]) -> Mapping[str, object]:
-    """The JSON document of `optpipe signoff`."""
-    return {**plain_from_record(signed.verdict), "dossier": str(signed.folder), "warnings": warnings}
+def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec:
+    return LoadSpec(
+        batch_size=where.batch_size or 1,
+        scenario=where.scenario or Scenario.SINGLE_STREAM,
+        mode=where.mode or Mode.COMPUTE,
+        streams=where.streams or 1,
+        rate_per_s=where.rate,
+        min_seconds=min_seconds,
+        max_seconds=max(max_seconds, min_seconds),
+        length=where.length,
+    )
+
+
+def _extend_load(criterion: Criterion, load: LoadSpec) -> LoadSpec:
+    if criterion.section == "energy":
+        seconds = max(load.min_seconds, ENERGY_SECONDS)
+        return replace(load, min_seconds=seconds, max_seconds=max(load.max_seconds, seconds))
+    return replace(load, percentile=max(load.percentile, percent_from_name(criterion.metric)))
+
+
+def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:
+    return (
+        str(load.scenario), str(load.mode), load.streams, load.length or 0, load.rate_per_s or 0.0, load.percentile, load.min_seconds,
+    )  # fmt: skip
+
+
+def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
+    """Raises BadInputError, before the export, for data that are missing or do not fit the model."""
+    require_existing(data, "--data")
+    model, stored = prepare_model(model, store, listener)
+    card = read_card(model, stored)
+    resolve_texts(data, card, read_tokenizer(model, stored), store.workspace / "calibration", truncate=truncate)
+    shown = card if stored else read_outputs_early(model.load())
+    if card.tokenization is None and card.task in TASKS and shown is not None:
+        task = TASKS[card.task]
+        task.require_model(shown)
+        task.read_truths(load_sample_set(stored, card, data, None, 0, listener)[0], shown, task.count_classes(shown))
+
+
+MAX_SECONDS = 300.0
+"""Stops a hanging load; the highest percentile decides the time, because fewer samples would show less drift."""
+
+
+def run_bench_step(
+    artifacts: Sequence[Entry],
+    criteria: Sequence[Criterion],
+    wanted: SignoffRequest,
+    store: Store,
+    listener: Listener,
+    backend: str = "",
+) -> list[Path]:
+    """Measures every load of `criteria` on every artifact, those of `backend` with the policy's options; returns the runs."""
+    found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
+    on_gpu = any(each.info.device != "cpu" for each in artifacts)
+    runs = []
+    for load, batches in loads_from_criteria(criteria, wanted.min_seconds, MAX_SECONDS, energy=on_gpu):
+        plan = BenchPlan(
+            load=load,
+            batches=batches,
+            lengths=None if load.length is None else (load.length,),
+            limits={"max_cv": wanted.max_cv},
+            to_the_end=True,
+            options={backend: wanted.policy.options} if backend else {},
+        )
+        result = bench_artifacts(found, plan, store, listener)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        runs.append(Path(result.run_dir))
+    return runs
+
+
+Step = Callable[[Sequence[Criterion]], list[Path]]
+"""Measures the evidence for some criteria; returns the new runs."""
+
+
+def make_steps(
+    wanted: SignoffRequest,
+    judged: BuiltArtifact,
+    artifacts: Sequence[Entry],
+    made_of: Entry,
+    model: Callable[[], Model],
+    store: Store,
+    listener: Listener,
+    plan: BuildPlan,
+    data: Path | None = None,
+) -> dict[str, Step]:
+    """The steps by kind of run, in their order. `artifacts` are measured, and `judged` is profiled with the options of `plan`.
+
+    `made_of` is the entry of its model, and `model` resolves the model's source.
+    """
+
+    def evaluate(_criteria: Sequence[Criterion]) -> list[Path]:
+        return [Path(run_evaluation(model(), data, None, 0, None, store, listener, truncate=plan.truncate).run_dir)]
+
+    def preprocess(_criteria: Sequence[Criterion]) -> list[Path]:
+        request = PreprocessRequest(images=plan.images, plan=choose_dali_plan("auto"), throughput=False)
+        return [Path(derive_preprocessing(model(), request, store, listener).run_dir)]
+
+    def bench(criteria: Sequence[Criterion]) -> list[Path]:
+        if judged.entry.id not in {each.id for each in artifacts}:
+            label = f"{judged.entry.info.backend} {judged.entry.info.precision}"
+            raise MissingError(f"the judged build ({label}) cannot run on this machine")
+        return run_bench_step(artifacts, criteria, wanted, store, listener, judged.entry.info.backend)
+
+    def profile(_criteria: Sequence[Criterion]) -> list[Path]:
+        """Profiles inference at the largest batch size and length of the policy."""
+        lengths = {one.where.length for one in wanted.policy.criteria if one.where.length}
+        capture = ProfilePlan(
+            stage=(Stage.INFERENCE,),
+            batch_size=(max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),),
+            length=(max(lengths),) if lengths else None,
+        )
+        find_nsys()
+        return [profile_model(capture, [judged], made_of, store, listener, plan.options).run_dir]
+
+    return {"evaluate": evaluate, "preprocess": preprocess, "bench": bench, "profile": profile}
+
+
+def measure_missing_evidence(
+    wanted: SignoffRequest, model: Callable[[], Model], store: Store, listener: Listener
+) -> list[Path]:
+    """Takes the steps whose evidence is missing for the judged build; returns the new runs. `model` resolves its source.
+
+    A load with too few VALID processes for an interval is measured again, as is one that was measured for lower percentiles; all
+    tries count.
+    """
+    judged = find_judged_artifact(wanted, store)
+    registered = register_policy(wanted.policy, store)
+    runs, _ = split_runs(
+        _list_present(judged, store), wanted.since, registered if wanted.policy.preregistered else None
+    )
+    needed = list(_list_needed(wanted, judged, runs))
+    if not needed:
+        return []
+    why_not = BACKENDS[judged.info.backend].find_run_blocker(judged.info)
+    if why_not is not None:
+        listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
+        return []
+    store.require_writable()
+
+    @cache
+    def source() -> Model:
+        """Refuses a model other than the built one: with other weights the accuracy would differ."""
+        found = model()
+        stored = find_stored_model(found, store)
+        if stored is not None and stored.id in judged.manifest.parents:
+            return found
+        raise BadInputError(
+            f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
+        )
+
+    made_of = store.find(judged.manifest.parents[0], ModelInfo)
+    blank = BuildPlan((), (), named=True)
+    steps = make_steps(wanted, BuiltArtifact(judged, None, None), [judged], made_of, source, store, listener, blank)
+    done: list[Path] = []
+    for kind, criteria in _group_by_kind(needed, runs):
+        try:
+            done += steps[kind](criteria)
+        except OptpipeError as error:
+            listener.warn(f"{kind} was skipped: {error}")
+    return done
+
+
+def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
+    """The runs about the judged build, without those of another file under its id."""
+    build = judged_build_from_entry(judged)
+    present = (
+        run for run in list_runs(store.workspace) if run.kind in JUDGED_RUNS and is_run_about(run, judged, store)
+    )
+    return [run for run in present if not is_of_other_file(run, build)]
+
+
+def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
+    build = judged_build_from_entry(judged)
+    measured = list_artifact_measurements(runs, wanted.policy.confidence, build.artifact)
+    evidence = evidence_from_runs(build, runs, wanted.policy, measured)
+    for criterion in wanted.policy.criteria:
+        if criterion.section == "regression":  # without a baseline it is always missing
+            if not select_groups(criterion.where, evidence.measured):
+                yield criterion
+        elif isinstance(observe(criterion, evidence), Blocker) or _has_too_few_processes(criterion, evidence):
+            yield criterion
+
+
+def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> bool:
+    """True if fewer VALID processes than an interval needs measured a load of the criterion."""
+    if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
+        return False
+    groups = select_groups(criterion.where, evidence.measured)
+    return min((group.count_requested(criterion.metric) for group in groups), default=0) < MIN_VALUES
+
+
+def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:
+    """The criteria that each kind of run would show; only bench runs are made again."""
+    present = {run.kind for run in runs}
+    for kind in JUDGED_RUNS:
+        criteria = [one for one in needed if find_kind(one.section) == kind]
+        if criteria and (kind == "bench" or kind not in present):
+            yield kind, criteria
 
 
 def require_possible(
@@ -77,8 +310,11 @@ def sign_off(
     listener: Listener,
     *,
     figures: bool = True,
-) -> SignedDossier:
-    """Gathers the evidence, judges it, writes the reports, and seals the dossier."""
+) -> tuple[VerdictRecord, Path, Mapping[str, str]]:
+    """Gathers the evidence, judges it, writes the reports, and seals the dossier.
+
+    Returns the verdict, the dossier's folder, and its reports.
+    """
     with store.scratch("dossier") as scratch:
         with listener.step("gather evidence"):
             collect_evidence(wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {})
@@ -99,49 +335,39 @@ def sign_off(
         numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
         target = output or next(path for path in numbered if not path.exists())
         finish_dossier(scratch, target, key)
-    return SignedDossier(target, verdict, reports)
-
-
-@dataclass(frozen=True, slots=True)
-class PipelinePlan:
-    wanted: SignoffRequest
-    build: BuildPlan
-    data: Path | None = None
-    images: Path | None = None
-    preprocess: bool = True
-    profile: bool = True
-    output: Path | None = None
-    key: Path | None = None
+    return verdict, target, reports
 
 
 def run_pipeline(
-    model: Model, plan: PipelinePlan, store: Store, listener: Listener
-) -> tuple[SignedDossier, tuple[StepRecord, ...]]:
-    """Takes `model` to a verdict. A step that this machine cannot do leaves its criteria INCONCLUSIVE.
+    model: Model,
+    wanted: SignoffRequest,
+    plan: BuildPlan,
+    data: Path | None,
+    left_out: Collection[str],
+    store: Store,
+    listener: Listener,
+) -> tuple[list[StepRecord], Path]:
+    """Builds `model` and takes the steps that are not `left_out`; a sign-off judges what they measured.
 
-    Raises the errors of building, and BadInputError if the policy does not select one of several builds.
+    A step that this machine cannot do leaves its criteria INCONCLUSIVE. Also returns the file of the finished steps, which is
+    needed until the sign-off. Raises the errors of building, and BadInputError if the policy does not select one of several builds.
     """
     started = monotonic()
-    if plan.data is not None:
-        require_evaluable(model, plan.data, store, listener, truncate=plan.build.truncate)
-    built = build_model(model, plan.build, store, listener)
+    if data is not None:
+        require_evaluable(model, data, store, listener, truncate=plan.truncate)
+    built = build_model(model, plan, store, listener)
     require_artifacts(built)
-    judged = find_judged_artifact(plan.wanted, store)
-    register_policy(plan.wanted.policy, store)
+    judged = find_judged_artifact(wanted, store)
+    register_policy(wanted.policy, store)
     steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
-    notes = _place_notes(plan, built, store)
+    notes = _place_notes(wanted, plan, data, built, store)
     artifacts = [each.entry for each in built.artifacts if each.why_not is None]
     build = next((each for each in built.artifacts if each.entry.id == judged.id), BuiltArtifact(judged, None, None))
-    work = make_steps(
-        plan.wanted, build, artifacts, built.model, lambda: model, store, listener, data=plan.data, images=plan.images,
-        options=plan.build.options, truncate=plan.build.truncate,
-    )  # fmt: skip
+    work = make_steps(wanted, build, artifacts, built.model, lambda: model, store, listener, plan, data)
     for name, step in work.items():
-        if (plan.preprocess or name != "preprocess") and (plan.profile or name != "profile"):
-            steps.append(_run_step(name, partial(step, plan.wanted.policy.criteria), notes, listener))
-    signed = sign_off(plan.wanted, store, plan.output, plan.key, listener)
-    notes.unlink(missing_ok=True)
-    return signed, tuple(steps)
+        if name not in left_out:
+            steps.append(_run_step(name, partial(step, wanted.policy.criteria), notes, listener))
+    return steps, notes
 
 
 def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: Listener) -> StepRecord:
@@ -168,17 +394,17 @@ def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: 
     return StepRecord(name, "done", round(monotonic() - started, 3), tuple(names))
 
 
-def _place_notes(plan: PipelinePlan, built: ModelBuild, store: Store) -> Path:
+def _place_notes(wanted: SignoffRequest, plan: BuildPlan, data: Path | None, built: ModelBuild, store: Store) -> Path:
     """The file of exactly this pipeline's finished steps. Raises BadInputError for data that cannot be read."""
     own = card_from_file(built.model.file(CARD)).data.get("validation")
     validation = Path(own) if own and Path(own).exists() else None
     decisive = {
         "optpipe": __version__,
         "artifacts": sorted(each.entry.id for each in built.artifacts),
-        "policy": plan.wanted.policy.sha256,
-        "options": {name: dict(given) for name, given in plan.build.options.items()},
-        "settings": [plan.wanted.min_seconds, plan.wanted.max_cv, plan.build.truncate],
-        "data": [each and hash_data(each) for each in (plan.data or validation, plan.images or validation)],
+        "policy": wanted.policy.sha256,
+        "options": {name: dict(given) for name, given in plan.options.items()},
+        "settings": [wanted.min_seconds, wanted.max_cv, plan.truncate],
+        "data": [each and hash_data(each) for each in (data or validation, plan.images or validation)],
         "environment": plain_from_record(describe_environment()),
     }
     return store.workspace / NOTES / f"steps-{hash_value(decisive)[:12]}.json"

@@ -1,27 +1,56 @@
-"""The reports in a dossier and on a comparison, computed only from raw files, so that `verify` renders the same bytes."""
+"""The documents of verdicts, and the reports in a dossier and on a comparison.
+
+Reports are computed only from raw files, so that `verify` renders the same bytes.
+"""
 
 import base64
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from xml.etree import ElementTree as Xml
 
+from optpipe import __version__
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.comparison import Comparison, Goal
 from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.measurement import read_measurements
+from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
-from optpipe.core.verdict import VerdictRecord
+from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
 from optpipe.measure.compare import compare_measurements
-from optpipe.measure.document import draw_measurements, list_raw_files
+from optpipe.measure.document import draw_measurements, list_comparison_parts, list_raw_files, summarize_comparison
 from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.overview import Overview, collect_build_facts
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.report.charts import Bar
-from optpipe.report.document import Figure, Page, RawFile
-from optpipe.signoff.document import page_from_comparison, page_from_verdict, render_junit
+from optpipe.report.document import (
+    PAGE_ONLY,
+    TONES,
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Figure,
+    Gauge,
+    Page,
+    Part,
+    RawFile,
+    Row,
+    Section,
+    Sentence,
+    Table,
+    Tone,
+    clean_text,
+    figure_column,
+    format_observed,
+    make_document,
+    make_table,
+)
 from optpipe.signoff.dossier import Dossier
 from optpipe.trace.document import draw_profile
 from optpipe.trace.records import TraceProfile
@@ -30,6 +59,318 @@ from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import newest_runs
+
+NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
+UNSIGNED = "Unsigned: the files are consistent with each other, but nothing proves who made them or where."
+LARGE_FIGURES, MAX_TILES = 3, 4
+TILES = ("latency", "throughput", "accuracy", "energy", "memory", "outputs", "size", "precision")
+UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
+
+
+def summarize_verdict(record: VerdictRecord) -> str:
+    """Tells whether to ship, how many criteria are not met, and the first of them."""
+    build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
+    counted, waived = record.counted, len(record.waived)
+    worst = [one for one in counted if one.verdict is record.verdict]
+    tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
+    share = f"{len(worst)} of {len(counted)} criteria"
+    if not counted:
+        return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
+    if record.verdict is Verdict.PASS:
+        return f"Ship {build}: {'the criterion is' if len(counted) == 1 else f'all {len(counted)} criteria are'} met.{tail}"
+    load = f", {_name_load(worst[0])}" if worst[0].about else ""
+    first = f"{_name_criterion(worst[0].name)}{load}: {worst[0].reason}."
+    if record.verdict is Verdict.FAIL:
+        return f"Do not ship {build}: {share} {'is' if len(worst) == 1 else 'are'} not met. {first}{tail}"
+    return f"Do not ship {build} yet: {share} {'is' if len(worst) == 1 else 'are'} undecided. {first}{tail}"
+
+
+_NAMES = {
+    "trust.weights": "Weights",
+    "trust.precision": "Precision",
+    "trust.outputs": "Outputs",
+    "trust.environment": "Measurement environment",
+    "throughput.minimum": "Throughput",
+    "regression.throughput": "Throughput regression",
+    "memory.maximum": "Memory",
+    "energy.maximum": "Energy",
+    "stability.maximum_cv": "Stability",
+    "accuracy.maximum_drop": "Accuracy drop",
+    "accuracy.minimum_score": "Score",
+    "accuracy.minimum_top1": "Top-1 accuracy",
+    "accuracy.minimum_agreement": "Agreement with the source model",
+    "preprocessing.minimum_agreement": "Preprocessing agreement",
+    "preprocessing.minimum_snr": "Preprocessing SNR",
+    "outputs.minimum_snr": "Output SNR",
+    "outputs.minimum_cosine": "Output cosine",
+    "outputs.minimum_agreement": "Output agreement",
+    "outputs.maximum_abs_error": "Output error",
+    "size.maximum": "Engine size",
+    "tensor_cores.minimum_share": "Tensor Core use",
+    "environment.gpu": "GPU",
+}
+
+
+def _name_criterion(name: str) -> str:
+    """The words for a criterion: `p99 latency` for `latency.p99.b8`."""
+    section, metric, *_ = name.replace("mean_", "mean ").split(".")
+    known = {"latency": f"{metric} latency", "regression": f"{metric} regression", "precision": f"Share of {metric}"}
+    return _NAMES.get(f"{section}.{metric}") or known.get(section) or f"{section} {metric}".capitalize()
+
+
+def document_from_verdict(record: VerdictRecord, dossier: Path | None) -> Document:
+    return make_document(_list_verdict_parts(record, dossier))
+
+
+def _list_verdict_parts(record: VerdictRecord, dossier: Path | None) -> Iterator[Part]:
+    yield Sentence(summarize_verdict(record), TONES[record.verdict], record.verdict)
+    yield from list_waivers(record)
+    yield tabulate_criteria(record)
+    yield from list_notes(record)
+    if dossier is not None:
+        yield Sentence(str(dossier), Tone.STRONG, "dossier")
+        yield Sentence(shlex.join(["optpipe", "verify", str(dossier)]), Tone.FAINT, "verify it anywhere")
+        yield Sentence(_find_next_step(record, dossier), Tone.STRONG, "next")
+
+
+def _find_next_step(record: VerdictRecord, dossier: Path) -> str:
+    """The remedy of the criterion that decides; how to deploy a build that passes."""
+    if record.verdict is Verdict.PASS:
+        return shlex.join(["optpipe", "deploy", str(dossier)])
+    return next(
+        (one.remedy for one in _order_criteria(record) if one.remedy and not one.waived),
+        "measure what the policy requires",
+    )
+
+
+def list_waivers(record: VerdictRecord) -> Iterator[Sentence]:
+    for one in record.waived:
+        yield Sentence(f"`{one.name}` is {one.verdict} and does not count: {one.waived}", Tone.BAD, "WAIVED")
+
+
+def list_notes(record: VerdictRecord) -> Iterator[Sentence]:
+    return (Sentence(note.message, Tone.DOUBTFUL, "note", remedy=note.remedy) for note in record.notes)
+
+
+def _name_load(one: CriterionResult) -> str:
+    """`batch 8, single-stream, compute`, without the processes."""
+    return one.about.partition(";")[0]
+
+
+def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
+    """FAIL, INCONCLUSIVE, waived, PASS."""
+    order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+    return sorted(record.criteria, key=lambda one: 1.5 if one.waived else order.index(one.verdict))
+
+
+def tabulate_criteria(record: VerdictRecord) -> Table:
+    """The decisive criteria first; those of trust that pass share one row."""
+    passed = [one for one in record.counted if one.verdict is Verdict.PASS and one.name.startswith("trust.")]
+    trusted = passed if len(passed) > 1 else []
+    rows = [_list_criterion_cells(one) for one in _order_criteria(record) if one not in trusted]
+    if trusted:
+        names = ", ".join(_name_criterion(one.name) for one in trusted).capitalize()
+        why = "; ".join(one.reason for one in trusted)
+        rows.append((names, "trust.*", Cell(Verdict.PASS, Tone.GOOD), "", trusted[0].limit, "", why))
+    columns = (
+        Column("name", rank=PAGE_ONLY), Column("criterion", ColumnKind.NAME, rank=0, below=True),
+        Column("verdict", ColumnKind.STATE, rank=0), figure_column("observed", rank=0), Column("limit"),
+        Column("measured", rank=2), Column("why", rank=2),
+    )  # fmt: skip
+    return make_table(columns, rows, id="criteria")
+
+
+def _list_criterion_cells(one: CriterionResult) -> Row:
+    observed, tone, gauge = format_observed(one), TONES[one.verdict], None
+    value = one.observed if isinstance(one.observed, int | float) else None
+    if value is not None and isinstance(one.threshold, int | float):
+        gauge = Gauge(value, *(one.ci or (value, value)), one.threshold, one.limit.startswith("at least"), tone)
+    text, _, interval = observed.partition(" [")
+    return (
+        _name_criterion(one.name),
+        one.name,
+        Cell(one.verdict, tone, "waived" if one.waived else ""),
+        Cell("" if text == "–" else text, note=f"[{interval}" if interval else "", value=value, gauge=gauge),
+        one.limit,
+        one.about,
+        Cell(
+            "" if text != "–" and observed in one.reason else one.reason, note=f"→ {one.remedy}" if one.remedy else ""
+        ),
+    )
+
+
+def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:
+    lines = [
+        Sentence(f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s" + (f"  {one.reason}" if one.reason else ""))
+        for one in steps
+    ]
+    return make_document([*lines, *_list_verdict_parts(record, dossier)])
+
+
+def document_from_verification(found: VerificationRecord) -> Document:
+    if found.recomputed is None:
+        more = len(found.problems) - 20
+        rest = (f"and {more} more",) if more > 0 else ()
+        why = ": the seal is intact, but not every figure follows from the raw files" if found.as_sealed else ""
+        remedy = NOT_RECOMPUTED if found.as_sealed else ""
+        text = f"{found.dossier}{why}"
+        return make_document([Sentence(text, Tone.BAD, "NOT INTACT", (*found.problems[:20], *rest), remedy)])
+    stated = "; ".join(one.partition(": stated by ")[0] for one in found.unbacked)
+    return make_document(
+        [
+            *_list_verdict_parts(found.recomputed, None),
+            *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
+            Sentence(stated, Tone.FAINT, "taken from the manifests, without raw files") if stated else None,
+            Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
+            Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature.startswith("not signed") else None,
+            Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
+        ]
+    )
+
+
+def page_from_verdict(
+    record: VerdictRecord,
+    comparison: Comparison,
+    figures: Sequence[Figure],
+    pictures: Sequence[Figure],
+    profile: TraceProfile | None,
+    files: tuple[RawFile, ...],
+) -> Page:
+    counted = [one.verdict for one in record.counted]
+    tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
+    proven = (
+        "PASS and FAIL are proven, whether the build is judged once or again and again: of builds that are exactly on a limit at most"
+        " 2.5% ever pass and at most 2.5% ever fail wrongly (at a confidence of 95%), and everything else is INCONCLUSIVE. "
+        "A percentile above p50 is that of all requests over the processes that may serve them; p50, rates and energy are means over"
+        " processes. Both hold for this machine in the state in which it was measured, not for others."
+    )
+    recompute = (
+        "Recompute every number and this verdict, and check the signature, offline and without a GPU: `optpipe verify .` in this folder. "
+        "To check only the hashes: `sha256sum -c SHA256SUMS`."
+    )
+    findings = () if profile is None else profile.findings[:8]
+    sections = [
+        Section("Criteria", (tabulate_criteria(record), *list_notes(record), Sentence(proven)), "criteria"),
+        *_list_comparison_sections(comparison, figures),
+        Section("Preprocessing, side by side", tuple(pictures), "parity"),
+        Section(
+            "What limits performance",
+            tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings),
+            "profile",
+        ),
+        _make_evidence_section(
+            recompute,
+            comparison.environment,
+            Section("Sign off again if", tuple(map(Sentence, record.expires_if)), folded=True),
+        ),
+    ]
+    return Page(
+        f"{record.model}: {record.policy.name}",
+        summarize_verdict(record),
+        tuple(section for section in sections if section.parts),
+        record.verdict,
+        (*tally, *([("WAIVED", len(record.waived))] if record.waived else [])),
+        tuple(list_waivers(record)),
+        tuple(_quote_criteria(record)),
+        files,
+        record.created_utc,
+        record.optpipe,
+        tuple(_identify_build(record, comparison.environment)),
+        ("in this folder: " if record.verdict is Verdict.PASS else "") + _find_next_step(record, Path()),
+    )
+
+
+def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator[str]:
+    yield f"{record.created_utc[:16].replace('T', ' ')} UTC"
+    yield from (f"{gpu.name}, driver {gpu.driver}" for gpu in environment.gpus[:1])
+    if not environment.gpus and environment.packages:
+        yield environment.cpu
+    if record.artifact.backend in BACKENDS and environment.packages:
+        package = BACKENDS[record.artifact.backend].package
+        yield f"{package} {environment.get_fact(f'packages.{package}')}"
+    if record.artifact.sha256:
+        yield f"engine sha256 {record.artifact.sha256[:12]}"
+    yield "signature: `optpipe verify .`"
+
+
+def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], files: tuple[RawFile, ...]) -> Page:
+    names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
+    sections = [
+        *_list_comparison_sections(comparison, figures),
+        _make_evidence_section("The files that the figures were computed from.", comparison.environment),
+    ]
+    return Page(
+        "Comparison",
+        summarize_comparison(comparison),
+        tuple(section for section in sections if section.parts),
+        highlights=tuple(
+            (names[goal], comparison.best_reason[goal], comparison.row(row).label)
+            for goal, row in comparison.best.items()
+            if row is not None
+        ),
+        files=files,
+        optpipe=__version__,
+    )
+
+
+def _list_comparison_sections(comparison: Comparison, figures: Sequence[Figure]) -> Iterator[Section]:
+    yield Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
+    yield Section("Figures", tuple(figures[:LARGE_FIGURES]), "figures")
+    yield Section("Diagnostics", tuple(figures[LARGE_FIGURES:]), "diagnostics", folded=True)
+
+
+def _make_evidence_section(text: str, environment: Environment, *more: Section) -> Section:
+    packages = ", ".join(f"{name} {number}" for name, number in environment.packages.items())
+    host = Sentence(f"{environment.cpu}, {environment.cpu_count} cores; Python {environment.python}; {packages}")
+    listed = Section(f"CPU, Python, and {len(environment.packages)} packages", (host,), folded=True)
+    return Section("Evidence", (Sentence(text), *more, *([listed] if packages else [])), "evidence")
+
+
+def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
+    """The decisive figure of each section of the policy, as in the table of criteria."""
+    quoted = {
+        one.name.partition(".")[0]: one for one in _order_criteria(record)[::-1] if isinstance(one.observed, float)
+    }
+    for section in [name for name in TILES if name in quoted][:MAX_TILES]:
+        one = quoted[section]
+        yield (
+            _name_criterion(one.name),
+            format_observed(one).partition(" [")[0],
+            f"{one.limit}{', ' if one.about else ''}{_name_load(one)}",
+        )
+
+
+def render_junit(record: VerdictRecord) -> str:
+    """JUnit XML for CI: FAIL is a failure, INCONCLUSIVE an error, and a waived criterion is skipped with its reason."""
+    counted = record.counted
+    suite = Xml.Element(
+        "testsuite",
+        name=f"optpipe signoff {record.model}",
+        tests=str(len(record.criteria)),
+        failures=str(sum(one.verdict is Verdict.FAIL for one in counted)),
+        errors=str(sum(one.verdict is Verdict.INCONCLUSIVE for one in counted)),
+        skipped=str(len(record.waived)),
+        timestamp=record.created_utc,
+        time="0",
+    )
+    build = f"{record.model}.{record.artifact.backend}.{record.artifact.precision}"
+    for one in record.criteria:
+        case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
+        about = f" ({one.about})" if one.about else ""
+        text = f"observed {format_observed(one)}{about}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
+        if one.waived:
+            Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
+        elif one.verdict is not Verdict.PASS:
+            kind = "failure" if one.verdict is Verdict.FAIL else "error"
+            Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text
+    if not counted:
+        case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
+        Xml.SubElement(case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE")
+    root = Xml.Element("testsuites")
+    root.append(suite)
+    Xml.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + clean_text(Xml.tostring(root, encoding="unicode")) + "\n"
+
 
 REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
 DRAWN_WITH = ("altair", "vl-convert-python")

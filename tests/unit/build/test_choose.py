@@ -7,8 +7,7 @@ from typing import Any
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import FINDING, HASH, MIXED, WRONG, artifact_info, proof
 
-from optpipe.build.choose import ChoiceResult, judge_status
-from optpipe.build.decide import list_candidates
+from optpipe.build.choose import ChoiceResult, judge_status, list_candidates
 from optpipe.build.doctor import ToolStatus, list_options
 from optpipe.build.document import (
     document_from_build,

@@ -47,9 +47,10 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(folder, command):
 
 
 def test_junit_does_not_lie_in_the_dossier_whose_seal_it_would_break():
-    how = DossierOptions(output=Path("out"), junit=Path("out/junit.xml"))
     with pytest.raises(BadInputError, match=r"--junit out/junit\.xml: out is sealed when it is written"):
-        call(signoff, model="digits", policy=POLICY, how=how)
+        call(
+            signoff, model="digits", policy=POLICY, how=DossierOptions(output=Path("out"), junit=Path("out/junit.xml"))
+        )
 
 
 def test_a_badge_does_not_lie_in_the_dossier_whose_seal_it_would_break():

@@ -15,9 +15,8 @@ from hypothesis.extra import numpy as arrays
 
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.deploy.frames import SharedMemory, read_frame, write_frame
-from optpipe.deploy.load_client import send_in_flight
 from optpipe.deploy.server import find_server
-from optpipe.deploy.session_process import list_captured_sizes
+from optpipe.deploy.session_process import list_captured_sizes, send_in_flight
 
 
 def test_no_server_is_a_missing_tool_with_the_way_to_get_one(monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from optpipe.measure.search import Slo
 from optpipe.report.charts import draw_comparison
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
-from optpipe.signoff.document import page_from_comparison
+from optpipe.signoff.reports import page_from_comparison
 
 BASELINE = BaselineRecord("b", "run")
 

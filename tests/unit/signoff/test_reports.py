@@ -29,17 +29,18 @@ from optpipe.report.document import Figure
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
 from optpipe.signoff.collect import SignoffRequest
-from optpipe.signoff.document import (
-    document_from_pipeline_run,
-    document_from_verdict,
-    document_from_verification,
-    page_from_verdict,
-    render_junit,
-)
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
-from optpipe.signoff.reports import make_dossier_page, overview_from_dossier
+from optpipe.signoff.reports import (
+    document_from_pipeline_run,
+    document_from_verdict,
+    document_from_verification,
+    make_dossier_page,
+    overview_from_dossier,
+    page_from_verdict,
+    render_junit,
+)
 from optpipe.signoff.verify import verify_dossier
 
 POLICY = """schema = 1
@@ -78,27 +79,27 @@ def drawn(measured_once):
 
 
 def page_of(signed):
-    dossier = read_dossier(Files(signed.folder))
-    return make_dossier_page(dossier, signed.verdict, overview_from_dossier(dossier), figures=True)
+    dossier = read_dossier(Files(signed[1]))
+    return make_dossier_page(dossier, signed[0], overview_from_dossier(dossier), figures=True)
 
 
 def test_all_forms_say_the_same(failed):
-    assert failed.verdict.verdict == "FAIL"
-    html = (failed.folder / "report.html").read_text()
+    assert failed[0].verdict == "FAIL"
+    html = (failed[1] / "report.html").read_text()
     assert "<title>FAIL: " in html
     assert (
         "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Engine size, exact, of the file: " in html
     )
-    markdown = (failed.folder / "report.md").read_text()
+    markdown = (failed[1] / "report.md").read_text()
     assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
-    suite = Xml.fromstring((failed.folder / "junit.xml").read_text())[0]
+    suite = Xml.fromstring((failed[1] / "junit.xml").read_text())[0]
     assert (suite.get("failures"), suite.get("errors"), suite.get("tests")) == ("1", "0", "6")
-    assert json.loads((failed.folder / "verdict.json").read_text())["verdict"] == "FAIL"
-    assert verify_dossier(failed.folder).problems == ()
+    assert json.loads((failed[1] / "verdict.json").read_text())["verdict"] == "FAIL"
+    assert verify_dossier(failed[1]).problems == ()
 
 
 def test_names_from_a_policy_cannot_become_markup(failed):
-    html = (failed.folder / "report.html").read_text()
+    html = (failed[1] / "report.html").read_text()
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(" in html
 
@@ -106,7 +107,7 @@ def test_names_from_a_policy_cannot_become_markup(failed):
 @pytest.mark.slow
 def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(drawn):
     page = render_html(page_of(drawn))
-    assert page == (drawn.folder / "report.html").read_text()
+    assert page == (drawn[1] / "report.html").read_text()
     without_names = page.replace("http://www.w3.org/", "")
     assert "http://" not in without_names
     assert "https://" not in without_names
@@ -116,15 +117,15 @@ def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(drawn):
 
 def test_a_waiver_is_loud_everywhere(measured_once):
     found = signed(measured_once, waivers={"size.maximum": "known"}, figures=False)
-    assert found.verdict.verdict == "PASS"
-    assert "1 criterion was waived" in (found.folder / "report.html").read_text()
-    assert "**WAIVED** `size.maximum` is FAIL" in (found.folder / "report.md").read_text()
-    assert '<skipped message="WAIVED (FAIL): known"' in (found.folder / "junit.xml").read_text()
+    assert found[0].verdict == "PASS"
+    assert "1 criterion was waived" in (found[1] / "report.html").read_text()
+    assert "**WAIVED** `size.maximum` is FAIL" in (found[1] / "report.md").read_text()
+    assert '<skipped message="WAIVED (FAIL): known"' in (found[1] / "junit.xml").read_text()
 
 
 def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
     monkeypatch.setattr("optpipe.signoff.collect.get_utc_time", lambda *_: "2101-02-03T04:05:06.000000Z")
-    folders = [signed(measured_once, figures=False).folder for _ in range(3)]
+    folders = [signed(measured_once, figures=False)[1] for _ in range(3)]
     name = "digits-onnxruntime-fp16-21010203T040506"
     assert [folder.name for folder in folders] == [name, f"{name}-2", f"{name}-3"]
 
@@ -136,7 +137,7 @@ def test_every_figure_links_to_a_file_that_is_there_with_its_hash(drawn):
     files = [file for figure in figures for file in figure.files]
     assert files
     for file in (*files, *page.files):
-        assert hashlib.sha256((drawn.folder / file.path).read_bytes()).hexdigest() == file.sha256
+        assert hashlib.sha256((drawn[1] / file.path).read_bytes()).hexdigest() == file.sha256
 
 
 def test_a_dossier_is_never_written_over(measured_once, tmp_path):
@@ -152,9 +153,9 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
         public = (tmp_path / f"{name}.pub").read_text()
         (tmp_path / f"{name}.allowed").write_text(f"release@example.org {public}")
     found = signed(measured_once, tmp_path / "dossier", key=tmp_path / "ours", figures=False)
-    assert verify_dossier(found.folder).problems == ()
-    assert verify_dossier(found.folder, tmp_path / "ours.allowed").problems == ()
-    assert "is not in" in verify_dossier(found.folder, tmp_path / "theirs.allowed").problems[0]
+    assert verify_dossier(found[1]).problems == ()
+    assert verify_dossier(found[1], tmp_path / "ours.allowed").problems == ()
+    assert "is not in" in verify_dossier(found[1], tmp_path / "theirs.allowed").problems[0]
 
 
 @pytest.mark.slow

@@ -23,12 +23,11 @@ from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.measure.pair import BenchRecord
 from optpipe.models.artifacts.facts import hash_engine, hash_model, judged_build_from_entry
 from optpipe.preprocess.proof import observe_preprocessing
+from optpipe.signoff import release
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, is_run_about
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.release import PipelinePlan, _place_notes, _run_step
-from optpipe.signoff.steps import _group_by_kind, _list_needed, _list_present, loads_from_criteria, run_bench_step
 from optpipe.signoff.verify import find_contradictions
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.file_names import CARD
@@ -65,8 +64,8 @@ def kinds(workspace):
     wanted, store = SignoffRequest("digits", policy_from_toml(POLICY.encode())), Store(workspace.path)
     judged = find_judged_artifact(wanted, store)
     runs = [run for run in list_runs(workspace.path) if is_run_about(run, judged, store)]
-    needed = list(_list_needed(wanted, judged, runs))
-    return {kind: [one.name for one in criteria] for kind, criteria in _group_by_kind(needed, runs)}
+    needed = list(release._list_needed(wanted, judged, runs))
+    return {kind: [one.name for one in criteria] for kind, criteria in release._group_by_kind(needed, runs)}
 
 
 def test_everything_is_missing_of_a_build_that_was_never_measured(workspace):
@@ -173,8 +172,8 @@ def judge(workspace, tmp_path):
 
 
 def list_kinds_to_measure(workspace, entry):
-    runs = _list_present(entry, workspace.store)
-    return [kind for kind, _ in _group_by_kind(list(_list_needed(WANTED, entry, runs)), runs)]
+    runs = release._list_present(entry, workspace.store)
+    return [kind for kind, _ in release._group_by_kind(list(release._list_needed(WANTED, entry, runs)), runs)]
 
 
 def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, judge, small_trace) -> None:
@@ -220,7 +219,7 @@ def test_a_bench_run_of_another_file_is_named_and_not_taken(workspace, tmp_path)
     entry, other = workspace.artifact("fp16"), workspace.artifact("fp32")
     old, of_other = workspace.bench(entry), workspace.bench(other)
     entry, _ = rebuild(workspace, entry), rebuild(workspace, other)
-    assert [run.name for run in _list_present(entry, workspace.store)] == []
+    assert [run.name for run in release._list_present(entry, workspace.store)] == []
     new = workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "dossier")
     found = judge_dossier(read_dossier(Files(folder)))[0]
@@ -247,12 +246,12 @@ def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path)
     def bench(*_):
         return BenchRecord("r", "r", (), Environment(), 0, interrupted=interrupted)
 
-    monkeypatch.setattr("optpipe.measure.bench.bench_artifacts", bench)
+    monkeypatch.setattr("optpipe.signoff.release.bench_artifacts", bench)
     interrupted = False
-    assert run_bench_step([], (), WANTED, Store(tmp_path), SilentListener()) == [Path("r")]
+    assert release.run_bench_step([], (), WANTED, Store(tmp_path), SilentListener()) == [Path("r")]
     interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        run_bench_step([], (), WANTED, Store(tmp_path), SilentListener())
+        release.run_bench_step([], (), WANTED, Store(tmp_path), SilentListener())
 
 
 def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_path):
@@ -270,13 +269,13 @@ def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_pa
         raise error
 
     def status(work):
-        return _run_step("bench", work, notes, listener).status
+        return release._run_step("bench", work, notes, listener).status
 
     assert [status(work), status(work)] == ["done", "resumed"]
     (done[0] / MANIFEST).unlink()
     assert [status(work), len(done)] == ["done", 2], "what is not whole is not finished"
     with pytest.raises(KeyboardInterrupt):
-        _run_step("profile", lambda: fail(KeyboardInterrupt()), notes, listener)
+        release._run_step("profile", lambda: fail(KeyboardInterrupt()), notes, listener)
     assert status(work) == "resumed", "an interruption leaves the notes"
     notes.unlink()
     for error, said in ((MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")):
@@ -292,11 +291,11 @@ def test_notes_are_those_of_data_with_the_same_content(tmp_path):
     card = json.dumps(ModelCard("reader", "reader.onnx", Task.OTHER, ()).to_dict()).encode()
     model = put(store, info, {}, files={CARD: card})
     build = BuildPlan((), (), named=True)
-    plan = PipelinePlan(SignoffRequest("reader", policy), build, data=data)
+    wanted = SignoffRequest("reader", policy)
     paths = []
     for content in ("1", "2", "1"):
         data.write_text(content)
-        paths.append(_place_notes(plan, ModelBuild(model, None), store))
+        paths.append(release._place_notes(wanted, build, data, ModelBuild(model, None), store))
     assert paths[0] == paths[2] != paths[1]
 
 
@@ -328,5 +327,5 @@ SIZE = "[size]\nmaximum = '1 MiB'\n"
 )
 def test_the_loads_follow_from_the_policy(text, energy, loads):
     criteria = policy_from_toml(f"schema = 1\n{text}".encode()).criteria
-    found = loads_from_criteria(criteria, 0.6, 30.0, energy=energy)
+    found = release.loads_from_criteria(criteria, 0.6, 30.0, energy=energy)
     assert [(str(load), sizes, load.percentile, load.min_seconds) for load, sizes in found] == loads

@@ -10,8 +10,8 @@ from optpipe.cli.groups import read_arguments
 from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.signoff.build_evidence import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
-from optpipe.signoff.suggest import suggest_bench, suggest_fix, suggest_narrowing
 
 EVERYTHING = """schema = 1
 [build]

@@ -150,37 +150,6 @@ def test_too_few_images_decide_nothing(images: int, drops: tuple[float, float] |
         assert first.ci == (seen["agreement"].low, seen["agreement"].high) == (0.0, 1.0)
 
 
-@pytest.mark.slow
-def test_the_interval_of_the_drop_covers_the_truth() -> None:
-    """Images of two kinds of difficulty; the truth is known from a set a hundred times as large."""
-
-    def draw(count: int, seed: int):
-        rng = np.random.default_rng(seed)
-        hard = rng.random(count) < 0.3
-        truths = [rng.integers(0, 3, (6, 6)).astype(np.uint8) for _ in range(count)]
-        masks = []
-        for extra in (0.0, 0.06):
-            share = np.where(hard, 0.35, 0.08) + extra * rng.random(count) * 2
-            other = [rng.integers(0, 3, (6, 6)).astype(np.uint8) for _ in truths]
-            pairs = zip(share, truths, other, strict=True)
-            masks.append([np.where(rng.random((6, 6)) < p, wrong, right) for p, right, wrong in pairs])
-        return truths, *masks
-
-    def gather(one):
-        truths, *masks = one
-        return [TASK.gather(encode(truths), encode(each)) for each in masks]
-
-    before, after = (TASK.compute_scores(each, np.ones((1, 6000)))[0, 0] for each in gather(draw(6000, 999)))
-    truth, hits, runs = before - after, 0, 120
-    for seed in range(runs):
-        truths, source, found = (encode(each) for each in draw(60, seed))
-        low, high = TASK.score_predictions(truths, source, found).scores[0].drop_ci
-        hits += low <= truth <= high
-    assert (
-        hits / runs >= 0.89
-    )  # 95%, less three standard errors of 120 runs; samples that do not differ widen the interval
-
-
 TRANSFORM = Transform((Decode(), Resize((8, 8), fit="exact"), Rescale(), Pack()))
 
 

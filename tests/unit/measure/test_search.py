@@ -1,10 +1,7 @@
 """Batch sizes and rates that are searched for, limits, and pairs, over simulated runtimes."""
 
-import itertools
-import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -230,42 +227,6 @@ def test_a_process_whose_samples_follow_each_other_closely_costs_no_comparison()
     assert set(compare(2e6).baseline_ns) == {2e6}
     with pytest.raises(BadInputError, match="p50 needs more samples per process"):
         compare(None)
-
-
-@pytest.mark.parametrize("period", [4, 4.1, 4 / 3])
-@pytest.mark.slow
-def test_a_disturbance_that_comes_back_every_few_processes_is_no_difference(period):
-    generator = np.random.default_rng(4)
-
-    def compared(at):
-        turn, phase = itertools.count(), generator.uniform(0, 2 * np.pi)
-
-        def side(_name):
-            wave = 0.02 * np.sin(2 * np.pi * next(turn) / period + phase)
-            return 10.0 * np.exp(wave + 0.005 * generator.standard_normal())
-
-        return pair(side, side, 10, at).ratio.change
-
-    assert sum(compared(at) is not Change.NO_DIFFERENCE for at in range(300)) <= 8
-
-
-def noisy_pair(generator, truth, noise):
-    def side(level):
-        return lambda _name: level * math.exp(noise * generator.standard_normal())
-
-    return pair(side(10.0), side(10.0 * truth), rounds=8)
-
-
-@pytest.mark.slow
-def test_a_noisy_machine_gets_more_rounds_and_neither_error_grows():
-    generator = np.random.default_rng(3)
-    equal = [noisy_pair(generator, 1.0, 0.02).ratio for _ in range(300)]
-    assert np.mean([each.change is not Change.NO_DIFFERENCE for each in equal]) <= 0.03
-    slower = [noisy_pair(generator, 1.06, 0.02).ratio for _ in range(200)]
-    assert np.mean([each.change is Change.SLOWER for each in slower]) >= 0.9
-    assert max(each.rounds for each in slower) > 8
-    assert {noisy_pair(generator, 1.0, 0.2).ratio.rounds for _ in range(5)} == {24}
-    assert {noisy_pair(generator, 1.0, 0.001).ratio.rounds for _ in range(5)} == {8}
 
 
 SLO = Slo(99.0, 5e6)

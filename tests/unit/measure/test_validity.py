@@ -132,14 +132,6 @@ def test_load_of_5_percent_of_the_cores_is_flagged_where_as_small_a_difference_i
     assert codes(machine=calm, limits=PAIR_LIMITS) == {}
 
 
-@pytest.mark.parametrize("seconds", [3, 60, 600])
-@pytest.mark.slow
-def test_noise_of_the_readings_is_no_change_of_clocks_however_long_one_looks(seconds):
-    readings = [1980 * np.exp(0.006 * GENERATOR.standard_normal(5 * seconds)) for _ in range(100)]
-    found = [codes(machine=machine(gpu_sm_mhz=[int(each) for each in row])) for row in readings]
-    assert sum("clocks-moved" in each for each in found) <= 4
-
-
 def test_a_power_cap_is_a_note_unless_it_moves_the_clocks():
     capped = {"gpu_throttle_reasons": [0, 0x04, 0x04, 0x04, 0]}
     steady = machine(**capped, gpu_sm_mhz=[300, 1755, 1740, 1755, 300])
@@ -177,28 +169,6 @@ def test_a_server_that_falls_behind():
     behind = samples(level(), waited_ms=np.linspace(0, 500, 1000))
     assert codes(behind, scenario=Scenario.SERVER, rate_per_s=2000.0) == {"falling-behind": True}
     assert codes(samples(level(), waited_ms=0.2), scenario=Scenario.SERVER, rate_per_s=500.0) == {}
-
-
-def served(utilization, count):
-    """Queries of about 1 ms that come at random and are served one after the other."""
-    due = np.cumsum(GENERATOR.exponential(1 / utilization, count))
-    durations, starts, free = level(count), np.empty(count), 0.0
-    for at in range(count):
-        starts[at] = max(due[at], free)
-        free = starts[at] + durations[at]
-    frame = samples(durations).with_columns(
-        pl.Series("start_ns", (starts * 1e6).astype(np.int64)),
-        pl.Series("end_ns", ((starts + durations) * 1e6).astype(np.int64)),
-        pl.Series("scheduled_ns", (due * 1e6).astype(np.int64)),
-    )
-    return codes(frame, scenario=Scenario.SERVER, rate_per_s=1000 * utilization)
-
-
-@pytest.mark.parametrize("count", [662, 2648])
-@pytest.mark.slow
-def test_a_long_queue_is_not_falling_behind_and_a_growing_one_is(count):
-    assert sum("falling-behind" in served(0.9, count) for _ in range(30)) == 0
-    assert sum("falling-behind" in served(1.02, count) for _ in range(30)) == 30
 
 
 def test_warm_up_and_interruption():

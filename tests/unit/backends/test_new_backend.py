@@ -285,15 +285,3 @@ def test_options_that_a_server_does_not_take_over_are_named() -> None:
     assert serve("tensorrt", {"cuda_graph": True}).cuda_graph
     assert serve("inductor", {"cuda_graph": True}).not_carried == ("cuda_graph",)
     assert serve("torch", {"cuda_graph": True}).not_carried == ()
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("1.23.2", "Triton 25.08 to 26.01 carries ONNX Runtime 1.23"),
-        ("1.31.1", "no Triton release up to 26.07 carries ONNX Runtime 1.31.1 (26.07 has 1.27)"),
-        ("1.2.0", "no Triton release up to 26.07 carries ONNX Runtime 1.2.0"),
-    ],
-)
-def test_the_releases_of_an_onnxruntime_are_named(version: str, expected: str) -> None:
-    assert serve("onnxruntime", version=version).requirement.startswith(expected)

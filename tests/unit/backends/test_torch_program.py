@@ -20,7 +20,7 @@ from optpipe.backends.torch_eager import count_program_costs
 from optpipe.backends.torch_layers import tuning
 from optpipe.backends.torch_program import TorchSession, export_program
 from optpipe.core.card import InputSpec, ModelCard, Task
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
 
 SPEC = InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0)
@@ -78,14 +78,6 @@ def test_a_program_that_does_not_run_is_no_build(precision: Precision) -> None:
         export_program(replace(request, precision=precision))
     assert str(refused.value).startswith(f"torch cannot run net in {precision}: mat1 and mat2 must have the same dtype")
     assert str(refused.value).endswith("\ntry --precision fp32, or on a GPU --backend onnxruntime")
-
-
-def test_what_optpipe_refuses_itself_passes() -> None:
-    def refuse() -> nn.Module:
-        raise BadInputError("no such file")
-
-    with pytest.raises(BadInputError, match="no such file"):
-        export_program(replace(make_request(Counts()), module=refuse))
 
 
 INFO = artifact_info(

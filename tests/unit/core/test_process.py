@@ -32,32 +32,21 @@ def test_both_signals_interrupt_and_the_handlers_come_back(number):
     assert signal.getsignal(number) is before
 
 
-@SIGNALS
-def test_what_an_extension_module_makes_of_it_is_an_interruption(number):
-    def imported():
-        try:
-            signal.raise_signal(number)
-        except KeyboardInterrupt as error:
-            message = "initialization failed"
-            raise ImportError(message) from error
-
-    with pytest.raises(KeyboardInterrupt), handle_interrupts():
-        imported()
+class Panic(BaseException):
+    """As pyo3 has it."""
 
 
 @SIGNALS
-def test_what_a_rust_library_makes_of_it_is_an_interruption(number):
-    class Panic(BaseException):
-        """As pyo3 has it."""
-
-    def panics():
+@pytest.mark.parametrize("error", [ImportError, Panic], ids=["an extension module", "a Rust library"])
+def test_what_a_library_makes_of_it_is_an_interruption(number, error):
+    def call():
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt:
-            raise Panic from None
+            raise error from None
 
     with pytest.raises(KeyboardInterrupt), handle_interrupts():
-        panics()
+        call()
 
 
 @SIGNALS

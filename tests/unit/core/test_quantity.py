@@ -1,14 +1,10 @@
 """Quantities as text and back, and what tells loads and settings apart."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.core import measurement as m
-from optpipe.core.errors import BadInputError
-from optpipe.core.files import Files
 from optpipe.core.quantity import (
     Dimension,
     format_bytes,
@@ -18,7 +14,7 @@ from optpipe.core.quantity import (
     format_snr,
     quantity_from_text,
 )
-from optpipe.core.records import json_from_record, plain_from_record, record_from_plain
+from optpipe.core.records import plain_from_record, record_from_plain
 
 
 @pytest.mark.parametrize(
@@ -75,13 +71,6 @@ def test_sizes_and_counts() -> None:
 def test_an_snr_of_outputs_that_are_not_finite_is_no_number() -> None:
     assert format_snr(62.6) == "63 dB"
     assert format_snr(-1e30) == "-inf dB (NaN or Inf in the outputs, or other sizes)"
-
-
-def test_another_version_is_refused_by_number(tmp_path):
-    record = replace(m.MeasurementsRecord(()), schema_version=2)
-    (tmp_path / m.MEASUREMENTS_FILE).write_bytes(json_from_record(record))
-    with pytest.raises(BadInputError, match=r"version 2; .* version 1"):
-        m.read_measurements(Files(tmp_path))
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))

@@ -289,19 +289,3 @@ def report(record):
 )
 def test_reports_are_as_they_were_read_and_approved(name, text):
     assert_golden(text(), f"{name}.txt")
-
-
-@pytest.mark.parametrize(
-    "render",
-    [
-        lambda record: text_of(document_from_verdict(record, Path("a\x1b[2Jb")), width=140),
-        lambda record: render_page(report(record)),
-        lambda record: render_html(report(record)),
-        render_junit,
-    ],
-)
-def test_no_control_character_of_a_file_leaves_a_report(render):
-    odd = replace(SLOW, name="latency.p99.b8\x1b]0;x\x07", reason="slow\x9b2J", remedy="\x08run", source="\x00")
-    shown = render(replace(RECORD, model="digits\x1b[31m", criteria=(odd,)))
-    assert "\\x1b" in shown
-    assert all(each.isprintable() or each == "\n" for each in shown)

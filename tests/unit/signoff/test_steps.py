@@ -140,15 +140,6 @@ def test_a_parity_proof_counts_whatever_batch_sizes_the_model_was_built_for(work
     assert found("a", None) == found("a", [1, 8, 64]) != found("b", None)
 
 
-def test_what_was_measured_with_other_options_than_the_policy_asks_for_is_missing(workspace, monkeypatch):
-    monkeypatch.setitem(globals(), "POLICY", POLICY + "[build.options]\nthreads = 2\n")
-    entry = workspace.artifact("fp16")
-    workspace.bench(entry, options={"threads": 1})
-    assert "latency.p99.b1" in kinds(workspace)["bench"]
-    workspace.bench(entry, options={"threads": 2})
-    assert "latency.p99.b1" not in kinds(workspace)["bench"]
-
-
 ACCURACY, CORES = "accuracy.maximum_drop", "tensor_cores.minimum_share"
 POLICY_OTHER_FILE = """schema = 1
 [build]

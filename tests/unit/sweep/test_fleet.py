@@ -134,17 +134,6 @@ def test_the_whole_text():
 ONE = {1: 1.0}
 
 
-@pytest.mark.parametrize("utilization", [0.2, 0.5, 0.8])
-def test_the_mean_wait_of_one_server_is_that_of_pollaczek_and_khinchine(utilization):
-    """M/D/1: u / (2 (1 − u)) service times at a utilization u; the error is that of ten simulations with other seeds."""
-    means = [
-        float(simulate_queue(utilization, 1, ONE, requests=20_000, seed=seed)[2_000:].mean()) - 1 for seed in range(10)
-    ]
-    expected = utilization / (2 * (1 - utilization))
-    error = np.std(means, ddof=1) / np.sqrt(len(means))
-    assert abs(np.mean(means) - expected) < 4.5 * error
-
-
 def md1_wait_distribution(rate, wait):
     """P(W ≤ t) of M/D/1 with service time 1 (Erlang 1909; Franx, Operations Research Letters 29, 2001)."""
     terms = ((-rate * (wait - k)) ** k / factorial(k) * exp(rate * (wait - k)) for k in range(floor(wait) + 1))

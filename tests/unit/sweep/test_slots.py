@@ -104,27 +104,6 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path):
     assert not (tmp_path / "victim").exists()
 
 
-def test_no_two_threads_of_one_process_hold_a_lock(tmp_path):
-    inside, most, guard = 0, 0, threading.Lock()
-
-    def work():
-        nonlocal inside, most
-        for _ in range(5):
-            with hold_locks([("GPU-0", False)], 60, tmp_path):
-                with guard:
-                    inside += 1
-                    most = max(most, inside)
-                with guard:
-                    inside -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 1
-
-
 @pytest.fixture
 def two_gpus(monkeypatch):
     fake = Driver(2, "NVIDIA H200", (9, 0), 140, 700)

@@ -322,14 +322,6 @@ def test_every_change_is_found(tmp_path):
     assert "samples/m0.bin: missing" in run.find_problems()
 
 
-def test_another_schema_version_is_refused_by_number(tmp_path):
-    run = finished(tmp_path)
-    manifest = plain_from_record(run.manifest) | {"schema_version": 99}
-    (run.path / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(BadInputError, match="version 99"):
-        load_run(run.path)
-
-
 @pytest.mark.parametrize("missing", ["id", "files", "parents", "environment", "info"])
 def test_a_manifest_that_lacks_something_is_damaged_and_says_how_to_remove_it(tmp_path, missing):
     run = finished(tmp_path)

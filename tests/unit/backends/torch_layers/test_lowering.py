@@ -19,7 +19,7 @@ from torch.nn import functional
 from optpipe.backends.inductor import Inductor, fix_batch
 from optpipe.backends.torch_layers import LOWERING, tuning
 from optpipe.backends.torch_layers.emulation import compute_step
-from optpipe.backends.torch_layers.lowering import _multiply_patches, lower_program
+from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_layers.steps import step_from_text
 from optpipe.backends.torch_layers.tactics import list_tactics, tactics_from_text
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
@@ -125,14 +125,6 @@ def test_what_follows_patches_and_a_number_after_a_convolution_stay(tmp_path):
     wanted = replace(make_int8_request("residual", tmp_path), precision=Precision.FP16, module=lambda: deepcopy(module))
     with torch.inference_mode():
         assert measure_snr(module(batch).numpy(), lower_program(wanted)[0](batch)[0].numpy()) > 45
-
-
-@pytest.mark.parametrize("size", [4, 5])
-def test_patches_of_an_image_are_a_linear_layer(size):
-    torch.manual_seed(0)
-    image, layer = torch.randn(2, 3, 4 * size + 1, 3 * size), torch.nn.Conv2d(3, 8, size, size)
-    found = _multiply_patches(image, layer.weight.half().flatten(1), layer.bias.half(), size)
-    torch.testing.assert_close(found.float(), layer(image), rtol=0, atol=5e-3)
 
 
 @pytest.mark.parametrize("lowered", ["residual"], indirect=True)

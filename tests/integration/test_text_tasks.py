@@ -1,4 +1,4 @@
-"""Tags and answers in made-up texts: tiny models trained here, from words or SQuAD's JSON to INT8 and the verdict."""
+"""Tags and answers in made-up texts: tiny models trained here, from words or questions to INT8 and the verdict."""
 
 import json
 import random
@@ -119,17 +119,16 @@ def make_question(draw: random.Random, most: int = 12) -> tuple[str, str, str]:
     return asked, " ".join(words), said.get(asked, "")
 
 
-def write_squad(path: Path, count: int, seed: int, most: int = 12, wrong: float = 0.0) -> Path:
-    """As SQuAD 2.0 has it; a share of the answers is `wrong`, so that no model has them all."""
-    draw, paragraphs = random.Random(seed), []
-    for number in range(count):
+def write_questions(path: Path, count: int, seed: int, most: int = 12, wrong: float = 0.0) -> Path:
+    """As SQuAD 2.0 has them, in JSON lines; a share of the answers is `wrong`, so that no model has them all."""
+    draw, lines = random.Random(seed), []
+    for _ in range(count):
         question, context, answer = make_question(draw, most)
         if answer and draw.random() < wrong:
             answer = draw.choice(context.split())
-        answers = [{"text": answer, "answer_start": context.index(answer)}] if answer else []
-        asked = {"id": str(number), "question": question, "answers": answers, "is_impossible": not answer}
-        paragraphs.append({"context": context, "qas": [asked]})
-    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "names", "paragraphs": paragraphs}]}))
+        answers = {"text": [answer] if answer else []}
+        lines.append(json.dumps({"question": question, "context": context, "answers": answers}))
+    path.write_text("\n".join(lines))
     return path
 
 
@@ -163,14 +162,14 @@ def train_reader(answers: Path) -> None:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("answers")
     train_reader(place / "reader")
-    write_squad(place / "train.json", 200, seed=2)
-    write_squad(place / "validation.json", 200, seed=3, most=40, wrong=0.1)
+    write_questions(place / "train.jsonl", 200, seed=2)
+    write_questions(place / "validation.jsonl", 200, seed=3, most=40, wrong=0.1)
     return place
 
 
-def test_from_squad_to_int8_and_three_verdicts(answers: Path, inside: Callable[..., Ran]) -> None:
+def test_from_questions_to_int8_and_three_verdicts(answers: Path, inside: Callable[..., Ran]) -> None:
     model = f"hf:{answers / 'reader'}"
-    judged, found = build_and_evaluate(model, answers, answers / "train.json", answers / "validation.json")
+    judged, found = build_and_evaluate(model, answers, answers / "train.jsonl", answers / "validation.jsonl")
     assert "are read in overlapping windows" in judged.stderr
     assert found.task == "question-answering"
     for row in found.results:

@@ -84,7 +84,7 @@ class CalibrationOptions:
     calibration: Annotated[
         Path | None,
         Param(
-            "Calibration data: images, texts, tensors (.npz, .npy, Polygraphy's JSON, a .py with CALIBRATION), a set manifest, "
+            "Calibration data: images, texts, tensors (.npz, .npy, a .py with CALIBRATION), a set manifest, "
             "or a table.",
             metavar="PATH",
         ),

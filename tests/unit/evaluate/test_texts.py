@@ -326,31 +326,23 @@ READER = ModelCard(
 )  # fmt: skip
 
 
-def test_squads_json_and_lines_are_one_set_and_long_contexts_are_windows(tmp_path, tokenizer):
+def test_long_contexts_are_windows(tmp_path, tokenizer):
     context = " ".join(WORDS[:50])
-    question = {"id": "q1", "question": "who ?", "answers": [{"text": "w40", "answer_start": 0}]}
-    other = {"id": "q2", "question": "who ?", "answers": [], "is_impossible": True}
-    document = {"version": "2.0", "data": [{"paragraphs": [{"context": context, "qas": [question, other]}]}]}
-    (tmp_path / "squad.json").write_text(json.dumps(document, indent=1))
     lines = [
         {"question": "who ?", "context": context, "answers": {"text": ["w40"], "answer_start": [0]}},
         {"question": "who ?", "context": context, "answers": {"text": [], "answer_start": []}},
     ]
     (tmp_path / "squad.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    sets = [text_set_from_path(tmp_path / name)[0] for name in ("squad.json", "squad.jsonl")]
-    assert sets[0].texts == sets[1].texts
-    assert sets[0].sha256 == sets[1].sha256
-    for found in sets:
-        cut = cut_windows(found, tokenizer, READER, 32)
-        assert cut.some_unanswerable
-        assert [each.path for each in cut.files] == ["1", "1.1", "1.2", "2", "2.1", "2.2"]
-        assert all(len(each.ids) <= 32 for each in cut.windows.values())
-        seen = {context[begin:end] for each in cut.windows.values() for begin, end in each.spans if begin >= 0}
-        assert seen == set(WORDS[:50])
-        assert cut.windows["1"].types[:5] == (0, 0, 0, 0, 1)
-        truths = QuestionAnswering().read_truths(cut, READER, None)
-        assert truths[0] == truths[2] == {"question": 1, "answers": ["w40"]}
-        assert truths[5] == {"question": 2, "answers": []}
+    cut = cut_windows(text_set_from_path(tmp_path / "squad.jsonl")[0], tokenizer, READER, 32)
+    assert cut.some_unanswerable
+    assert [each.path for each in cut.files] == ["1", "1.1", "1.2", "2", "2.1", "2.2"]
+    assert all(len(each.ids) <= 32 for each in cut.windows.values())
+    seen = {context[begin:end] for each in cut.windows.values() for begin, end in each.spans if begin >= 0}
+    assert seen == set(WORDS[:50])
+    assert cut.windows["1"].types[:5] == (0, 0, 0, 0, 1)
+    truths = QuestionAnswering().read_truths(cut, READER, None)
+    assert truths[0] == truths[2] == {"question": 1, "answers": ["w40"]}
+    assert truths[5] == {"question": 2, "answers": []}
 
 
 def test_a_question_that_leaves_no_room_is_refused(tmp_path, tokenizer):

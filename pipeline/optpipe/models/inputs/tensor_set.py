@@ -1,4 +1,4 @@
-"""Tensors as data for any model: .npz, folders of .npy or .npz, and JSON of Polygraphy's inputs.
+"""Tensors as data for any model: .npz, and folders of .npy or .npz.
 
 Names, types and shapes are checked against the model's inputs before anything runs. `labels`, one integer per sample,
 may accompany the inputs.
@@ -25,7 +25,7 @@ from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indice
 
 SUFFIXES = (".npz", ".npy")
 LABELS = "labels"
-FORMS = "a .npz with an array per input, a folder of .npy or .npz files, or Polygraphy's JSON"
+FORMS = "a .npz with an array per input, or a folder of .npy or .npz files"
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,7 @@ class TensorSet(SampleSet):
 
 
 def holds_tensors(source: Path) -> bool:
-    """By suffix or, for JSON, by its beginning."""
-    if source.is_dir():
-        return any(each.suffix.lower() in SUFFIXES for each in source.iterdir())
-    if source.suffix.lower() == ".json" and source.is_file():
-        with source.open("rb") as file:
-            return b"polygraphy_class" in file.read(1 << 20)
-    return source.suffix.lower() in SUFFIXES
+    return any(each.suffix.lower() in SUFFIXES for each in (source.iterdir() if source.is_dir() else (source,)))
 
 
 def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
@@ -155,15 +149,7 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
 
 def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
     """Yields the location of each group of arrays, and the arrays by name."""
-    if source.suffix.lower() == ".json":
-        from polygraphy.json import load_json
-
-        found = load_json(str(source))
-        if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
-            raise BadInputError(f"{source} is not a list of inputs by name, as polygraphy.json.save_json writes it")
-        for index, each in enumerate(found):
-            yield f"{source}, inputs {index}", {str(name): np.asarray(value) for name, value in each.items()}
-    elif source.is_dir():
+    if source.is_dir():
         yield from _iterate_folder_feeds(source, inputs)
     elif source.suffix.lower() == ".npy":
         if len(inputs) != 1:

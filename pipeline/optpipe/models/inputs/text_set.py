@@ -1,8 +1,7 @@
 """Text sets with provenance from JSON lines.
 
 `{"text": "...", "label": "..."}`; words with tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`; or a
-question: `{"question": "...", "context": "...", "answers": {"text": ["..."]}}`, also in SQuAD's JSON, where a question
-counts as a line.
+question: `{"question": "...", "context": "...", "answers": {"text": ["..."]}}`.
 """
 
 import json
@@ -162,31 +161,9 @@ def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[Unusable, ...]]:
 def _read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with source.open("rb") as file:
-            begin = file.read(200).lstrip()
-            file.seek(0)
-            lines = _list_squad_lines(file.read()) if begin.startswith(b"{") else None
-            file.seek(0)
-            yield from ((number, raw) for number, raw in enumerate(lines or file, 1) if raw.strip())
+            yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
     except OSError as error:
         raise BadInputError(f"cannot read {source}: {error.strerror}") from error
-
-
-def _list_squad_lines(content: bytes) -> list[bytes] | None:
-    """The questions of SQuAD's JSON (1.1 and 2.0), each as a JSON line; None for another form."""
-    try:
-        articles = json.loads(content)["data"]
-        questions = [
-            (each, part["context"]) for article in articles for part in article["paragraphs"] for each in part["qas"]
-        ]
-        lines = []
-        for each, context in questions:
-            answers = {"answers": {"text": [one["text"] for one in each["answers"]]}} if "answers" in each else {}
-            lines.append(
-                json.dumps({"id": each.get("id"), "question": each["question"], "context": context, **answers})
-            )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return [line.encode() for line in lines]
 
 
 def _parse_line(value: Any) -> Line:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from polygraphy.json import save_json
 from tests.fakes.small_disk import fill_disk, mount_small_disk
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
@@ -46,16 +45,7 @@ def npz_by_sample(folder):
     return folder
 
 
-def polygraphy(folder):
-    half = [
-        {"x": VALUES["x"][part], "state": VALUES["state"][:, part], "rate": VALUES["rate"]}
-        for part in (slice(4), slice(4, 6))
-    ]
-    save_json(half, str(folder / "inputs.json"))
-    return folder / "inputs.json"
-
-
-@pytest.mark.parametrize("form", [npz, npy_by_input, npz_by_sample, polygraphy])
+@pytest.mark.parametrize("form", [npz, npy_by_input, npz_by_sample])
 def test_every_form_is_the_same_samples(tmp_path, form) -> None:
     source = form(tmp_path)
     found = read_tensor_set(source, (X, STATE, RATE))

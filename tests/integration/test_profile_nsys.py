@@ -18,13 +18,12 @@ from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.errors import ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.records import find_disagreements, json_from_record
 from optpipe.trace.bottleneck import LimitingFactor
-from optpipe.trace.files import trace_from_path
-from optpipe.trace.graph import ClockAnchor, add_node_ranges
 from optpipe.trace.nsys import Extra, export_recording, find_nsys, record_program
-from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.read import trace_from_path, trace_from_sqlite
 from optpipe.trace.record import JOB, WorkerJob, read_result
-from optpipe.trace.records import StageFacts
 from optpipe.trace.report import profile_from_trace
+from optpipe.trace.roofline import ClockAnchor, add_node_ranges
+from optpipe.trace.rules import StageFacts
 from tests.integration.conftest import optpipe
 
 try:
@@ -147,11 +146,7 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
 def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
     job = WorkerJob(tmp_path)
     (tmp_path / JOB).write_bytes(json_from_record(job))
-    broken = (
-        "from optpipe.trace import profiled_worker\n"
-        f"profiled_worker.run_job = lambda job: exec({program!r})\n"
-        f"profiled_worker.main({str(tmp_path / JOB)!r})\n"
-    )
+    broken = f"record.run_job = lambda job: exec({program!r})\nrecord.main({str(tmp_path / JOB)!r})\n"
     recorded = record_program([sys.executable, "-c", broken], tmp_path, frozenset(), on_gpu=False)
     with pytest.raises(StageError, match=f"the profiled process crashed.*{words}"):
         read_result(job, recorded)
@@ -222,7 +217,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "import json, numpy as np, dataclasses\n"
         "from pathlib import Path\n"
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
-        "from optpipe.trace.profiled_worker import run_anchored\n"
+        "from optpipe.trace.record import run_anchored\n"
         "from optpipe.trace.nsys import CAPTURE_RANGE, LAYERS_RANGE\n"
         "from optpipe.trace.nsys import mark_range\n"
         f"session = OnnxRuntimeSession(Path({str(graph)!r}), 'cpu', {{'threads': 1}}, profile=Path('nodes'))\n"

@@ -48,10 +48,9 @@ from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
-from optpipe.trace.files import trace_from_folder, write_trace
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.records import ProfileRecord, StageFacts, StageProfile, StageSubject
-from optpipe.trace.report import profile_from_trace
+from optpipe.trace.read import trace_from_folder, trace_from_sqlite, write_trace
+from optpipe.trace.report import ProfileRecord, StageProfile, StageSubject, profile_from_trace
+from optpipe.trace.rules import StageFacts
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.runs import begin_run, finish_run

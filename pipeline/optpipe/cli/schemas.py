@@ -62,7 +62,7 @@ DOCUMENTS = {
     "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
     "profile": (
         "trace.profile_model:ModelProfileDocument",
-        "trace.records:TraceProfile",
+        "trace.report:TraceProfile",
         "trace.report:ProfileDiff",
     ),
     "compare": ("core.comparison:Comparison", "sweep.fleet:FleetRecord"),

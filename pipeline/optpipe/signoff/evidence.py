@@ -58,8 +58,7 @@ from optpipe.signoff.policy_format import LoadFilter, Sense
 from optpipe.stats.means import MIN_VALUES, Mean, mean_from_runs, widen_for_unseen_speed
 from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS
-from optpipe.trace.records import ProfileRecord
-from optpipe.trace.report import recompute_profile, suggest_profile
+from optpipe.trace.report import ProfileRecord, recompute_profile, suggest_profile
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE
 

@@ -53,8 +53,7 @@ from optpipe.report.document import (
 )
 from optpipe.signoff.dossier import Dossier
 from optpipe.trace.document import draw_profile
-from optpipe.trace.records import TraceProfile
-from optpipe.trace.report import read_profile
+from optpipe.trace.report import TraceProfile, read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes

@@ -9,10 +9,9 @@ import polars as pl
 
 from optpipe.core.quantity import format_duration
 from optpipe.core.verdict import Verdict, combine_verdicts
-from optpipe.trace.analysis import VERSION_SUFFIX, Analysis
-from optpipe.trace.kernels import KernelKind, shorten_name
-from optpipe.trace.roofline import LIMITED_SHARE, Roofline
-from optpipe.trace.timeline import (
+from optpipe.trace.analysis import (
+    VERSION_SUFFIX,
+    Analysis,
     IdleCause,
     TimeArray,
     TimeIntervals,
@@ -24,6 +23,8 @@ from optpipe.trace.timeline import (
     sum_within,
     unite_intervals,
 )
+from optpipe.trace.kernels import KernelKind, shorten_name
+from optpipe.trace.roofline import LIMITED_SHARE, Roofline
 
 GAP_NS = 50_000
 """Longer than any framework takes from one launch to the next (5 to 30 µs)."""

@@ -20,15 +20,24 @@ from optpipe.report.document import (
     make_document,
     make_table,
 )
+from optpipe.trace.analysis import IdleCause
 from optpipe.trace.bottleneck import Gaps, LimitingFactor, Quality
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.profile_model import ModelProfileDocument
-from optpipe.trace.records import CallRow, CopyRow, KernelRow, ProfileFinding, RangeRow, Totals, TraceProfile
-from optpipe.trace.report import DiffRow, ProfileDiff, TraceChange
+from optpipe.trace.report import (
+    CallRow,
+    CopyRow,
+    DiffRow,
+    KernelRow,
+    ProfileDiff,
+    RangeRow,
+    Totals,
+    TraceChange,
+    TraceProfile,
+)
 from optpipe.trace.roofline import Roofline
-from optpipe.trace.rules import WITHOUT_PROFILER
+from optpipe.trace.rules import WITHOUT_PROFILER, ProfileFinding
 from optpipe.trace.tensor_cores import TensorCores
-from optpipe.trace.timeline import IdleCause
 
 CAUSES = {
     IdleCause.HOST_WAIT: "host wait",

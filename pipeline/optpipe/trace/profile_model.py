@@ -27,10 +27,8 @@ from optpipe.models.inputs.rows import read_length
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
-from optpipe.trace.files import trace_from_folder, trace_from_path, write_trace
-from optpipe.trace.graph import graph_costs_from_onnx, graph_costs_from_program, sum_layer_times
 from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage
-from optpipe.trace.read import KEEP_RAW_WARNING
+from optpipe.trace.read import KEEP_RAW_WARNING, trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.record import (
     BuildJob,
     InferenceJob,
@@ -41,9 +39,24 @@ from optpipe.trace.record import (
     read_profiled_rows,
     record_job,
 )
-from optpipe.trace.records import FailedStage, ProfileRecord, StageFacts, StageProfile, StageSubject, TraceProfile
-from optpipe.trace.report import ProfileDiff, diff_profiles, profile_from_trace
-from optpipe.trace.roofline import GraphCosts, graph_costs_from_roofline
+from optpipe.trace.report import (
+    FailedStage,
+    ProfileDiff,
+    ProfileRecord,
+    StageProfile,
+    StageSubject,
+    TraceProfile,
+    diff_profiles,
+    profile_from_trace,
+)
+from optpipe.trace.roofline import (
+    GraphCosts,
+    graph_costs_from_onnx,
+    graph_costs_from_program,
+    graph_costs_from_roofline,
+    sum_layer_times,
+)
+from optpipe.trace.rules import StageFacts
 from optpipe.trace.tensor_cores import select_layered_part
 from optpipe.workspace.entry import Entry, Status
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE

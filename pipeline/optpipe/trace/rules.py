@@ -3,8 +3,8 @@
 Gains are upper bounds over the measured part: the time that a trace without the cause would save.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,14 +13,12 @@ import polars as pl
 from optpipe.backends.base import FUSING
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.quantity import format_bytes, format_duration
-from optpipe.trace.analysis import Analysis
+from optpipe.trace.analysis import WAITING_CALLS, Analysis, IdleCause, TimeIntervals, subtract_intervals
 from optpipe.trace.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.nsys import Stage
-from optpipe.trace.records import FindingRow, ProfileFinding, StageFacts
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.tensor_cores import LayerUse, TensorCores
-from optpipe.trace.timeline import WAITING_CALLS, IdleCause, TimeIntervals, subtract_intervals
 
 _WORTH_SHARE = 0.02
 _WORTH_GAP_SHARE = 0.005
@@ -44,6 +42,43 @@ _KEPT_FOR = {
     Stage.QUANTIZE: "the graph, precision, method and calibration images",
     Stage.BUILD: "the graph, backend and options",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """A row of the trace that supports a finding: a kernel, copy, call, range, or layer, or a gap and the operation after it."""
+
+    name: str
+    total_ns: float
+    count: int = 1
+    start_ns: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFinding:
+    rule: str
+    evidence: str
+    gain_ns: int
+    """An upper bound, over the measured part."""
+    advice: str
+    rows: tuple[FindingRow, ...] = ()
+    gain_share: float = 0.0
+    host_times: bool = False
+    """True if the evidence is host times, which a profiler's overhead distorts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """Facts about a stage that are not in its recording; the defaults are for other programs' recordings."""
+
+    stage: Stage | None = None
+    backend: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    expects_gpu: bool = True
+    """If false, as for a CPU stage, missing GPU rows are not a defect of the trace."""
+    unprofiled_iteration_ns: float | None = None
+    """One iteration in the same process without a recording."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from optpipe.trace.analysis import Analysis, select_measured_part
+from optpipe.trace.analysis import Analysis, TimeArray, array_from_column, select_measured_part
 from optpipe.trace.kernels import classify_kernels, shorten_name
 from optpipe.trace.nsys import LAYERS_RANGE, LIBRARY_RANGES
 from optpipe.trace.read import RANGE_SCHEMA
 from optpipe.trace.roofline import ALIGNMENT, LayerCost, Peaks
-from optpipe.trace.timeline import TimeArray, array_from_column
 
 _UNKNOWN_GAIN = 2.0
 """Low speedup assumed for a missed layer on a device with unknown peaks."""

@@ -38,7 +38,7 @@ from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.model import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.trace import profiled_worker
+from optpipe.trace import record
 from optpipe.trace.record import INPUTS, InferenceJob, WorkerJob
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
@@ -192,13 +192,13 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
 
 
 def test_its_layers_are_profiled(tmp_path, toy, monkeypatch) -> None:
-    monkeypatch.setattr(profiled_worker, "measure_cpu_peaks", lambda _: None)
+    monkeypatch.setattr(record, "measure_cpu_peaks", lambda _: None)
     result, store = build(tmp_path, toy)
     (built,) = result.artifacts
     work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)
     job = WorkerJob(tmp_path, iterations=2, inference=work)
     np.savez(tmp_path / INPUTS, x=np.ones((2, 4), np.float32))
-    found = profiled_worker.run_job(job)
+    found = record.run_job(job)
     assert found.layer_ns == {"m": 1000.0}
     assert found.unprofiled_iteration_ns > 0
 

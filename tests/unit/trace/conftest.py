@@ -10,9 +10,9 @@ from tests.golden.nsys_export import Recording
 
 from optpipe.trace.analysis import Analysis, analysis_from_trace, select_measured_part
 from optpipe.trace.read import Trace, trace_from_sqlite
-from optpipe.trace.records import StageFacts, TraceProfile
-from optpipe.trace.report import profile_from_trace
+from optpipe.trace.report import TraceProfile, profile_from_trace
 from optpipe.trace.roofline import GraphCosts
+from optpipe.trace.rules import StageFacts
 
 SAMPLE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
 NO_FACTS = StageFacts()

@@ -14,9 +14,16 @@ from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.document import document_from_diff, document_from_profile, document_from_stages
 from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.read import Trace
-from optpipe.trace.records import FailedStage, StageFacts, StageProfile, StageSubject, TraceProfile
-from optpipe.trace.report import diff_profiles, profile_from_trace
+from optpipe.trace.report import (
+    FailedStage,
+    StageProfile,
+    StageSubject,
+    TraceProfile,
+    diff_profiles,
+    profile_from_trace,
+)
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
+from optpipe.trace.rules import StageFacts
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
 

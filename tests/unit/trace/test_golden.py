@@ -8,12 +8,12 @@ from tests.golden.nsys_export import THREAD, Recording
 from tests.unit.trace.conftest import Judged, judge
 
 from optpipe.core.verdict import Verdict
+from optpipe.trace.analysis import IdleCause
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.nsys import Stage
 from optpipe.trace.read import Trace
-from optpipe.trace.records import StageFacts
 from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
-from optpipe.trace.timeline import IdleCause
+from optpipe.trace.rules import StageFacts
 
 US = 1_000
 Judge = Callable[[Recording], Judged]

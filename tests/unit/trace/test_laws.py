@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from tests.golden.nsys_export import THREAD, Recording
 
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.trace.analysis import Analysis, analysis_from_trace
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.records import TraceProfile
-from optpipe.trace.report import TraceChange, diff_profiles, profile_from_trace
-from optpipe.trace.timeline import (
+from optpipe.trace.analysis import (
+    Analysis,
+    analysis_from_trace,
     complement_intervals,
     intersect_intervals,
     subtract_intervals,
@@ -24,6 +22,8 @@ from optpipe.trace.timeline import (
     sum_within,
     unite_intervals,
 )
+from optpipe.trace.read import trace_from_sqlite
+from optpipe.trace.report import TraceChange, TraceProfile, diff_profiles, profile_from_trace
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
 NAMES = ("sm90_xmma_gemm_f16f16_f16f32", "ampere_sgemm_128x64_tn", "void relu_kernel<float>(int)")

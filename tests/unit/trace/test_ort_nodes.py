@@ -14,12 +14,10 @@ from optpipe.backends.base import NodeRun
 from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.errors import StageError
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
-from optpipe.trace.graph import ClockAnchor, add_node_ranges
 from optpipe.trace.nsys import LAYERS_RANGE
 from optpipe.trace.read import Trace, trace_from_sqlite
-from optpipe.trace.records import TraceProfile
-from optpipe.trace.report import profile_from_trace
-from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks, Quadrant
+from optpipe.trace.report import TraceProfile, profile_from_trace
+from optpipe.trace.roofline import ClockAnchor, GraphCosts, LayerCost, Peaks, Quadrant, add_node_ranges
 from optpipe.trace.tensor_cores import attribute_kernels
 
 Read = Callable[[Recording], Trace]

@@ -26,10 +26,8 @@ from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
 from optpipe.trace.document import document_from_profile
-from optpipe.trace.files import trace_from_folder, trace_from_path, write_trace
-from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.records import TraceProfile
-from optpipe.trace.report import profile_from_trace
+from optpipe.trace.read import trace_from_folder, trace_from_path, trace_from_sqlite, write_trace
+from optpipe.trace.report import TraceProfile, profile_from_trace
 
 NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
 

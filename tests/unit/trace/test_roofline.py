@@ -17,10 +17,18 @@ from tests.golden.nsys_export import Recording
 from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.core.card import InputSpec
 from optpipe.trace.bottleneck import LimitingFactor
-from optpipe.trace.graph import graph_costs_from_onnx, graph_costs_from_program, sum_layer_times
 from optpipe.trace.read import Trace
 from optpipe.trace.report import profile_from_trace
-from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks, Quadrant, compute_roofline
+from optpipe.trace.roofline import (
+    GraphCosts,
+    LayerCost,
+    Peaks,
+    Quadrant,
+    compute_roofline,
+    graph_costs_from_onnx,
+    graph_costs_from_program,
+    sum_layer_times,
+)
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
 MATH = LayerCost(

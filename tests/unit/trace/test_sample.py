@@ -12,7 +12,7 @@ from optpipe.core.records import json_from_record, record_from_json
 from optpipe.core.verdict import Verdict
 from optpipe.trace.bottleneck import LimitingFactor, find_bottleneck
 from optpipe.trace.kernels import KernelKind, classify_kernel, uses_tensor_cores
-from optpipe.trace.records import TraceProfile
+from optpipe.trace.report import TraceProfile
 
 
 def _query(sql: str) -> list[Any]:

@@ -35,9 +35,8 @@ from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Blocker
 from optpipe.evaluate.tasks.contract import measure_scores
 from optpipe.evaluate.tasks.detection import Detection
-from optpipe.evaluate.tasks.embedding import Embedding
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
-from optpipe.evaluate.tasks.token_classification import TokenClassification
+from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.figures import estimate_throughput
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.deploy.attest import FILE
+from optpipe.signoff.verify import FILE
 from tests.integration.conftest import optpipe
 
 pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.attest import FILE, TEST_RESULT, make_statement
+from optpipe.signoff.verify import FILE, TEST_RESULT, make_statement
 from tests.command_line import parse_command
 
 ROOT = Path(__file__).parents[2]

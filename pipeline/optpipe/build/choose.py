@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from math import inf
 from pathlib import Path
 from secrets import randbits
@@ -13,7 +14,7 @@ from optpipe.build.records import BuildResult, BuiltArtifact, Omission, result_f
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
-from optpipe.core.events import Listener, ProgressStep
+from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Measurement
 from optpipe.core.precision import CALIBRATED, Budget, Precision
 from optpipe.core.quantity import format_duration, format_snr
@@ -36,7 +37,7 @@ from optpipe.models.artifacts.decisions import (
     LeftOut,
     Standing,
 )
-from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts
+from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import export_model, prepare_model, read_card
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.task_data import load_sample_set
@@ -329,53 +330,6 @@ LOAD_S = 1.5
 """Estimated seconds of one short load."""
 
 
-class CandidateTimer:
-    """Starts a process for an artifact and gives its p50 latency in ns by batch size; keeps every measurement."""
-
-    def __init__(
-        self,
-        artifacts: Mapping[str, StoredArtifact],
-        run: OpenRun,
-        store: Store,
-        pool: WorkerPool,
-        scratch: Path,
-        step: ProgressStep,
-    ) -> None:
-        self._step, plan = step, BenchPlan(SHORT_LOAD)
-        self._subjects = {
-            name: prepare_subject(each, plan, store, pool, scratch / name, run.path) for name, each in artifacts.items()
-        }
-        self.measurements: list[Measurement] = []
-        self.failures: dict[str, str] = {}
-        self._processes = 0
-
-    def expect(self, name: str, processes: int) -> None:
-        self._subjects[name].expect(processes)
-
-    def measure(self, name: str, sizes: Sequence[int]) -> dict[int, float]:
-        """Measures in one new process. Sizes at which it fails, or gives wrong outputs, are missing."""
-        subject, found = self._subjects[name], {}
-        with subject.open() as worker:
-            for size in sizes:
-                load = replace(SHORT_LOAD, batch_size=size)
-                one = subject.measure(worker, load, f"m{len(self.measurements):03}")
-                if one.interrupted:
-                    raise KeyboardInterrupt
-                self.measurements.append(replace(one, process=self._processes))
-                median = one.latency_ns.median if one.latency_ns else None  # the interval is over processes
-                wrong = [each.message for each in one.reasons if each.code in WRONG_OUTPUTS]
-                if median is not None and not wrong:  # noise counts: the order of processes is drawn
-                    found[size] = median
-                else:
-                    reasons = wrong or [each.message for each in one.reasons if each.invalidates]
-                    self.failures[name] = f"batch {size}: {reasons[0]}"
-                if not worker.alive:
-                    break
-        self._processes += 1
-        self._step.advance()
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
     decision: Decision
@@ -476,21 +430,52 @@ def _race(
     store: Store,
     listener: Listener,
 ) -> tuple[dict[int, Race], dict[str, str]]:
+    """The races of the artifacts `built` by batch size, and why some have no time; `run` gets every measurement."""
     if not built:
         return {}, {}
-    artifacts = {id: find_artifacts(id, store)[0] for id in built}
     total = count_processes(len(built), final_rounds)
     where = ", ".join(map(str, sizes))
     title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build within the budget"
+    measurements: list[Measurement] = []
+    failures: dict[str, str] = {}
     with (
         store.scratch("choose") as scratch,
         WorkerPool(scratch) as pool,
         listener.step(f"{title} at batch {where}", total=total) as step,
     ):
-        timer = CandidateTimer(artifacts, run, store, pool, scratch, step)
-        races = race_builds(list(artifacts), sizes, timer.measure, seed, final_rounds, timer.expect)
-        write_measurements(run.path, timer.measurements)
-    return races, timer.failures
+        subjects = {
+            id: prepare_subject(
+                find_artifacts(id, store)[0], BenchPlan(SHORT_LOAD), store, pool, scratch / id, run.path
+            )
+            for id in built
+        }
+        processes = count()
+
+        def measure(id: str, wanted: Sequence[int]) -> dict[int, float]:
+            """The p50 latency in ns of one new process by batch size, without sizes at which it fails or is wrong."""
+            subject, found, process = subjects[id], dict[int, float](), next(processes)
+            with subject.open() as worker:
+                for size in wanted:
+                    load = replace(SHORT_LOAD, batch_size=size)
+                    one = subject.measure(worker, load, f"m{len(measurements):03}")
+                    if one.interrupted:
+                        raise KeyboardInterrupt
+                    measurements.append(replace(one, process=process))
+                    median = one.latency_ns.median if one.latency_ns else None  # the interval is over processes
+                    wrong = [each.message for each in one.reasons if each.code in WRONG_OUTPUTS]
+                    if median is not None and not wrong:  # noise counts: the order of processes is drawn
+                        found[size] = median
+                    else:
+                        reasons = wrong or [each.message for each in one.reasons if each.invalidates]
+                        failures[id] = f"batch {size}: {reasons[0]}"
+                    if not worker.alive:
+                        break
+            step.advance()
+            return found
+
+        races = race_builds(built, sizes, measure, seed, final_rounds, lambda id, more: subjects[id].expect(more))
+        write_measurements(run.path, measurements)
+    return races, failures
 
 
 def judge_status(decision: Decision, judged: Sequence[BuiltArtifact]) -> ExitStatus:

@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optpipe.backends.base import Option
 from optpipe.backends.registry import BACKENDS
@@ -42,15 +42,24 @@ def list_options() -> OptionListing:
     return OptionListing({name: tuple(options.values()) for name, options in found.items()})
 
 
+PACKAGES = (
+    ("CUDA runtime", "nvidia-cuda-runtime", "required by PyTorch and ONNX Runtime", None),
+    ("ModelOpt", "nvidia-modelopt", "FP16, BF16 and INT8 graphs", "`pip install nvidia-modelopt`"),
+    ("DALI", "nvidia-dali-cuda130", "GPU-accelerated preprocessing", "`pip install nvidia-dali-cuda130`"),
+    ("timm", "timm", "models `timm:NAME`", "`uv sync --extra timm` in a checkout"),
+    ("transformers", "transformers", "models `hf:NAME`", "`uv sync --extra hf` in a checkout"),
+)
+"""Name, distribution, purpose, and the command that installs it."""
+
+
 def diagnose_machine() -> Diagnosis:
     """Imports no framework, so it takes well under a second."""
-    findings = (
-        _check_gpu(),
-        _check_package("CUDA runtime", "nvidia-cuda-runtime", "required by PyTorch and ONNX Runtime"),
-        *_check_backends(),
-        *_check_tools(),
-    )
-    return Diagnosis(findings, describe_environment())
+    found = []
+    for name, distribution, adds, install in PACKAGES:
+        version = get_package_version(distribution)
+        found.append(ToolStatus(name, version is not None, version, adds, None, None if version else install))
+    cuda, *others = found
+    return Diagnosis((_check_gpu(), cuda, *_check_backends(), *others, _check_nsys()), describe_environment())
 
 
 def _check_gpu() -> ToolStatus:
@@ -80,36 +89,16 @@ def _check_backends() -> tuple[ToolStatus, ...]:
     return tuple(found)
 
 
-def _check_tools() -> tuple[ToolStatus, ...]:
-    return (
-        _check_package("ModelOpt", "nvidia-modelopt", "FP16, BF16 and INT8 graphs", "`pip install nvidia-modelopt`"),
-        _check_package(
-            "DALI", "nvidia-dali-cuda130", "GPU-accelerated preprocessing", "`pip install nvidia-dali-cuda130`"
-        ),
-        _check_package("timm", "timm", "models `timm:NAME`", "`uv sync --extra timm` in a checkout"),
-        _check_package("transformers", "transformers", "models `hf:NAME`", "`uv sync --extra hf` in a checkout"),
-        _check_program(
-            "nsys",
-            "profiling of every stage",
-            "on Debian, enable the non-free component, then `apt-get install nsight-systems`",
-        ),
-    )
-
-
-def _check_package(name: str, distribution: str, adds: str, install: str | None = None) -> ToolStatus:
-    version = get_package_version(distribution)
-    return ToolStatus(name, version is not None, version, adds, None, install if version is None else None)
-
-
-def _check_program(name: str, adds: str, install: str) -> ToolStatus:
-    path = shutil.which(name)
+def _check_nsys() -> ToolStatus:
+    install = "on Debian, enable the non-free component, then `apt-get install nsight-systems`"
+    missing, path = ToolStatus("nsys", False, None, "profiling of every stage", None, install), shutil.which("nsys")
     if path is None:
-        return ToolStatus(name, False, None, adds, None, install)
+        return missing
     try:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return ToolStatus(name, False, None, adds, f"{path} failed to run: {type(error).__name__}", install)
+        return replace(missing, note=f"{path} failed to run: {type(error).__name__}")
     lines = [line for line in said.stdout.splitlines() if "ersion" in line] or said.stdout.splitlines()
     if said.returncode != 0 or not lines:
-        return ToolStatus(name, False, None, adds, f"{path} --version exited with status {said.returncode}", install)
-    return ToolStatus(name, True, lines[-1].strip(), adds)
+        return replace(missing, note=f"{path} --version exited with status {said.returncode}")
+    return replace(missing, found=True, version=lines[-1].strip(), install=None)

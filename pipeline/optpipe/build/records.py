@@ -1,7 +1,10 @@
-"""The artifacts and omissions of a build, and the document of `optpipe build`."""
+"""The artifacts and omissions of a build, and the documents of builds, decisions between them, and diagnoses of the machine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import log10
+from statistics import median
+from typing import TYPE_CHECKING
 
 from optpipe.core.entries import (
     ArtifactInfo,
@@ -13,10 +16,35 @@ from optpipe.core.entries import (
     WeightsRecord,
 )
 from optpipe.core.errors import ExitStatus
-from optpipe.core.precision import MixedPrecision, Precision, PrecisionProof
-from optpipe.models.artifacts.decisions import CandidateAccuracy
+from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
+from optpipe.core.quantity import format_bytes, format_duration, format_snr
+from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
+from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Standing
 from optpipe.models.artifacts.facts import hash_engine, measure_engine
+from optpipe.report.document import (
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Row,
+    Sentence,
+    Table,
+    Tone,
+    figure_column,
+    format_drop,
+    format_mixed,
+    format_placement,
+    make_document,
+    make_table,
+    name_score,
+    warn_of_random_weights,
+)
+from optpipe.stats.paired import LOW_SNR_DB
 from optpipe.workspace.entry import Entry
+
+if TYPE_CHECKING:
+    from optpipe.build.choose import ChoiceResult
+    from optpipe.build.doctor import OptionListing, ToolStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +173,266 @@ def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequ
         warnings=tuple(warnings),
         exit_status=result.status,
     )
+
+
+def document_from_build(result: BuildResult) -> Document:
+    weights = result.weights
+    return make_document(
+        [
+            Sentence(f"{result.model} from {result.source}, weights {weights.source} {weights.sha256[:12]}"),
+            _tabulate_artifacts(result.artifacts) if result.artifacts else None,
+            *_describe_artifacts(result.artifacts),
+            *(
+                Sentence(
+                    f"{each.backend} {each.precision} (exit status {each.status:d}): {each.reason}", Tone.BAD, "failed"
+                )
+                for each in result.failed
+            ),
+            *_list_skipped(result),
+            warn_of_random_weights(weights),
+        ]
+    )
+
+
+def _tabulate_artifacts(artifacts: Sequence[ArtifactResult]) -> Table:
+    columns: list[Column | str] = [
+        "artifact",
+        "backend",
+        "precision",
+        "MACs",
+        "verified",
+        "runs here",
+        figure_column("size"),
+        figure_column("build"),
+    ]
+    rows: list[Row] = [
+        (
+            each.id,
+            f"{each.backend} ({each.device})",
+            each.precision,
+            _format_shares(each),
+            _format_verification(each.parity),
+            Cell("no", Tone.FAINT) if each.why_not else "yes",
+            format_bytes(each.size_bytes),
+            format_duration(each.build_seconds * 1e9),
+        )
+        for each in artifacts
+    ]
+    return make_table(columns, rows)
+
+
+def _format_shares(artifact: ArtifactResult) -> Cell:
+    proof = artifact.precision_proof
+    shares = sorted(proof.share.counted.items(), key=lambda item: -item[1])
+    return Cell(", ".join(f"{share:.1%} {kind}" for kind, share in shares), Tone.PLAIN if proof.proven else Tone.BAD)
+
+
+def _format_verification(parity: VerificationInfo | None) -> Cell:
+    if parity is None:
+        return Cell("not run", Tone.FAINT)
+    if parity.passed is None:
+        return Cell("nothing to compare", Tone.DOUBTFUL)
+    text = "exact" if parity.snr_db is None else f"SNR {format_snr(parity.snr_db)}"
+    if parity.box_agreement is not None:
+        others = f", other outputs {text}" if parity.outputs else ""
+        text = f"{parity.box_agreement:.1%} of the boxes agree{others}"
+    if parity.top1_accuracy is not None:
+        source = f"source {parity.source_top1_accuracy:.2%}, {parity.samples} images"
+        text += f", top-1 {parity.top1_accuracy:.2%} ({source})"
+    elif parity.top1_agreement is not None:
+        text += f", top-1 agreement {parity.top1_agreement:.1%}"
+    if not parity.passed:
+        return Cell(f"FAIL: {text}", Tone.BAD)
+    low = parity.snr_db is not None and parity.snr_db < LOW_SNR_DB
+    low |= parity.box_agreement is not None and parity.box_agreement < 1 - 10 ** (-LOW_SNR_DB / 20)
+    return Cell(f"{text}, low", Tone.DOUBTFUL) if low else Cell(text, Tone.GOOD)
+
+
+def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
+    """The details that the table has no column for, grouped by kind."""
+    verified = [each.parity for each in artifacts if each.parity]
+    for text in sorted({f"{each.backend}: {each.why_not}" for each in artifacts if each.why_not}):
+        yield Sentence(text, Tone.FAINT, "built, cannot run here")
+    for data, samples in dict.fromkeys((each.data, each.samples) for each in verified):
+        yield Sentence(f"{samples} samples of {data}" if data else f"{samples} samples", Tone.PLAIN, "verified on")
+    for selected in dict.fromkeys(each.selected for each in verified if each.selected):
+        shown = [each for each in verified if each.selected == selected]
+        why = f"NonMaxSuppression or TopK selects the rows of {', '.join(selected)}, so their order may differ"
+        if any(each.box_agreement is not None for each in shown):
+            text = f"{why}: boxes are compared (score {PARITY_SCORE:g}, IoU {PARITY_IOU:g}), and no SNR is given"
+            yield Sentence(text, Tone.PLAIN, "verified by boxes")
+        elif any(each.passed is False for each in shown):
+            way_out = 'a model card with task = "detection" and data with objects compare boxes instead'
+            yield Sentence(why, Tone.DOUBTFUL, "compared row by row", (way_out,))
+    for each in artifacts:
+        parity = each.parity
+        if parity is not None and parity.passed is False and (low := [one for one in parity.outputs if one.finite]):
+            least = -20 * log10(parity.tolerance_relative)
+            found = ", ".join(f"{one.name} {format_snr(one.snr_db)}" for one in low if one.snr_db is not None)
+            text = f"{each.id}: an SNR of {least:.3g} dB is required of each output: {found}"
+            way_out = f"--min-snr accepts less; --budget {max(LOW_SNR_DB, least):.3g}dB keeps the layers in float that cost the most"
+            yield Sentence(text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ())
+    for each in artifacts:
+        proof = each.precision_proof
+        if not proof.proven:
+            reasons = {one.layer: f", {one.reason}" for one in each.kept}
+            names = "; ".join(f"{one.name} ({one.type}{reasons.get(one.name, '')})" for one in proof.others)
+            more = proof.others_count - len(proof.others)
+            rest = f" and {more} more" if more > 0 else ""
+            yield Sentence(f"{each.id}: {proof.reason}; others: {names}{rest}", Tone.BAD, "not proven")
+    for each in artifacts:
+        inner = [one for one in each.kept if one.reason.startswith("inside ")]
+        if inner and each.precision_proof.proven:
+            others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
+            yield Sentence(f"{each.id}: {inner[0].layer}{others}, {inner[0].reason}", Tone.DOUBTFUL, "not quantized")
+    for each in artifacts:
+        placement = each.precision_proof.placement
+        if placement and placement.count:
+            yield Sentence(f"{each.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere")
+    for each in artifacts:
+        if lint := each.lint.findings:
+            counted = ", ".join(f"{count} × {rule}" for rule, count in each.lint.counts.items())
+            text = f"{each.id}: {counted}, such as {lint[0].layer}: {lint[0].message}; optpipe store show {each.id} lists them"
+            yield Sentence(text, Tone.DOUBTFUL, "lint")
+    for each in artifacts:
+        if each.mixed is not None:
+            text = f"{each.id}: {format_mixed(each.mixed)}; optpipe store show {each.id} lists the layers"
+            yield Sentence(text, Tone.STRONG, "mixed")
+
+
+def _list_skipped(result: BuildResult) -> Iterator[Sentence]:
+    reasons: dict[str, list[str]] = {}
+    for omission in result.skipped:
+        reasons.setdefault(f"{omission.backend}: {omission.reason}", []).append(omission.precision)
+    return (Sentence(f"skipped {', '.join(precisions)} for {text}", Tone.FAINT) for text, precisions in reasons.items())
+
+
+_TONES = {Standing.CHOSEN: Tone.GOOD, Standing.FAILED: Tone.BAD, Standing.NOT_PROVEN: Tone.BAD}
+
+
+def document_from_choice(result: "ChoiceResult") -> Document:
+    decision = result.decision
+    if decision.budget.endswith("dB"):
+        budget = f"an SNR of at least {decision.budget}"
+    else:
+        budget = f"a drop in {name_score(decision.score)} of at most {decision.budget}"
+    return make_document(
+        [
+            Sentence(f"{decision.model}: builds with {budget}, judged on {decision.judged_on}"),
+            _tabulate_candidates(decision),
+            *_answer_choice(decision),
+            *(
+                Sentence(f"{each.backend} {each.precision}: {each.reason}", Tone.BAD, "failed")
+                for each in decision.left_out
+                if each.failed
+            ),
+            *_list_left_out(decision),
+            warn_of_random_weights(result.build.weights),
+            Sentence(str(result.run_dir), Tone.FAINT, "run"),
+        ]
+    )
+
+
+def _tabulate_candidates(decision: Decision) -> Table:
+    sizes = decision.batch_sizes
+    columns: list[Column | str] = [
+        "artifact",
+        "backend",
+        "precision",
+        figure_column("SNR" if decision.budget.endswith("dB") else "drop (95%)"),
+        *(figure_column(f"batch {size}") for size in sizes),
+        Column("outcome", rank=2),
+    ]
+    rows: list[Row] = [
+        (
+            each.artifact,
+            f"{each.backend} ({each.device})",
+            each.precision,
+            _format_accuracy(each.accuracy),
+            *(_format_time(each, size) for size in sizes),
+            Cell(f"{each.standing}: {each.reason}", _TONES.get(each.standing, Tone.PLAIN)),
+        )
+        for each in decision.candidates
+    ]
+    return make_table(columns, rows)
+
+
+def _format_accuracy(accuracy: CandidateAccuracy | None) -> str:
+    if accuracy is None:
+        return ""
+    if accuracy.drop is not None and accuracy.drop_ci is not None:
+        return format_drop(accuracy.drop, accuracy.drop_ci)
+    if accuracy.keeps is None:
+        return "not known"
+    return "equal" if accuracy.snr_db is None else format_snr(accuracy.snr_db)
+
+
+def _format_time(candidate: Candidate, size: int) -> str:
+    found = next((each for each in candidate.times if each.batch_size == size), None)
+    return "" if found is None else format_duration(median(found.final_ns or found.race_ns))
+
+
+def _answer_choice(decision: Decision) -> Iterator[Sentence]:
+    labels = {each.artifact: each.label for each in decision.candidates}
+    for size, winner in decision.winners.items():
+        equal = [
+            f"{each.label}, artifact {each.artifact}"
+            for each in decision.candidates
+            if any(time.batch_size == size and time.is_equal for time in each.times)
+        ]
+        ties = f"; equally fast within the error: {'; '.join(equal)}" if equal else ""
+        yield Sentence(f"batch {size}: {labels[winner]}, artifact {winner}{ties}", Tone.GOOD)
+    if decision.winners:
+        return
+    judged, nearest = [each.standing for each in decision.candidates], decision.nearest
+    if Standing.FAILED in judged or nearest is None:
+        yield Sentence("no build could be measured", Tone.BAD)
+        return
+    text = f"FAIL  no build stays within {decision.budget}"
+    if Standing.NOT_SHOWN in judged:
+        text = (
+            f"no build is proven to stay within {decision.budget}: more labeled data or a wider --budget would decide"
+        )
+    yield Sentence(f"{text}; the nearest is {nearest.label} with {_format_accuracy(nearest.accuracy)}", Tone.BAD)
+
+
+def _list_left_out(decision: Decision) -> Iterator[Sentence]:
+    """`fp16, int8 on tensorrt: why`, one line for each reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for each in decision.left_out:
+        if not each.failed:
+            reasons.setdefault((each.backend, each.reason), []).append(each.precision)
+    for (backend, reason), precisions in reasons.items():
+        what = " on ".join(part for part in (", ".join(filter(None, precisions)), backend) if part)
+        yield Sentence(f"{what}: {reason}", Tone.FAINT, "not built")
+
+
+def document_from_diagnosis(findings: "Sequence[ToolStatus]") -> Document:
+    found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
+    return make_document(
+        [
+            make_table(("tool", "version", Column("good for", rank=2), Column("limits here", rank=2)), found)
+            if found
+            else None,
+            *(
+                Sentence(
+                    f"{each.name}: would add {each.adds}",
+                    Tone.DOUBTFUL,
+                    "missing",
+                    tuple(text for text in (each.note, each.install) if text),
+                )
+                for each in findings
+                if not each.found
+            ),
+        ]
+    )
+
+
+def document_from_options(listing: "OptionListing") -> Document:
+    rows: list[Row] = []
+    for backend, each in ((name, each) for name, options in listing.options.items() for each in options):
+        default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"
+        choices = f" ({', '.join(each.choices)})" if each.choices else ""
+        rows.append((f"{backend}.{each.name}", default, "build" if each.builds else "run", each.help + choices))
+    name = Column("--option", ColumnKind.NAME)
+    return make_document([make_table((name, "default", "taken by", Column("what it does", rank=0)), rows)])

@@ -67,8 +67,7 @@ def build(
     """
     from optpipe.backends.registry import BACKENDS, find_missing_release
     from optpipe.build.build import build_model
-    from optpipe.build.document import document_from_build, document_from_choice
-    from optpipe.build.records import result_from_build
+    from optpipe.build.records import document_from_build, document_from_choice, result_from_build
     from optpipe.core.errors import BadInputError, require_existing
     from optpipe.core.plan import sizes_from_text
     from optpipe.core.quantity import Dimension, read_quantity

@@ -68,7 +68,7 @@ DOCUMENTS = {
     "compare": ("core.comparison:Comparison", "sweep.fleet:FleetRecord"),
     "signoff": ("core.verdict:VerdictRecord", "cli.schemas:PolicyTemplate"),
     "signoff approve": ("cli.schemas:Approval",),
-    "signoff attest": ("deploy.attest:AttestRecord",),
+    "signoff attest": ("signoff.verify:AttestRecord",),
     "signoff recheck": ("deploy.records:RecheckRecord",),
     "verify": ("core.verdict:VerificationRecord",),
     "run": ("core.verdict:VerdictRecord",),

@@ -63,9 +63,8 @@ def deploy(
     """
     from optpipe.core.errors import ExitStatus, OptpipeError
     from optpipe.deploy.check import check_deployment
-    from optpipe.deploy.document import document_from_deployment
     from optpipe.deploy.proof import prove_deployment
-    from optpipe.deploy.records import DeployResult
+    from optpipe.deploy.records import DeployResult, document_from_deployment
     from optpipe.deploy.repository import write_deployment
     from optpipe.deploy.server import find_server
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing

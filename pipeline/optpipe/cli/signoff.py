@@ -230,10 +230,9 @@ def verify(
     Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
     """
     from optpipe.core.verdict import VerificationRecord
-    from optpipe.deploy.attest import find_attestation_problems
     from optpipe.report.html import render_badge
     from optpipe.signoff.reports import document_from_verification
-    from optpipe.signoff.verify import verify_dossier
+    from optpipe.signoff.verify import find_attestation_problems, verify_dossier
     from optpipe.workspace.files import write_bytes
     from optpipe.workspace.places import require_writable_file
 
@@ -319,7 +318,7 @@ def attest(
 
     `optpipe verify DOSSIER --attestations DIR --public-key FILE` checks them.
     """
-    from optpipe.deploy.attest import attest_dossier
+    from optpipe.signoff.verify import attest_dossier
 
     with terminal.step("attest"):
         found = attest_dossier(dossier, key, output, store)
@@ -331,8 +330,8 @@ def recheck(
     dossier: DossierArgument, store: "Store", terminal: "Terminal", plan: RecheckPlan = RecheckPlan()
 ) -> Outcome:
     """Measure a signed-off build again after an upgrade."""
-    from optpipe.deploy.document import document_from_recheck
     from optpipe.deploy.recheck import recheck as run_recheck
+    from optpipe.deploy.records import document_from_recheck
     from optpipe.deploy.signed_build import open_signed_build
 
     with terminal.step("verify the dossier"):

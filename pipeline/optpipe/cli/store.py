@@ -99,7 +99,7 @@ def doctor(
 ) -> Outcome:
     """Show what this machine supports and what to install."""
     from optpipe.build.doctor import diagnose_machine, list_options
-    from optpipe.build.document import document_from_diagnosis, document_from_options
+    from optpipe.build.records import document_from_diagnosis, document_from_options
 
     if options:
         return Outcome(list_options(), document_from_options)

@@ -66,17 +66,6 @@ class Settings:
     batching: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """A measured batch size, with the upper bound of its latency."""
-
-    size: int
-    latency_ns: float
-    rate: float
-    sample: str
-    source: str
-
-
 def choose_settings(build: SignedBuild) -> Settings:
     """The longest measured sequence length decides, within the strictest latency limit that the policy sets for it."""
     every = group_processes(build.measured)
@@ -100,8 +89,8 @@ def choose_settings(build: SignedBuild) -> Settings:
         return Settings(0, (), 0, instances, options, (fixed, choice))
     points = _list_points(groups, limit[0].metric if limit else None)
     size, why = _choose_max_batch(points, limit, high)
-    known = [each for each in points if each.size <= size]
-    preferred, why_preferred = _choose_preferred(known)
+    known = [each for each in points if each[0].load.batch_size <= size]
+    preferred, why_preferred = _choose_preferred([group for group, _ in known])
     delay_us, why_delay = _choose_delay(known, limit)
     source = f"run {every[-1].newest.run}" if every else "the build's own: nothing was measured"
     choices = (
@@ -119,73 +108,73 @@ def format_options(options: Options) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(options.items())) or "none"
 
 
-def leave_out_batching(settings: Settings) -> Settings:
-    """The settings for a server that does not join requests."""
-    kept = tuple(each for each in settings.choices if not each.setting.startswith("dynamic_batching"))
-    off = Choice("dynamic_batching", "off", "asked for with --no-batching")
-    return replace(settings, preferred=(), delay_us=0, batching=False, choices=(*kept, off))
+def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[tuple[ProcessGroup, float]]:
+    """Single-stream measurements, without waits in a queue, by batch size, with the upper bound of their latency in ns.
 
-
-def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[_Point]:
-    """Single-stream measurements, without waits in a queue, by batch size; of `limited`, otherwise of p99 or p50."""
+    The latency is `limited`, otherwise p99 or p50.
+    """
     found = {}
     for group in groups:
         latency = group.estimate(limited or "p99", 0.95) or (None if limited else group.estimate("p50", 0.95))
         rate = group.estimate("throughput", 0.95)
         if group.load.scenario is Scenario.SINGLE_STREAM and latency is not None and rate is not None:
-            text = f"run {group.newest.run}, {group.load}, {group.count_processes()} processes"
-            found[group.load.batch_size] = _Point(
-                group.load.batch_size, latency.bounds[1], rate.value, group.load.sample, text
-            )
+            found[group.load.batch_size] = group, latency.bounds[1]
     return [found[size] for size in sorted(found)]
 
 
-def _choose_max_batch(points: Sequence[_Point], limit: tuple[Criterion, float] | None, high: int) -> tuple[int, str]:
+def _describe_source(group: ProcessGroup) -> str:
+    return f"run {group.newest.run}, {group.load}, {group.count_processes()} processes"
+
+
+def _choose_max_batch(
+    points: Sequence[tuple[ProcessGroup, float]], limit: tuple[Criterion, float] | None, high: int
+) -> tuple[int, str]:
     if not points and limit:
         return 1, f"{NOT_MEASURED} of {limit[0].metric}, which the policy limits: no batches are formed"
     if not points:
         return high, f"{NOT_MEASURED}: the largest batch of the build's profile"
-    limit_ns = limit[1] if limit else None
-    inside = [each for each in points if limit_ns is None or each.latency_ns <= limit_ns]
-    chosen = (inside or points[:1])[-1]
-    latency = format_quantity(chosen.latency_ns, Dimension.TIME)
-    if limit_ns is None:
-        return chosen.size, f"the largest batch that was measured ({latency}; {chosen.source})"
-    text = format_quantity(limit_ns, Dimension.TIME)
-    if not inside:
-        return chosen.size, f"the smallest measured; none keeps the limit of {text} ({latency}; {chosen.source})"
-    return chosen.size, f"the largest measured within the limit of {text} ({latency}; {chosen.source})"
+    inside = [each for each in points if limit is None or each[1] <= limit[1]]
+    chosen, latency_ns = (inside or points[:1])[-1]
+    why = "the largest batch that was measured"
+    if limit is not None:
+        text = format_quantity(limit[1], Dimension.TIME)
+        found = "the largest measured within" if inside else "the smallest measured; none keeps"
+        why = f"{found} the limit of {text}"
+    latency = format_quantity(latency_ns, Dimension.TIME)
+    return chosen.load.batch_size, f"{why} ({latency}; {_describe_source(chosen)})"
 
 
-def _choose_preferred(points: Sequence[_Point]) -> tuple[tuple[int, ...], str]:
+def _choose_preferred(groups: Sequence[ProcessGroup]) -> tuple[tuple[int, ...], str]:
     """The sizes with more throughput than every smaller one, by the gain that ends a sweep."""
     best, chosen = 0.0, []
-    for each in points:
-        if each.size > 1 and each.rate >= best * MIN_SWEEP_GAIN:
-            chosen.append(each)
-        best = max(best, each.rate)
-    if not points:
+    for group in groups:
+        rate = group.estimate("throughput", 0.95)
+        assert rate is not None
+        if group.load.batch_size > 1 and rate.value >= best * MIN_SWEEP_GAIN:
+            chosen.append((group.load.batch_size, f"{rate.value:,.0f} {group.load.sample}s/s"))
+            source = _describe_source(group)
+        best = max(best, rate.value)
+    if not groups:
         return (), f"{NOT_MEASURED}: batches are formed as requests wait"
     if not chosen:
         return (), "no measured batch has more throughput than a smaller one: batches are formed as requests wait"
-    rates = ", ".join(f"{each.size}: {each.rate:,.0f} {each.sample}s/s" for each in chosen)
-    return tuple(
-        each.size for each in chosen
-    ), f"at least 5% more throughput than any smaller ({rates}; {chosen[-1].source})"
+    rates = ", ".join(f"{size}: {text}" for size, text in chosen)
+    return tuple(size for size, _ in chosen), f"at least 5% more throughput than any smaller ({rates}; {source})"
 
 
-def _choose_delay(known: Sequence[_Point], limit: tuple[Criterion, float] | None) -> tuple[int, str]:
+def _choose_delay(
+    known: Sequence[tuple[ProcessGroup, float]], limit: tuple[Criterion, float] | None
+) -> tuple[int, str]:
     if limit is None or not known:
         why = "the policy has no latency limit" if limit is None else "no single-stream latency was measured"
         return 0, f"{why}: no request waits for others"
     criterion, limit_ns = limit
-    at = known[-1]
-    room = limit_ns - 2 * at.latency_ns
-    delay_us = int(max(0.0, min(room, at.latency_ns)) // 1000)
-    latency = format_quantity(at.latency_ns, Dimension.TIME)
+    group, latency_ns = known[-1]
+    delay_us = int(max(0.0, min(limit_ns - 2 * latency_ns, latency_ns)) // 1000)
+    latency = format_quantity(latency_ns, Dimension.TIME)
     return delay_us, (
-        f"{criterion.metric} {criterion.limit}, less twice the {latency} of batch {at.size}, and no more than one of them "
-        f"({at.source})"
+        f"{criterion.metric} {criterion.limit}, less twice the {latency} of batch {group.load.batch_size}, and no more than one"
+        f" of them ({_describe_source(group)})"
     )
 
 
@@ -232,7 +221,9 @@ def write_deployment(
     """
     settings, backend = choose_settings(build), BACKENDS[build.artifact.info.backend]
     if not batching and target != "folder":
-        settings = leave_out_batching(settings)
+        kept = tuple(each for each in settings.choices if not each.setting.startswith("dynamic_batching"))
+        off = Choice("dynamic_batching", "off", "asked for with --no-batching")
+        settings = replace(settings, preferred=(), delay_us=0, batching=False, choices=(*kept, off))
     place = build.place.get_fact(f"packages.{backend.package}")
     serving = backend.serving(build.artifact.info, settings.options, place)
     with store.scratch("deploy") as scratch:
@@ -242,32 +233,21 @@ def write_deployment(
         if target == "folder":
             record = _write_folder(build, record, serving, scratch)
         else:
-            record = _write_models(build, record, settings, serving, known, scratch)
+            name, models = build.card.name, scratch / MODELS
+            record = replace(record, engine=f"{name}_engine", preprocessing=f"{name}_preprocess", ensemble=name)
+            engine = _write_engine(build, record, serving, settings, known, models / record.engine)
+            choices = [*settings.choices, engine]
+            if build.preprocessing is None:
+                record = replace(record, preprocessing=None, ensemble=None)
+            else:
+                pictures = [scratch / REQUESTS / each.file for each in record.images]
+                choices += _write_preprocessing(build, settings, pictures, models / f"{name}_preprocess")
+                _write_ensemble(build, record, serving, settings, models / name)
+            record = replace(record, choices=tuple(choices))
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)
         write_bytes(scratch / DEPLOYMENT, json_from_record(replace(record, target=target)))
         finish_dossier(scratch, output)
-
-
-def _write_models(
-    build: SignedBuild,
-    record: DeploymentRecord,
-    settings: Settings,
-    serving: Serving,
-    known: Reference,
-    scratch: Path,
-) -> DeploymentRecord:
-    """Writes the model repository; returns the record with the models' names and choices."""
-    name, models = build.card.name, scratch / MODELS
-    record = replace(record, engine=f"{name}_engine", preprocessing=f"{name}_preprocess", ensemble=name)
-    choices = [*settings.choices, _write_engine(build, record, serving, settings, known, models / record.engine)]
-    if build.preprocessing is None:
-        record = replace(record, preprocessing=None, ensemble=None)
-    else:
-        images = [scratch / REQUESTS / each.file for each in record.images]
-        choices += _write_preprocessing(build, settings, images, models / f"{name}_preprocess")
-        _write_ensemble(build, record, serving, settings, models / name)
-    return replace(record, choices=tuple(choices))
 
 
 def describe_deployment(

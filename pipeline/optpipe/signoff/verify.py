@@ -3,9 +3,14 @@
 A changed record contradicts others: an id is the hash of its recipe, a recipe names its parents by their ids, and a run
 measured the file that a build's record describes. Facts that only one record states (the size of an engine, the SNR of
 outputs, both without files in the dossier) are listed as such.
+
+The attestation on a verified dossier is an in-toto Statement in a signed DSSE envelope, made and verified offline. The predicate
+is test-result v0.1 (in-toto/attestation spec v1), which has no INCONCLUSIVE: that is WARNED, as is a PASS with waived criteria.
+securesystemslib signs. The file names the dossier's seal by its hash and lies outside the dossier.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -16,7 +21,7 @@ from typing import Any
 from optpipe import __version__
 from optpipe.build.verify import recompute_outputs
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
-from optpipe.core.errors import BadInputError, ExitStatus, GateError, first_line
+from optpipe.core.errors import BadInputError, ExitStatus, GateError, MissingError, first_line, read_as_user_file
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
 from optpipe.core.records import (
@@ -36,11 +41,15 @@ from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
 from optpipe.signoff.evidence import JUDGED_RUNS, KINDS
 from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.policy import Policy
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
 from optpipe.stats.percentiles import CONFIDENCE
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
 from optpipe.workspace.file_names import BUILDS, EVALUATION, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, VERDICT
-from optpipe.workspace.seal import UNSEALED, check_approval, check_signature, find_seal_problems
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.places import move_folder, require_unused_path
+from optpipe.workspace.seal import SUMS, UNSEALED, check_approval, check_signature, find_seal_problems
+from optpipe.workspace.store import Store
 
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, *UNSEALED}
 _FOLDERS = {BUILDS, "runs", "baseline"}
@@ -411,3 +420,108 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     absent = {each for entry in dossier.builds for each in entry.manifest.parents} - set(dossier.manifests)
     if absent:
         yield f"what {_join(absent)} were, of which a build was made: there is no record of them"
+
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+FILE = "test-result.dsse.json"
+NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out key.pub.pem"
+
+
+@dataclass(frozen=True, slots=True)
+class AttestRecord:
+    folder: str
+    dossier: str
+    dossier_sha256: str
+    verdict: Verdict
+    result: str
+    """PASSED, WARNED or FAILED."""
+    files: tuple[str, ...]
+    key: str
+
+
+def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> AttestRecord:
+    """Raises BadInputError if the dossier fails verification, the key cannot be read, or `output` exists."""
+    require_unused_path(output)
+    signer = _open_key(key, public=False)
+    content, verdict, _ = verify_dossier(dossier).require_intact()
+    digest = content.files.hash(SUMS)
+    statement = make_statement(digest, content.policy, verdict)
+    with store.scratch("attest") as scratch:
+        write_bytes(scratch / "attestations" / FILE, sign_statement(statement, signer))
+        move_folder(scratch / "attestations", output)
+    result, name = statement["predicate"]["result"], verdict.dossier_name
+    return AttestRecord(str(output), name, digest, verdict.verdict, result, (FILE,), signer.public_key.keyid)
+
+
+def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mapping[str, Any]:
+    """The statement on a dossier; `digest` is the SHA-256 of its list of hashes. Waived criteria are among the warned tests."""
+    results = {Verdict.PASS: "PASSED", Verdict.FAIL: "FAILED"}
+    tests: dict[str, list[str]] = {"PASSED": [], "WARNED": [], "FAILED": []}
+    for one in verdict.criteria:
+        tests["WARNED" if one.waived else results.get(one.verdict, "WARNED")].append(one.name)
+    qualified = verdict.verdict is Verdict.PASS and verdict.waived
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {"name": f"artifact-{verdict.artifact.id}", "digest": {"sha256": verdict.artifact.sha256}},
+            {"name": verdict.dossier_name, "digest": {"sha256": digest}},
+        ],
+        "predicateType": TEST_RESULT,
+        "predicate": {
+            "result": "WARNED" if qualified else results.get(verdict.verdict, "WARNED"),
+            "configuration": [{"name": POLICY, "digest": {"sha256": policy.sha256}}],
+            **{f"{name.lower()}Tests": each for name, each in tests.items()},
+        },
+    }
+
+
+def sign_statement(statement: object, signer: Any) -> bytes:
+    """The envelope as JSON; `signer` is a signer of securesystemslib."""
+    from securesystemslib.dsse import Envelope
+
+    envelope = Envelope(json.dumps(statement, indent=1).encode(), PAYLOAD_TYPE, {})
+    envelope.sign(signer)
+    return json.dumps(envelope.to_dict(), indent=1).encode() + b"\n"
+
+
+def _open_key(path: Path, *, public: bool) -> Any:
+    try:
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+        from securesystemslib.signer import CryptoSigner, SSlibKey
+    except ImportError as error:
+        raise MissingError(
+            f"signing needs securesystemslib ({error}); install it with `pip install 'optpipe[attest]'`"
+        ) from error
+    what = "a public key in PEM" if public else "a private key in PEM without a passphrase"
+    if not path.is_file():
+        raise BadInputError(f"{path}: no such file; expected {what}\ncreate a pair with: {NEW_KEY}")
+    with read_as_user_file(path, what, f"create a pair with: {NEW_KEY}"):
+        content = path.read_bytes()
+        return (
+            SSlibKey.from_crypto(load_pem_public_key(content))
+            if public
+            else CryptoSigner(load_pem_private_key(content, None))
+        )
+
+
+def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:
+    """Finds an invalid signature, or a statement that differs from the dossier."""
+    public, path = _open_key(key, public=True), folder / FILE
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.exceptions import FormatError, VerificationError
+
+    if not path.is_file():
+        raise BadInputError(f"{folder} has no {FILE}; optpipe signoff attest writes it")
+    with read_as_user_file(path, "a DSSE envelope"):
+        envelope = Envelope.from_dict(json.loads(path.read_bytes()))
+        try:
+            envelope.verify([public], 1)
+        except (VerificationError, FormatError) as error:
+            yield f"{FILE}: is not signed by this key, or was changed ({first_line(error)})"
+            return
+        stated = json.loads(envelope.payload) if envelope.payload_type == PAYLOAD_TYPE else envelope.payload_type
+    if checked.content is not None and checked.verdict is not None:
+        expected = make_statement(checked.files.hash(SUMS), checked.content.policy, checked.verdict)
+        yield from find_disagreements(stated, expected, FILE, (), "the dossier gives")

@@ -9,13 +9,16 @@ from tests.fakes.entries import FINDING, HASH, MIXED, WRONG, artifact_info, proo
 
 from optpipe.build.choose import ChoiceResult, judge_status, list_candidates
 from optpipe.build.doctor import ToolStatus, list_options
-from optpipe.build.document import (
+from optpipe.build.records import (
+    ArtifactResult,
+    BuildResult,
+    BuiltArtifact,
+    Omission,
     document_from_build,
     document_from_choice,
     document_from_diagnosis,
     document_from_options,
 )
-from optpipe.build.records import ArtifactResult, BuildResult, BuiltArtifact, Omission
 from optpipe.core.entries import LintSummary, SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import Budget, Precision

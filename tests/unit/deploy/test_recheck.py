@@ -19,7 +19,6 @@ from optpipe.core.events import SilentListener
 from optpipe.core.measurement import LatencySummary, Reason, Subject
 from optpipe.core.quantity import Estimate
 from optpipe.core.verdict import Verdict
-from optpipe.deploy.document import document_from_deployment, document_from_recheck
 from optpipe.deploy.recheck import judge_recheck, list_output_changes, recheck
 from optpipe.deploy.records import (
     Choice,
@@ -35,6 +34,8 @@ from optpipe.deploy.records import (
     ServerCost,
     ServerRecord,
     ServerThroughput,
+    document_from_deployment,
+    document_from_recheck,
 )
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.stats.ratio import Change, Ratio, count_rounds_to_settle

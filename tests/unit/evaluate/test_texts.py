@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, Tokenization
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.embedding import ALONE, ROUNDING, Embedding
-from optpipe.evaluate.tasks.question_answering import QuestionAnswering, choose_answers, find_best_span, score_answer
-from optpipe.evaluate.tasks.token_classification import TokenClassification, find_entities
+from optpipe.evaluate.tasks.texts import (
+    ALONE,
+    ROUNDING,
+    Embedding,
+    QuestionAnswering,
+    TokenClassification,
+    choose_answers,
+    find_best_span,
+    find_entities,
+    score_answer,
+)
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.text_set import cut_windows, find_first_tokens, text_set_from_path, tokenize
 

@@ -1,4 +1,4 @@
-"""Tasks: one file for each, and one entry of `TASKS`.
+"""Tasks: a class for each, and one entry of `TASKS`.
 
 A task decodes outputs into predictions, scores them with intervals, compares two models' predictions, and reads its data.
 Predictions and truths are plain values that Parquet can hold, so that `verify` can score them again.
@@ -13,10 +13,8 @@ from optpipe.core.plan import for_workspace
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract, suggest_task
 from optpipe.evaluate.tasks.detection import Detection
-from optpipe.evaluate.tasks.embedding import Embedding
-from optpipe.evaluate.tasks.question_answering import QuestionAnswering
 from optpipe.evaluate.tasks.segmentation import Segmentation
-from optpipe.evaluate.tasks.token_classification import TokenClassification
+from optpipe.evaluate.tasks.texts import Embedding, QuestionAnswering, TokenClassification
 from optpipe.models.artifacts.lookup import format_model_argument
 from optpipe.models.export.exported import read_card
 from optpipe.models.export.model import Model

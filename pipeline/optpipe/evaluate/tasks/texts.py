@@ -1,0 +1,406 @@
+"""Tasks of texts.
+
+Tags of words, such as names: F1, precision, and recall of whole entities. Question answering by spans of a context: F1 and exact
+match as in SQuAD's script. Embeddings: cosine similarity of pairs, and Spearman's correlation with human ratings.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from optpipe.core.card import ModelCard
+from optpipe.core.errors import BadInputError
+from optpipe.evaluate.tasks.contract import TaskContract, Values, suggest_task
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.inputs.text_set import TextSet
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+OUTSIDE = "O"
+BEGINS, ENDS = ("B", "S", "U"), ("E", "L", "S", "U")
+"""Prefixes of the first and the last word of an entity."""
+Entity = tuple[str, int, int]
+"""Type, first word, and last word."""
+
+
+class TokenClassification(TaskContract):
+    """Predictions and truths are the tags of a text's words, `["B-PER", "I-PER", "O"]`.
+
+    A word has the tag of its first token, as in Hugging Face's examples; a word beyond the longest input is outside. An entity is
+    right if its type and both ends are; scores are micro-averages.
+    """
+
+    form: ClassVar[str] = "(n, tokens, tags)"
+    class_axis: ClassVar[int | None] = 2
+    scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
+
+    def require_model(self, card: ModelCard) -> None:
+        super().require_model(card)
+        if not card.labels:
+            raise BadInputError(f"{card.name} has no labels; token classification requires one for each tag")
+
+    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+        return "the first token of a word decides"
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """The lines' `tags`; None if no line has tags."""
+        if not isinstance(samples, TextSet):
+            return None
+        said = samples.read_objects()
+        if not any("tags" in value for value in said):
+            return None
+        return [
+            _read_tags(value, card, f"{samples.name}, line {each.path}")
+            for value, each in zip(said, samples.files, strict=True)
+        ]
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+        assert isinstance(samples, TextSet)
+        best = np.argmax(np.asarray(outputs[card.outputs[0].name], np.float32), axis=2)
+        return [
+            [card.labels[row[token]] if token >= 0 else OUTSIDE for token in samples.first_tokens[each.path]]
+            for row, each in zip(best, files, strict=True)
+        ]
+
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+        return _list_types(truths)
+
+    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+        """Correct, predicted, and true entities (texts, types, 3); the last type holds all types that no truth has."""
+        types = {name: place for place, name in enumerate(_list_types(truths))}
+        counts = np.zeros((len(truths), len(types) + 1, 3))
+        for row, true, predicted in zip(counts, truths, predictions, strict=True):
+            known, found = find_entities(true), find_entities(predicted)
+            for column, entities in enumerate((known & found, found, known)):
+                for name, _, _ in entities:
+                    row[types.get(name, len(types)), column] += 1
+        return counts
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """F1, precision, and recall over all types; NaN without an entity."""
+        right, found, true = (weights @ gathered.sum(axis=1)).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
+
+    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+        right, found, true = gathered[:, :-1].sum(axis=0).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(2 * right / (found + true))
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """Share of words with the same tag; 1 for a text without words."""
+        shares = [
+            np.mean([one == other for one, other in zip(*pair, strict=True)] or [1])
+            for pair in zip(source, found, strict=True)
+        ]
+        return np.array(shares, np.float64)
+
+
+def find_entities(tags: Sequence[str]) -> set[Entity]:
+    """The entities of BIO tags, as in CoNLL-2000's `conlleval`: B-, or an I- of another type than before, begins one.
+
+    E- and L- end an entity of IOBES and BILOU tags, S- and U- are a whole one. A tag without a prefix continues the same type.
+    """
+    found: set[Entity] = set()
+    begin, open_type, before = 0, None, ""
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        prefix, dash, rest = tag.partition("-")
+        kind = None if tag == OUTSIDE else rest if dash else tag
+        if open_type is not None and (kind != open_type or prefix in BEGINS or before in ENDS):
+            found.add((open_type, begin, place - 1))
+            open_type = None
+        if kind is not None and open_type is None:
+            begin, open_type = place, kind
+        before = prefix
+    return found
+
+
+def _list_types(tags: Values) -> list[str]:
+    return sorted({name for each in tags for name, _, _ in find_entities(each)})
+
+
+def _read_tags(value: Mapping[str, object], card: ModelCard, where: str) -> list[str]:
+    tags, words = value.get("tags"), value.get("tokens")
+    if not isinstance(tags, list) or not isinstance(words, list) or len(tags) != len(words):
+        raise BadInputError(
+            f'{where}: needs "tokens" and as many "tags", such as {{"tokens": ["Ada"], "tags": ["B-PER"]}}'
+        )
+    unknown = next((each for each in tags if each not in card.labels), None)
+    if unknown is not None:
+        raise BadInputError(f"{where}: tag {unknown!r} is not a label of {card.name}: {', '.join(card.labels[:12])}")
+    return list(tags)
+
+
+LONGEST_ANSWER = 30
+"""Maximum tokens of an answer, as in Hugging Face's examples."""
+
+
+class QuestionAnswering(TaskContract):
+    """A prediction is of one window of a context: `{"question", "answer", "score", "none"}`; a truth is `{"question", "answers"}`.
+
+    The answer is the best span of all windows. In a set with unanswerable questions it is empty if `none`, the lowest score of
+    the first token over the windows, is higher; in other sets `none` is null. Questions are independent.
+    """
+
+    scores: ClassVar[tuple[str, ...]] = ("F1", "exact match")
+    sample_kind: ClassVar[str | None] = "questions"
+
+    def require_model(self, card: ModelCard) -> None:
+        """Needs two outputs of (n, tokens): scores of the answer's first and last token."""
+        shapes = [each.shape for each in card.outputs[:2]]
+        if len(shapes) < 2 or any(len(shape) != 2 for shape in shapes):
+            said = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
+            raise BadInputError(
+                f"{card.name}: question answering needs two outputs of (n, tokens), the scores of an answer's first and last token,"
+                f" but the model has {said}{suggest_task(card)}"
+            )
+
+    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+        return (
+            f"the best span of at most {LONGEST_ANSWER} tokens answers; long contexts are read in overlapping windows"
+        )
+
+    def count_samples(self, predictions: Values) -> int:
+        return len({each["question"] for each in predictions})
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """The lines' `answers`, an empty list for an unanswerable question; None if no line has answers."""
+        if not isinstance(samples, TextSet):
+            return None
+        said = samples.read_objects()
+        if not any("answers" in value for value in said):
+            return None
+        return [
+            {"question": _number(each), "answers": _read_answers(value, f"{samples.name}, line {_number(each)}")}
+            for value, each in zip(said, samples.files, strict=True)
+        ]
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+        """The best span of each window, with its score and the score of no answer."""
+        assert isinstance(samples, TextSet)
+        first, last = (np.asarray(outputs[each.name], np.float64) for each in card.outputs[:2])
+        found = []
+        for begin, end, each in zip(first, last, files, strict=True):
+            window = samples.windows[each.path]
+            answer, score = find_best_span(begin, end, window.spans, window.context)
+            none = float(begin[0] + end[0]) if samples.some_unanswerable else None
+            found.append({"question": _number(each), "answer": answer, "score": score, "none": none})
+        return found
+
+    def take_as_truths(self, predictions: Values) -> Values:
+        answers = choose_answers(predictions)
+        return [
+            {"question": each["question"], "answers": [answers[each["question"]]] if answers[each["question"]] else []}
+            for each in predictions
+        ]
+
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+        return ("with an answer", "without an answer")  # as in SQuAD 2.0's script
+
+    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+        """F1 and exact match of each question (questions, 2)."""
+        answers, known = choose_answers(predictions), _list_known(truths)
+        return np.array([score_answer(answers[each], known[each]) for each in known], np.float64).reshape(-1, 2)
+
+    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":
+        answerable = np.array([bool(each) for each in _list_known(truths).values()])
+        parts = (gathered[answerable == has, 0] for has in (True, False))
+        return np.array([part.mean() if len(part) else np.nan for part in parts])
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        one, other = choose_answers(source), choose_answers(found)
+        return np.array([float(one[question] == other[question]) for question in one])
+
+
+def _list_known(truths: Values) -> dict[int, list[str]]:
+    return {each["question"]: each["answers"] for each in truths}
+
+
+def find_best_span(
+    first: "NDArray[np.float64]", last: "NDArray[np.float64]", spans: Sequence[tuple[int, int]], context: str
+) -> tuple[str, float]:
+    """The context's span with the highest sum of both scores, and that sum; `first` and `last` are (tokens,)."""
+    inside = np.array([begin >= 0 for begin, _ in spans])
+    places = np.flatnonzero(inside)
+    if not len(places):
+        return "", float("-inf")
+    scores = first[places][:, None] + last[places][None, :]
+    distance = places[None, :] - places[:, None]
+    scores[(distance < 0) | (distance >= LONGEST_ANSWER)] = -np.inf
+    begin, end = np.unravel_index(int(np.argmax(scores)), scores.shape)
+    text = context[spans[places[begin]][0] : spans[places[end]][1]]
+    return text, float(scores[begin, end])
+
+
+def choose_answers(predictions: Values) -> dict[int, str]:
+    """The answer to each question over all its windows; empty for no answer."""
+    best: dict[int, tuple[float, str]] = {}
+    none: dict[int, float] = {}
+    for each in predictions:
+        question = each["question"]
+        best[question] = max(best.get(question, (float("-inf"), "")), (each["score"], each["answer"]))
+        if each["none"] is not None:
+            none[question] = min(none.get(question, float("inf")), each["none"])
+    return {
+        question: "" if none.get(question, float("-inf")) > score else answer
+        for question, (score, answer) in best.items()
+    }
+
+
+def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
+    """F1 over words and exact match, the best over `truths`, as in SQuAD 2.0's script; only "" matches without truths."""
+    found, scores = normalize_answer(answer).split(), []
+    for known in [words for each in truths if (words := normalize_answer(each).split())] or [[]]:
+        same = sum((Counter(found) & Counter(known)).values())
+        f1 = 2 * same / (len(found) + len(known)) if found and known else float(found == known)
+        scores.append((f1, float(found == known)))
+    return max(f1 for f1, _ in scores), max(exact for _, exact in scores)
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without punctuation, articles, and extra white space, as in SQuAD's script."""
+    bare = "".join(each for each in text.lower() if each not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def _number(file: SetFile) -> int:
+    return int(file.path.partition(".")[0])
+
+
+def _read_answers(value: Mapping[str, object], where: str) -> list[str]:
+    answers = value.get("answers")
+    texts = answers.get("text") if isinstance(answers, dict) else answers
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise BadInputError(
+            f'{where}: needs "answers", such as {{"text": ["Ada"]}}, or {{"text": []}} for a question without one'
+        )
+    return list(texts)
+
+
+FEWEST_PAIRS = 3
+ROUNDING = 1e-6
+"""Cosines of FP32 embeddings within this distance are equal: it is about eight units of rounding."""
+ALONE = [-1.0, 0.0]
+"""The truth of a text without a pair."""
+
+
+class Embedding(TaskContract):
+    """A prediction is a text's embedding; a truth is (number of its pair, rating of the pair), or ALONE.
+
+    Two lines of a set with the same `pair` belong together: `{"text": "...", "pair": "7", "score": 3.5}`. Pairs are independent.
+    """
+
+    form: ClassVar[str] = "(n, values)"
+    scores: ClassVar[tuple[str, ...]] = ("Spearman",)
+    score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    effect: ClassVar[float] = 6 * 15**-0.5
+    """Root mean square effect of a pair at a random rank: 6 d² / n² for d ranks, with d / n the difference of two uniform values."""
+    names_classes: ClassVar[bool] = False
+    unit_kind: ClassVar[str | None] = "pairs"
+
+    def describe_scoring(self, card: ModelCard) -> str:
+        pooling = card.head.get("pooling")
+        return f"{pooling} pooling over tokens inside the engine" if pooling else ""
+
+    def describe_left_out(self, truths: Values) -> str:
+        alone = sum(each == ALONE for each in truths)
+        return f"{alone} of {len(truths)} texts belong to no pair; only their agreement is judged" if alone else ""
+
+    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+        """Pairs and their ratings; None with fewer than FEWEST_PAIRS."""
+        if not isinstance(samples, TextSet):
+            return None
+        said = samples.read_objects()
+        members: dict[str, list[int]] = {}
+        for place, value in enumerate(said):
+            if value.get("pair") is not None:
+                members.setdefault(str(value["pair"]), []).append(place)
+        pairs = {name: places for name, places in members.items() if len(places) == 2}
+        if crowded := next((name for name, places in members.items() if len(places) > 2), None):
+            raise BadInputError(f"{samples.name}: pair '{crowded}' has {len(members[crowded])} texts; a pair has two")
+        if len(pairs) < FEWEST_PAIRS:  # such as a small sample of the set
+            return None
+        truths = [list(ALONE) for _ in said]
+        for number, (name, places) in enumerate(pairs.items()):
+            for place in places:
+                truths[place] = [float(number), self._read_similarity(said[place], said[places[0]], name, samples)]
+        return truths
+
+    def _read_similarity(self, value: dict[str, Any], first: dict[str, Any], name: str, samples: SampleSet) -> float:
+        similarity = value.get("score")
+        if isinstance(similarity, bool) or not isinstance(similarity, int | float) or not np.isfinite(similarity):
+            raise BadInputError(f"{samples.name}: pair '{name}' has no number as its score ({similarity!r})")
+        if similarity != first["score"]:
+            raise BadInputError(f"{samples.name}: pair '{name}' has two scores, {first['score']} and {similarity}")
+        return float(similarity)
+
+    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
+        rows: list[list[float]] = np.asarray(outputs[card.outputs[0].name], np.float64).tolist()
+        return rows
+
+    def take_as_truths(self, predictions: Values) -> Values:
+        """Pairs neighbors in the set; their rating is the source model's similarity."""
+        found = [list(ALONE) for _ in predictions]
+        for first in range(0, len(predictions) - 1, 2):
+            similarity = _compute_cosine(np.array(predictions[first]), np.array(predictions[first + 1]))
+            found[first] = found[first + 1] = [float(first // 2), float(similarity)]
+        return found
+
+    def count_units(self, truths: Values) -> int:
+        return 1 + int(max(each[0] for each in truths))
+
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+        return truths is None or self.count_units(truths) >= FEWEST_PAIRS
+
+    def gather(self, truths: Values, predictions: Values) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+        """Cosines and ratings of all pairs, (pairs,) each; cosines within ROUNDING of each other become their least."""
+        numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
+        order = np.argsort(numbers, kind="stable")
+        order = order[numbers[order] >= 0]
+        stated = np.array([truths[place][1] for place in order[::2]], np.float64)
+        return _join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Spearman's correlation with weights and mean ranks for ties; 0 if all cosines, or all ratings, are equal."""
+        one, other = (_rank(values, weights) for values in gathered)
+        total = weights.sum(axis=1, keepdims=True)
+        one, other = (each - (weights * each).sum(1, keepdims=True) / total for each in (one, other))
+        both, first, second = ((weights * product).sum(1) for product in (one * other, one**2, other**2))
+        spread = np.sqrt(first * second)
+        return np.asarray(np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None])
+
+    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+        """The cosine of both models' embeddings of each text, at least 0."""
+        return np.maximum(_compute_cosine(np.array(source, np.float64), np.array(found, np.float64)), 0.0)
+
+
+def _compute_cosine(one: "NDArray[np.float64]", other: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Cosines of rows (…, values); 0 if either is zero."""
+    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+    return np.asarray((one * other).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny))
+
+
+def _join_equal(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Replaces each of `values` (pairs,) by the least of its group; a group spans at most ROUNDING."""
+    order, joined, start = np.argsort(values), np.empty_like(values), 0
+    ordered = values[order]
+    while start < len(values):
+        end = int(np.searchsorted(ordered, ordered[start] + ROUNDING, "right"))
+        joined[order[start:end]] = ordered[start]
+        start = end
+    return joined
+
+
+def _rank(values: "NDArray[np.float64]", weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """The rank of each value in each row (rows, pairs), where value j counts weights[i, j] times."""
+    known, place = np.unique(values, return_inverse=True)
+    counts = np.zeros((len(weights), len(known)))
+    np.add.at(counts.T, place, weights.T)
+    middle = np.cumsum(counts, axis=1) - counts + (counts + 1) / 2
+    return np.asarray(middle[:, place])

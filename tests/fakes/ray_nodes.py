@@ -21,6 +21,7 @@ def start_cluster(kinds=KINDS):
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_worker_niceness": "0",
+        "RAY_health_check_period_ms": "1000",  # a node that died is known after five of them, not after 15 s
     }
     from ray.cluster_utils import Cluster
 

@@ -227,10 +227,10 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
 
 
 @needs_server
-def test_a_text_model_without_a_pass_needs_a_reason_and_is_served_by_its_engine_alone(tmp_path):
+def test_a_text_model_without_a_pass_needs_a_reason_and_is_served_by_its_engine_alone(tmp_path, shared):
     from tests.integration.test_text import train_reviews
 
-    train_reviews(tmp_path / "reviews")
+    shutil.copytree(shared("reviews", train_reviews), tmp_path / "reviews")
     model, workspace, policy = f"hf:{tmp_path / 'reviews'}", tmp_path / "workspace", tmp_path / "policy.toml"
     policy.write_text('schema = 1\n[size]\nmaximum = "10 MiB"\n')
     optpipe("build", model, "--precision", "fp32", "--backend", "onnxruntime", workspace=workspace).expect(0)

@@ -64,9 +64,9 @@ def train_reviews(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, shared: Callable[..., Path]) -> Path:
     place = tmp_path_factory.mktemp("text")
-    train_reviews(place / "reviews")
+    shutil.copytree(shared("reviews", train_reviews), place / "reviews")
     lines(place / "train.jsonl", 520, seed=2)
     lines(place / "validation.jsonl", 400, seed=3)
     return place

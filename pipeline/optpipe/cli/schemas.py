@@ -11,7 +11,7 @@ from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import StepRecord, Verdict
 
 Json = dict[str, Any]
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version that all documents share; it increases when the shape of any document changes."""
 SCHEMA_FILE = Path(__file__).with_name("documents.schema.json")
 

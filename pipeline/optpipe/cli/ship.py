@@ -15,6 +15,8 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.plan import Param
 from optpipe.sweep.job import Matrix, SweepOptions
 
+MAX_RATE = 10_000.0
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,19 +28,45 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
+def _load_from_text(text: str, flag: str) -> tuple[int, float]:
+    number, _, rate = text.partition("@")
+    try:
+        found = int(number), float(rate.removesuffix("/s"))
+    except ValueError:
+        found = 0, 0.0
+    if found[0] < 1 or not 0 < found[1] <= MAX_RATE:
+        raise BadInputError(f"{flag} {text}: expected NUMBER@RATE, such as 700@20 for 700 requests at 20 per second")
+    return found
+
+
 def deploy(
     store: "Store",
     terminal: "Terminal",
     dossier: Annotated[
-        Path | None, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")
+        Path | None,
+        typer.Argument(
+            metavar="DOSSIER", help="Folder written by `optpipe signoff`; with --check URL, by `optpipe deploy`."
+        ),
     ] = None,
     to: Annotated[Literal["triton", "folder"], Param("What is written.")] = "triton",
-    output: Annotated[Path | None, Param("Where to write the deployment.", metavar="DIR")] = None,
+    output: Annotated[
+        Path | None,
+        Param("Where to write the deployment; with --check URL: metrics for Prometheus.", metavar="DIR|FILE"),
+    ] = None,
     because: Annotated[
         str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
     ] = None,
     check: Annotated[
-        Path | None, Param("Check a deployment, and compare its passport with this machine.", metavar="DIR")
+        str | None,
+        Param("Check a deployment against this machine; or that a server answers as DEPLOYMENT.", metavar="DIR|URL"),
+    ] = None,
+    load: Annotated[
+        tuple[int, float] | None,
+        Param(
+            "With --check URL: also judge latency, by this number of requests at this rate per second.",
+            metavar="NUMBER@RATE",
+            parse=_load_from_text,
+        ),
     ] = None,
     ensemble: Annotated[bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")] = True,
     batching: Annotated[
@@ -59,10 +87,13 @@ def deploy(
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
 
-    With --check DIR: exit status 2 if a file or setting is not as written, 3 if this machine is not the one of the evidence.
+    With --check DIR: exit status 2 if a file or setting is not as written, 3 if this machine is not the one of the evidence. With
+    --check URL (http, https, grpc, grpcs) a running server gets the signed-off requests: 0 if it answers as signed off, 1 if it
+    does not, 5 if it cannot be reached or more requests are needed.
     """
     from optpipe.core.errors import ExitStatus, OptpipeError
     from optpipe.deploy.check import check_deployment
+    from optpipe.deploy.live import check_live, document_from_live_check
     from optpipe.deploy.proof import prove_deployment
     from optpipe.deploy.records import DeployResult, document_from_deployment
     from optpipe.deploy.repository import write_deployment
@@ -71,8 +102,21 @@ def deploy(
     from optpipe.deploy.triton_config import require_tritonclient
     from optpipe.workspace.places import require_unused_path
 
+    if check is not None and "://" in check:
+        if dossier is None:
+            raise BadInputError(
+                f"--check {check} requires the deployment that it serves: optpipe deploy DIR --check URL"
+            )
+        live = check_live(dossier, check, load, output, terminal)
+        assert live.proof is not None
+        assert live.proof.verdict is not None
+        return Outcome(live, document_from_live_check, live.proof.verdict.exit_status)
+    if load is not None:
+        raise BadInputError("--load requires --check URL")
     if (check is None) == (dossier is None):
-        raise BadInputError("deploy requires either DOSSIER with --output DIR, or --check DIR")
+        raise BadInputError(
+            "deploy requires DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
+        )
     program = None
     if prove:
         if to == "folder":
@@ -93,8 +137,7 @@ def deploy(
             build = replace(build, preprocessing=None)
         with terminal.step(f"write the {to} deployment"):
             write_deployment(build, output, store, to, batching=batching)
-    folder, proof = check or output, None
-    assert folder is not None
+    folder, proof = Path(check or output or ""), None
     try:
         with terminal.step("check"):
             checked = check_deployment(folder)

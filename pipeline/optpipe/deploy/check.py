@@ -15,7 +15,8 @@ from optpipe.core.files import Files
 from optpipe.core.records import record_from_files
 from optpipe.core.transform import Transform
 from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
-from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, ENGINE
+from optpipe.deploy.repository import ENGINE
+from optpipe.deploy.requests import DALI_OUTPUT, ENCODED
 from optpipe.deploy.triton_config import CONFIG, LABELS, WARM_UP, describe_tensors, find_tensor_differences, read_config
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT

@@ -12,50 +12,48 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import chain
 from itertools import count as numbers_from
 from pathlib import Path
 from secrets import randbits
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import optpipe
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import GateError, MissingError, StageError, first_line, read_as_user_file
+from optpipe.core.errors import GateError, MissingError, StageError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
 from optpipe.core.quantity import Estimate
+from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.records import (
     MODELS,
-    REQUESTS,
-    TENSORS,
     Comparison,
     DeploymentRecord,
     ProofRecord,
     ServerCost,
     ServerThroughput,
 )
-from optpipe.deploy.repository import DALI_OUTPUT, ENCODED, SHIM, add_shim_parameters
+from optpipe.deploy.repository import SHIM, add_shim_parameters
+from optpipe.deploy.requests import Expected, list_expected
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
 from optpipe.deploy.session_process import (
     Answer,
     open_artifact,
     open_load_clients,
-    open_preprocessing,
     prepare_inputs,
     send_in_flight,
 )
 from optpipe.deploy.triton_config import CONFIG, list_positions, read_config, require_tritonclient, write_config
 from optpipe.measure.trials import iterate_arrivals, time_call, time_calls_for, warm_up
-from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.models.inputs.rows import fill_sequences, read_length
-from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
-from optpipe.signoff.policy import Policy, policy_from_toml
+from optpipe.signoff.policy import Criterion, Policy, policy_from_toml
 from optpipe.stats.means import mean_from_values
 from optpipe.stats.paired import compute_output_error
 from optpipe.stats.percentiles import summary_from_ns
@@ -81,9 +79,9 @@ Trial = Callable[[LoadSpec, float, int], list[int]]
 """Loads a subject for a number of seconds, with a seed for the arrivals; returns latencies in ns."""
 
 
-def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str], ...]:
-    """The loads of the policy's latency limits; single requests if there are none."""
-    found = {}
+def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Criterion]]:
+    """The loads of the policy's latency limits, each with its limits; single requests if there are none."""
+    found: dict[LoadSpec, list[Criterion]] = {}
     for each in policy.criteria:
         where = each.where
         if each.section == "latency" and (
@@ -92,12 +90,19 @@ def loads_from_policy(policy: Policy, largest: int) -> tuple[tuple[LoadSpec, str
             size = min(where.batch_size or 1, max(largest, 1))
             scenario = where.scenario or Scenario.SINGLE_STREAM
             rate = None if where.rate is None else float(where.rate)
-            found[LoadSpec(size, scenario, Mode.END_TO_END, rate_per_s=rate, length=where.length)] = (
-                f"{each.name} of the policy"
-            )
-    return tuple(found.items()) or (
-        (LoadSpec(1, mode=Mode.END_TO_END), "the policy has no latency limit: one request at a time"),
-    )
+            load = LoadSpec(size, scenario, Mode.END_TO_END, rate_per_s=rate, length=where.length)
+            found.setdefault(load, []).append(each)
+    return found or {LoadSpec(1, mode=Mode.END_TO_END): []}
+
+
+def fill_load(
+    checked: CheckedDeployment, wanted: LoadSpec, inputs: "Mapping[str, np.ndarray]"
+) -> "tuple[LoadSpec, dict[str, np.ndarray]]":
+    """The load with the length of its sequences, and the rows of one of its requests, drawn from `inputs`."""
+    rows = dict(inputs)
+    if wanted.length is not None:
+        rows = fill_sequences(checked.card, rows, wanted.length, wanted.batch_size)
+    return replace(wanted, length=read_length(checked.card, rows)), _take_rows(rows, wanted.batch_size)
 
 
 def measure_server(
@@ -116,12 +121,11 @@ def measure_server(
     """
     record, costs, rates = checked.record, [], []
     policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
-    for wanted, source in loads_from_policy(policy, checked.card.batch_range[2]):
-        rows = dict(inputs)
-        if wanted.length is not None:
-            rows = fill_sequences(checked.card, rows, wanted.length, wanted.batch_size)
-        load = replace(wanted, length=read_length(checked.card, rows))
-        rows = _take_rows(rows, load.batch_size)
+    for wanted, limits in loads_from_policy(policy, checked.card.batch_range[2]).items():
+        load, rows = fill_load(checked, wanted, inputs)
+        source = (
+            f"{limits[-1].name} of the policy" if limits else "the policy has no latency limit: one request at a time"
+        )
         with listener.step(f"server cost, {load}"):
             served = _make_served_trial(url, record.engine, name_inputs(checked.serving, rows))
             costs.append(_measure_cost(partial(_time_requests, partial(engine, [rows])), served, load, source, seconds))
@@ -222,23 +226,15 @@ def _make_served_trial(url: str, model: str, rows: "Mapping[str, np.ndarray]") -
 
 
 PROTOCOLS = ("http", "grpc")
-REQUEST_LIMIT_S = 120
+Client = tuple[Any, Any]
+"""A module of tritonclient, and a connection of it."""
+REQUEST_LIMIT_S = 60.0
+MAX_FAILED = 5
+"""Failed requests after which nothing more is sent: more would only harm others."""
+VERSION = "1"
+"""The version under which a deployment is written."""
 SERVED_TOLERANCE = 2e-2
 """Largest relative error of a served output against the in-process one: batches of other sizes use other kernels."""
-ROWS_AT_ONCE = 4
-"""Samples in one request of the engine, so that the order of a batch is checked too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A request and its outputs, computed in-process from the deployment's files."""
-
-    model: str
-    inputs: "Mapping[str, np.ndarray]"
-    outputs: "Mapping[str, np.ndarray]"
-    source: "Mapping[str, np.ndarray]"
-    """The source model's outputs; empty if they are not known."""
-    prediction: int | None = None
 
 
 def prove_deployment(
@@ -263,16 +259,21 @@ def prove_deployment(
             engine = open_artifact(
                 checked.folder / MODELS / checked.record.engine / "1", checked.record.options, largest
             )
-            expected = list(_list_expected(checked, engine))
+            expected = list(list_expected(checked.folder, checked.record, checked.card, engine))
         with (
             listener.step("tritonserver") as step,
             run_server(program, scratch / MODELS, scratch) as (http, grpc, server),
         ):
-            comparisons = []
+            comparisons: list[Comparison] = []
             for protocol in PROTOCOLS:
-                module = import_module(f"tritonclient.{protocol}")
-                client = module, module.InferenceServerClient(http if protocol == "http" else grpc)
-                comparisons += list(_compare(checked, client, protocol, expected))
+                client = open_client(protocol, http if protocol == "http" else grpc)
+                for model in dict.fromkeys(each.model for each in expected):
+                    found, judged = replay(
+                        checked, client, protocol, [each for each in expected if each.model == model]
+                    )
+                    for one in (each for each in judged if each.verdict is not Verdict.PASS):
+                        raise (StageError if one.name.startswith("answers") else GateError)(one.reason)
+                    comparisons.append(found)
                 step.advance()
             costs, rates = (
                 measure_server(checked, grpc, seconds, expected[0].inputs, engine, largest, listener)
@@ -321,95 +322,106 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
         (target / "1" / name).symlink_to(file)
 
 
-def _list_expected(checked: CheckedDeployment, engine: Answer) -> Iterator[Expected]:
-    """Requests of the engine, then of the ensemble, with the in-process outputs of the same files and options."""
-    import numpy as np
-
-    record, models = checked.record, checked.folder / MODELS
-    with read_as_user_file(checked.folder / REQUESTS / TENSORS, "the requests of a proof"):
-        known = reference_from_file(checked.folder / REQUESTS / TENSORS)
-    yield from _expect_rows(record.engine, engine, known, checked)
-    if record.ensemble is not None and record.preprocessing is not None and record.images:
-        preprocess, files = open_preprocessing(models / record.preprocessing / "1"), checked.files.below(REQUESTS)
-        for image in record.images:
-            content = np.frombuffer(files.read(image.file), np.uint8)[np.newaxis]
-            tensor = preprocess([{DALI_INPUT: content}])[0][DALI_OUTPUT]
-            outputs = engine([{checked.card.inputs[0].name: tensor}])[0]
-            yield Expected(record.ensemble, {ENCODED: content}, outputs, {}, image.prediction)
+def ask(
+    client: Client, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0
+) -> Any:
+    """Sends one request; `classes` requests that many labels instead of the tensor. Raises StageError if it fails."""
+    wanted = [client[0].InferRequestedOutput(name, class_count=classes) for name in outputs]
+    return infer(client, model, prepare_inputs(client[0], inputs), outputs=wanted)
 
 
-def _expect_rows(model: str, engine: Answer, known: Reference, checked: CheckedDeployment) -> Iterator[Expected]:
-    """The known inputs, and sequences of the shortest and the longest length of the model."""
-    batched = read_config(checked.folder / MODELS / model / CONFIG).max_batch_size
-    if not batched:
-        yield Expected(model, known.inputs, engine([known.inputs])[0], known.outputs)
-        return
-    count, step = len(next(iter(known.inputs.values()))), min(ROWS_AT_ONCE, batched)
-    for start in range(0, count, step):
-        inputs = {name: array[start : start + step] for name, array in known.inputs.items()}
-        source = {name: array[start : start + step] for name, array in known.outputs.items()}
-        yield Expected(model, inputs, engine([inputs])[0], source)
-    for length in sorted({*(checked.card.length_range or ())} - {read_length(checked.card, known.inputs)}):
-        inputs = fill_sequences(checked.card, known.inputs, length, step)
-        inputs = {name: array[:step] for name, array in inputs.items()}
-        yield Expected(model, inputs, engine([inputs])[0], {})
+def infer(client: Client, model: str, given: Sequence[Any], **how: Any) -> Any:
+    limit = {"client_timeout": REQUEST_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
+    with translate_errors(f"{model}: the server refused a request"):
+        return client[1].infer(model, given, **how, **limit)
 
 
-def ask(client: Any, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0) -> Any:
-    """Sends one request with the protocol's (module, connection); `classes` requests that many labels instead of the tensor."""
-    module, connection = client
-    given = prepare_inputs(module, inputs)
-    wanted = [module.InferRequestedOutput(name, class_count=classes) for name in outputs]
+@contextmanager
+def translate_errors(problem: str) -> Iterator[None]:
+    """Errors of a server and of the way to it become a StageError that begins with `problem`."""
+    from geventhttpclient.response import HTTPParseError
     from tritonclient.utils import InferenceServerException
 
-    limit = (
-        {"client_timeout": REQUEST_LIMIT_S}
-        if module.__name__.endswith("grpc")
-        else {"timeout": REQUEST_LIMIT_S * 10**6}
-    )
     try:
-        return connection.infer(model, given, outputs=wanted, **limit)
-    except (InferenceServerException, OSError) as error:
-        raise StageError(f"{model}: tritonserver refused a request: {first_line(error)}") from error
+        yield
+    except (InferenceServerException, HTTPParseError, OSError, ValueError) as error:
+        raise StageError(f"{problem}: {first_line(error)}") from error
 
 
-def _compare(
-    checked: CheckedDeployment, client: Any, protocol: str, expected: Sequence[Expected]
-) -> Iterator[Comparison]:
-    """One comparison for each model. Raises GateError for the first output that is not the signed-off one."""
-    record = checked.record
-    by_position = checked.serving is not None and checked.serving.by_position
-    for model in dict.fromkeys(each.model for each in expected):
-        equal, worst, right, asked = 0, 0.0, 0, [each for each in expected if each.model == model]
-        for number, each in enumerate(asked, 1):
-            names = list(each.outputs)
-            inside = model == record.engine
-            served = list_positions("OUTPUT", len(names)) if inside and by_position else names
-            sent = name_inputs(checked.serving, each.inputs) if inside else each.inputs
-            answer = ask(client, model, sent, served)
-            got = {name: answer.as_numpy(outside) for name, outside in zip(names, served, strict=True)}
-            errors = [
-                _judge(record, f"{model} over {protocol}, request {number}", each, name, got[name]) for name in names
-            ]
-            worst = max([worst, *errors])
-            equal += all(got[name].tobytes() == each.outputs[name].tobytes() for name in names)
-            if each.prediction is not None:
-                _judge_label(
-                    record, client, f"{model} over {protocol}, request {number}", each, names[0], got[names[0]]
-                )
-                right += 1
-        text = f"{right} of {len(asked)} equal to the signed-off predictions" if right else None
-        yield Comparison(model, protocol, len(asked), equal, worst, text)
+def open_client(protocol: str, place: str, *, secure: bool = False) -> Client:
+    module = import_module(f"tritonclient.{protocol}")
+    limits = {} if protocol == "grpc" else {"connection_timeout": REQUEST_LIMIT_S, "network_timeout": REQUEST_LIMIT_S}
+    return module, module.InferenceServerClient(place, ssl=secure, **limits)
+
+
+def replay(
+    checked: CheckedDeployment, client: Client, protocol: str, asked: Sequence[Expected]
+) -> tuple[Comparison, list[CriterionResult]]:
+    """Sends one model's requests, also after a wrong answer; ends after MAX_FAILED that failed, or one that took too long."""
+    wrong: list[str] = []
+    failed: list[str] = []
+    versions: dict[str, None] = {}
+    model, equal, worst, sent = asked[0].model, 0, 0.0, 0
+    for each in asked:
+        begun, sent = monotonic(), sent + 1
+        try:
+            same, error, version = _compare(checked, client, f"{model} over {protocol}, request {sent}", each)
+        except GateError as problem:
+            wrong.append(str(problem))
+        except StageError as problem:
+            failed.append(str(problem))
+            if len(failed) == MAX_FAILED or monotonic() - begun >= REQUEST_LIMIT_S:
+                break
+        else:
+            equal, worst, versions[version] = equal + same, max(worst, error), None
+    right = f"{sent - len(wrong) - len(failed)} of {sent} equal to the signed-off predictions"
+    predictions = None if asked[0].prediction is None else right
+    verdict = Verdict.FAIL if wrong else Verdict.INCONCLUSIVE if failed else Verdict.PASS
+    why = wrong[0] if wrong else predictions or f"relative error at most {worst:.2g}"
+    judged = [judge_failed(f"answers.{model}", sent, failed), CriterionResult(f"outputs.{model}", verdict, why)]
+    if versions:
+        verdict = Verdict.PASS if list(versions) == [VERSION] else Verdict.FAIL
+        why = f"version {', '.join(versions)} answers; version {VERSION} was deployed"
+        judged.append(CriterionResult(f"version.{model}", verdict, why))
+    return Comparison(model, protocol, sent, equal, worst, predictions), judged
+
+
+def judge_failed(name: str, sent: int, failed: Sequence[str]) -> CriterionResult:
+    if failed:
+        why = f"{len(failed)} of {sent:,} requests failed, the first: {failed[0]}"
+        return CriterionResult(name, Verdict.FAIL, why)
+    return CriterionResult(name, Verdict.PASS, f"{sent:,} of {sent:,} requests")
+
+
+def _compare(checked: CheckedDeployment, client: Client, where: str, each: Expected) -> tuple[bool, float, str]:
+    """Whether the outputs equal the artifact's to the bit, their largest relative error, and the version that answered.
+
+    Raises GateError if an output, a class or a label is not the signed-off one, StageError if the server refuses the request.
+    """
+    record, inside = checked.record, each.model == checked.record.engine
+    names = list(each.outputs or each.source) or [spec.name for spec in checked.card.outputs]
+    by_position = inside and checked.serving is not None and checked.serving.by_position
+    served = list_positions("OUTPUT", len(names)) if by_position else names
+    sent = name_inputs(checked.serving, each.inputs) if inside else each.inputs
+    answer = ask(client, each.model, sent, served)
+    got = {name: answer.as_numpy(outside) for name, outside in zip(names, served, strict=True)}
+    worst = max(_judge(record, where, each, name, got[name]) for name in names)
+    if each.prediction is not None:
+        _judge_label(record, client, where, each, names[0], got[names[0]])
+    response = answer.get_response()
+    version = response["model_version"] if isinstance(response, dict) else response.model_version
+    return all(got[name].tobytes() == each.outputs[name].tobytes() for name in each.outputs), worst, version
 
 
 def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: "np.ndarray | None") -> float:
-    """The relative error against the in-process output. Raises GateError if it is too large, or the tensor differs."""
-    want = each.outputs[name]
-    if got is None or got.shape != want.shape or got.dtype != want.dtype:
+    """The relative error against the artifact's output, or else the source's. Raises GateError if it is too large."""
+    want = each.outputs.get(name, each.source.get(name, got))
+    if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
         have = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
-        raise GateError(f"{where}: output '{name}' is {have}, the signed-off one is {want.dtype} {list(want.shape)}")
+        shape = "" if want is None else f", the signed-off one is {want.dtype} {list(want.shape)}"
+        raise GateError(f"{where}: output '{name}' is {have}{shape}")
     error = compute_output_error(name, want, got)
-    allowed = min(SERVED_TOLERANCE, record.tolerance)
+    allowed = min(SERVED_TOLERANCE, record.tolerance) if name in each.outputs else record.tolerance
     if not error.finite or error.relative > allowed:
         raise GateError(
             f"{where}: output '{name}' is not the signed-off one: relative error {error.relative:.2g} exceeds {allowed:g}"
@@ -425,7 +437,7 @@ def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got:
 
 
 def _judge_label(
-    record: DeploymentRecord, client: Any, where: str, each: Expected, name: str, got: "np.ndarray"
+    record: DeploymentRecord, client: Client, where: str, each: Expected, name: str, got: "np.ndarray"
 ) -> None:
     """Raises GateError if the class or its label is not the signed-off one."""
     best = int(got.reshape(len(got), -1).argmax(axis=1)[0])

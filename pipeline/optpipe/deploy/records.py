@@ -10,7 +10,7 @@ from optpipe.core.entries import Environment
 from optpipe.core.measurement import ROUNDS, LatencySummary
 from optpipe.core.plan import Param
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, share_from_text, share_to_text
-from optpipe.core.verdict import Verdict
+from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.report.document import TONES, Document, Sentence, Table, Tone, figure_columns, make_document, make_table
 from optpipe.stats.ratio import Change
 
@@ -21,6 +21,8 @@ REQUESTS = "requests"
 """Folder of a deployment with the requests of a proof."""
 TENSORS = "tensors.npz"
 """In `requests`: inputs `input:NAME` and the source model's outputs `output:NAME`, (samples, ...)."""
+OUTPUTS = "outputs.npz"
+"""In `requests`: the artifact's outputs `NUMBER:NAME` for each request; missing if it did not run where it was deployed from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,9 @@ class ProofRecord:
     costs: tuple[ServerCost, ...]
     throughputs: tuple[ServerThroughput, ...]
     notes: tuple[str, ...] = field(default=())
+    verdict: Verdict | None = None
+    """Only a live check has one; a proof that does not hold is an error instead."""
+    criteria: tuple[CriterionResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ it runs. So with a latency limit L and the largest batch's latency t, delay + 2Â
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +21,13 @@ from optpipe import __version__
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import Task, TensorSpec
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import hash_file
 from optpipe.core.measurement import Options, Scenario
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import json_from_record
 from optpipe.deploy.records import DEPLOYMENT, MODELS, REQUESTS, TENSORS, Choice, DeploymentRecord, RequestImage
+from optpipe.deploy.requests import DALI_OUTPUT, ENCODED, record_outputs
 from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
 from optpipe.deploy.triton_config import (
@@ -193,12 +195,9 @@ def _choose_instances(groups: Sequence[ProcessGroup], limit: tuple[Criterion, fl
     return best.load.streams, shown
 
 
-DALI_OUTPUT = "DALI_OUTPUT_0"
 ENGINE = "engine"
 PREDICT = "predict.py"
 SETTINGS = "loader.json"
-ENCODED = "encoded_image"
-"""The ensemble's input: an image file as bytes."""
 SHIM = {
     name: Path(__file__).with_name(source)
     for name, source in (("model.py", "triton_model.py"), ("optpipe_frames.py", "frames.py"))
@@ -247,6 +246,11 @@ def write_deployment(
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)
         write_bytes(scratch / DEPLOYMENT, json_from_record(replace(record, target=target)))
+        if target != "folder" and backend.find_run_blocker(build.artifact.info) is None:
+            with suppress(
+                OptpipeError, RuntimeError, ValueError
+            ):  # a check then compares with the source model's alone
+                record_outputs(scratch, record, build.card)
         finish_dossier(scratch, output)
 
 
@@ -334,6 +338,7 @@ def _write_engine(
         add_shim_parameters(config, Path("$$TRITON_MODEL_DIRECTORY/1"), "artifact")
     else:
         config.default_model_filename = info.file
+    config.parameters["artifact_sha256"].string_value = record.artifact_sha256  # tells a live check what is loaded
     fill_tensors(config, inputs, outputs)
     _write_labels(record, config, folder)
     kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"

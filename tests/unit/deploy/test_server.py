@@ -6,6 +6,7 @@ import sys
 from itertools import islice
 from threading import Lock, Timer
 from time import perf_counter_ns
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.measurement import LoadSpec, Scenario
+from optpipe.core.quantity import Dimension
 from optpipe.deploy.frames import SharedMemory, read_frame, write_frame
+from optpipe.deploy.live import judge_latencies, send_at_rate
+from optpipe.deploy.proof import MAX_FAILED
 from optpipe.deploy.server import find_server
 from optpipe.deploy.session_process import list_captured_sizes, send_in_flight
+from optpipe.signoff.policy import Criterion
+from optpipe.signoff.policy_format import Sense
 
 
 def test_no_server_is_a_missing_tool_with_the_way_to_get_one(monkeypatch, tmp_path):
@@ -120,3 +127,33 @@ def test_every_batch_has_a_graph_of_less_than_twice_its_size(largest):
     assert sizes[-1] == largest
     for count in range(1, largest + 1):
         assert count <= next(each for each in sizes if each >= count) < 2 * count or count == 1
+
+
+@pytest.mark.parametrize(
+    ("ms", "count", "rate", "verdicts"),
+    [
+        (10, 2000, 50, ["PASS", "PASS"]),
+        (10, 2000, 70, ["PASS", "PASS"]),
+        (10, 2000, 40, ["INCONCLUSIVE", "INCONCLUSIVE"]),
+        (10, 100, 50, ["PASS", "INCONCLUSIVE"]),
+        (40, 2000, 50, ["FAIL", "FAIL"]),
+        (40, 2000, 40, ["FAIL", "FAIL"]),
+        (40, 2000, 70, ["INCONCLUSIVE", "INCONCLUSIVE"]),
+    ],
+)
+def test_a_lower_rate_than_the_policys_cannot_pass_and_a_higher_one_cannot_fail(ms, count, rate, verdicts):
+    limits = [Criterion("latency", name, Sense.AT_MOST, 20e6, Dimension.TIME) for name in ("p50", "p99")]
+    latencies = (np.random.default_rng(0).uniform(0.9, 1.1, count) * ms * 1e6).astype(int).tolist()
+    load = LoadSpec(1, Scenario.SERVER, rate_per_s=50.0)
+    assert [each.verdict for each in judge_latencies(latencies, limits, load, rate)] == verdicts
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_load_ends_after_a_few_failed_requests(connections):
+    def infer(_model, _inputs):
+        raise OSError("no memory")
+
+    client = SimpleNamespace(__name__="http"), SimpleNamespace(infer=infer)
+    latencies, failed = send_at_rate(lambda: client, "net", {}, 1000, 1e4, connections)
+    assert latencies == []
+    assert MAX_FAILED <= len(failed) < MAX_FAILED + connections

@@ -1,0 +1,302 @@
+"""`deploy DEPLOYMENT --check URL`: sends the deployment's requests to a running endpoint, and judges what it answers.
+
+The endpoint speaks the KServe v2 protocol over HTTP or gRPC, as Triton does. A server that cannot be reached decides nothing
+(INCONCLUSIVE); another model, version, configuration or output, and a single failed request are a FAIL.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from secrets import randbits
+from threading import Barrier, BrokenBarrierError, local
+from time import perf_counter_ns, time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.events import Listener
+from optpipe.core.measurement import LoadSpec, format_percentile_name, percent_from_name
+from optpipe.core.quantity import Dimension
+from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
+from optpipe.deploy.check import CheckedDeployment, check_deployment
+from optpipe.deploy.proof import (
+    MAX_FAILED,
+    PROTOCOLS,
+    REQUEST_LIMIT_S,
+    Client,
+    fill_load,
+    infer,
+    judge_failed,
+    loads_from_policy,
+    name_inputs,
+    open_client,
+    replay,
+    translate_errors,
+)
+from optpipe.deploy.records import MODELS, DeploymentRecord, DeployResult, ProofRecord, ServerRecord
+from optpipe.deploy.requests import list_expected
+from optpipe.deploy.session_process import prepare_inputs
+from optpipe.deploy.triton_config import CONFIG, read_config, require_tritonclient
+from optpipe.measure.trials import iterate_arrivals
+from optpipe.report.document import (
+    TONES,
+    Cell,
+    Column,
+    ColumnKind,
+    Document,
+    Sentence,
+    Tone,
+    figure_columns,
+    format_observed,
+    make_document,
+    make_table,
+)
+from optpipe.signoff.policy import Criterion, policy_from_toml
+from optpipe.stats.percentiles import summary_from_ns
+from optpipe.workspace.file_names import POLICY
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.places import require_writable_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SENDERS = 16
+"""Connections of a load whose requests arrive at a rate; one that finds none free waits, which counts as latency."""
+CONNECT_LIMIT_S = 10.0
+
+
+def check_live(
+    folder: Path, url: str, load: tuple[int, float] | None, output: Path | None, listener: Listener
+) -> DeployResult:
+    """Checks the server at `url` against a deployment, and writes the verdict as metrics for Prometheus to `output`.
+
+    Raises BadInputError for another kind of address or deployment, and for a `load` that no limit judges.
+    """
+    if output is not None:
+        require_writable_file(output, "--output")
+    checked = check_deployment(folder)
+    proof = _replay_live(checked, url, load, listener)
+    if output is not None:
+        write_bytes(output, _render_metrics(proof, checked.record).encode())
+        output.chmod(0o644)  # an exporter runs as another user
+    return DeployResult(str(folder), checked.record, (), proof)
+
+
+def document_from_live_check(found: DeployResult) -> Document:
+    proof, record = found.proof, found.deployment
+    assert proof is not None
+    assert proof.verdict is not None
+    text = f"{record.model} ({record.backend} {record.precision}) on {proof.server.program} {proof.server.version}"
+    return make_document(
+        [
+            Sentence(text, TONES[proof.verdict], proof.verdict),
+            make_table(
+                ("criterion", Column("verdict", ColumnKind.STATE), *figure_columns("observed"), "limit", "why"),
+                [
+                    (
+                        one.name,
+                        Cell(one.verdict, TONES[one.verdict]),
+                        format_observed(one),
+                        one.limit,
+                        Cell(one.reason, note=f"→ {one.remedy}" if one.remedy else ""),
+                    )
+                    for one in proof.criteria
+                ],
+            ),
+            *(Sentence(each, Tone.DOUBTFUL) for each in proof.notes),
+        ]
+    )
+
+
+def _replay_live(
+    checked: CheckedDeployment, url: str, load: tuple[int, float] | None, listener: Listener
+) -> ProofRecord:
+    """Sends every request once; `load` also sends that many of each load of the policy, at that rate per second."""
+    require_tritonclient()
+    parts = urlsplit(url)
+    protocol = parts.scheme.removesuffix("s")
+    if protocol not in PROTOCOLS or not parts.netloc:
+        raise BadInputError(f"--check {url}: expected http://, https://, grpc:// or grpcs://, then HOST:PORT")
+    if checked.serving is None:
+        raise BadInputError(f"{checked.folder} is a deployment to a folder; --check URL needs one to triton")
+    policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
+    loads = loads_from_policy(policy, checked.card.batch_range[2]) if load is not None else {}
+    if load is not None and not any(loads.values()):
+        raise BadInputError(f"--load: {checked.folder / POLICY} limits no latency, so there is nothing to judge")
+    place = parts.netloc + parts.path.rstrip("/")
+    connect = partial(open_client, protocol, place, secure=parts.scheme.endswith("s"))
+    client, record = connect(), checked.record
+    server, notes, comparisons = ServerRecord(url, "unknown", None, None, ()), [], []
+    folder = str(checked.folder)
+    try:
+        about = _fetch(client, "server_metadata")
+    except StageError as error:
+        lost = isinstance(error.__cause__, OSError) or "UNAVAILABLE" in str(error) or "DEADLINE" in str(error)
+        why = str(error) if lost else f"not a server of the KServe v2 protocol: {error}"
+        verdict = Verdict.INCONCLUSIVE if lost else Verdict.FAIL
+        result = CriterionResult("server", verdict, why)
+        return ProofRecord(folder, server, {}, (), (), (), (), verdict, (result,))
+    server = ServerRecord(f"{about.get('name', 'server')} at {url}", str(about.get("version")), None, None, ())
+    found = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
+    expected = list(list_expected(checked.folder, record, checked.card))
+    if not any(each.outputs for each in expected):
+        notes.append(
+            "the artifact's outputs were not recorded at deployment: served ones are compared with the source model's"
+        )
+    if not (tells := "model_configuration" in about.get("extensions", ())):
+        notes.append("the server does not tell its configuration")
+    for model in dict.fromkeys(each.model for each in expected):
+        with listener.step(f"{model} over {protocol}"):
+            asked = [each for each in expected if each.model == model]
+            comparison, judged = replay(checked, client, protocol, asked)
+            comparisons.append(comparison)
+            found += judged
+            if tells:
+                found.append(_judge_configuration(checked, client, model))
+    if load is not None and all(each.verdict is Verdict.PASS for each in found if each.name.startswith("answers.")):
+        for wanted, limits in loads.items():
+            spec, rows = fill_load(checked, wanted, expected[0].inputs)
+            with listener.step(f"{load[0]:,} requests at {load[1]:g}/s, {spec}"):
+                given = name_inputs(checked.serving, rows)
+                latencies, failed = send_at_rate(
+                    connect, record.engine, given, *load, 1 if spec.rate_per_s is None else SENDERS
+                )
+                found.append(judge_failed(f"answers.{limits[0].name}", len(latencies) + len(failed), failed))
+                if latencies and not failed:
+                    found += judge_latencies(latencies, limits, spec, load[1])
+    verdict = combine_verdicts(each.verdict for each in found)
+    return ProofRecord(folder, server, {}, tuple(comparisons), (), (), tuple(notes), verdict, tuple(found))
+
+
+def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
+    """`server_metadata` or `model_config` of a server, as JSON. Raises StageError."""
+    from google.protobuf.json_format import MessageToDict
+
+    limit = {"client_timeout": CONNECT_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
+    with translate_errors(f"no {fact.replace('_', ' ')}"):
+        told = getattr(client[1], f"get_{fact}")(*words, **limit)
+        return told if isinstance(told, dict) else MessageToDict(told, preserving_proto_field_name=True)
+
+
+def _judge_configuration(checked: CheckedDeployment, client: Client, model: str) -> CriterionResult:
+    """Compares the settings, and the artifact's hash among them, with those of the deployment."""
+    from google.protobuf.json_format import MessageToDict, ParseDict
+
+    name, written = f"configuration.{model}", read_config(checked.folder / MODELS / model / CONFIG)
+    try:
+        told = _fetch(client, "model_config", model)
+    except StageError as error:
+        return CriterionResult(name, Verdict.INCONCLUSIVE, str(error))
+    served = ParseDict(told.get("config", told), type(written)(), ignore_unknown_fields=True)
+    want, have = (
+        MessageToDict(each, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        for each in (written, served)
+    )
+    problems: list[str] = []
+
+    def compare(one: Any, other: Any, path: str) -> None:
+        """Finds written settings that are served otherwise; the server may add defaults."""
+        if isinstance(one, dict) and isinstance(other, dict):
+            for name, each in one.items():
+                compare(each, other.get(name), f"{path}.{name}".removeprefix("."))
+        elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+            for number, (each, beside) in enumerate(zip(one, other, strict=True)):
+                compare(each, beside, f"{path}[{number}]")
+        elif one != other and one not in ("", [], {}):
+            problems.append(f"{path} is {other or 'not set'}, {one or 'not set'} in the deployment")
+
+    compare({"dynamic_batching": None, **want}, {"dynamic_batching": None, **have}, "")
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    why, verdict = (f"{problems[0]}{more}", Verdict.FAIL) if problems else ("as deployed", Verdict.PASS)
+    return CriterionResult(name, verdict, why)
+
+
+def judge_latencies(
+    latencies: Sequence[int], limits: Sequence[Criterion], spec: LoadSpec, rate_per_s: float
+) -> Iterator[CriterionResult]:
+    """Judges latencies in ns at this client. A lower rate than the policy's cannot PASS, and a higher one cannot FAIL."""
+    import numpy as np
+
+    percents = {each.metric: percent_from_name(each.metric) for each in limits}
+    summary = summary_from_ns(np.array(latencies), sorted(set(percents.values())))
+    wanted = rate_per_s if spec.rate_per_s is None else spec.rate_per_s
+    about = f"{spec}; {len(latencies):,} requests at {rate_per_s:g}/s, from this client"
+    for each in limits:
+        limit, percent = float(each.threshold), percents[each.metric]
+        if (shown := summary.percentile(percent)) is None:
+            verdict, why = Verdict.INCONCLUSIVE, f"not shown: {summary.withheld[format_percentile_name(percent)]}"
+        elif shown.bounds[0] <= limit < shown.bounds[1]:
+            verdict, why = Verdict.INCONCLUSIVE, "the interval includes the limit"
+        elif rate_per_s != wanted and (rate_per_s < wanted) == (shown.value <= limit):
+            verdict, why = Verdict.INCONCLUSIVE, f"the policy's load has {wanted:g} requests/s, not {rate_per_s:g}"
+        else:
+            verdict, why = Verdict.PASS if shown.value <= limit else Verdict.FAIL, "as measured at this client"
+        more = "send more requests with --load NUMBER@RATE" if verdict is Verdict.INCONCLUSIVE else None
+        value, ci = (shown.value, shown.bounds) if shown else (None, None)
+        yield CriterionResult(each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about)
+
+
+def send_at_rate(
+    connect: Callable[[], Client],
+    model: str,
+    inputs: "Mapping[str, np.ndarray]",
+    count: int,
+    rate_per_s: float,
+    connections: int,
+) -> tuple[list[int], list[str]]:
+    """Sends `count` requests at the arrivals of a Poisson process; returns the latencies in ns, and why others failed.
+
+    A latency counts from the arrival; with one connection, whose requests follow each other, from sending. After MAX_FAILED
+    nothing more is sent.
+    """
+    thread, ready = local(), Barrier(connections)
+    latencies: list[int] = []
+    failed: list[str] = []
+
+    def open_sender(_: int) -> None:
+        client = connect()
+        thread.send = partial(infer, client, model, prepare_inputs(client[0], inputs))
+        with suppress(StageError):
+            thread.send()  # opens the connection
+        with suppress(BrokenBarrierError):
+            ready.wait(REQUEST_LIMIT_S)  # so that each thread takes one of these calls
+
+    def send(due_ns: int) -> None:
+        begun = perf_counter_ns() if connections == 1 else due_ns
+        if len(failed) >= MAX_FAILED:
+            return
+        try:
+            thread.send()
+        except StageError as problem:
+            failed.append(str(problem))
+        else:
+            latencies.append(perf_counter_ns() - begun)
+
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(open_sender, range(connections)))
+        for due in islice(iterate_arrivals(rate_per_s, randbits(32), lambda: len(failed) >= MAX_FAILED), count):
+            pool.submit(send, due)
+    return latencies, failed
+
+
+def _render_metrics(found: ProofRecord, record: DeploymentRecord) -> str:
+    """The verdict, its criteria and figures in Prometheus's text format; times are in seconds."""
+    same = {"model": record.model, "artifact": record.artifact, "server": found.server.program}
+    rows: list[tuple[str, dict[str, str], float]] = [("optpipe_check_time_seconds", {}, time())]
+    rows += [("optpipe_check_verdict", {"verdict": each}, float(each is found.verdict)) for each in Verdict]
+    for one in found.criteria:
+        rows.append(("optpipe_check_criterion_passed", {"criterion": one.name}, float(one.verdict is Verdict.PASS)))
+        if isinstance(one.observed, float) and isinstance(one.threshold, float):
+            rows.append(("optpipe_check_latency_seconds", {"criterion": one.name}, one.observed / 1e9))
+            rows.append(("optpipe_check_limit_seconds", {"criterion": one.name}, one.threshold / 1e9))
+    lines = []
+    for name in dict.fromkeys(name for name, _, _ in rows):
+        lines.append(f"# TYPE {name} gauge")
+        for _, labels, value in (each for each in rows if each[0] == name):
+            pairs = ",".join(f"{key}={json.dumps(str(text))}" for key, text in (same | labels).items())
+            lines.append(f"{name}{{{pairs}}} {value:.17g}")
+    return "\n".join((*lines, ""))

@@ -1,0 +1,174 @@
+"""A running Triton server against the deployment that it should serve; a proxy before it plants each fault."""
+
+import shutil
+from contextlib import suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from threading import Thread
+from time import sleep
+
+import pytest
+
+from tests.integration.conftest import SERVER, needs_server, optpipe
+
+pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: the extra `triton`")
+pytestmark = needs_server
+
+POLICY = """schema = 1
+[build]
+backend = "torch"
+[size]
+maximum = "10 MiB"
+[[latency]]
+p50 = "100 ms"
+"""
+
+
+@pytest.fixture(scope="module")
+def served(exported, tmp_path_factory):
+    """A deployment on Triton's Python backend as it is, and the HTTP and gRPC addresses of a server of it."""
+    from optpipe.deploy.server import find_server, run_server
+
+    folder = tmp_path_factory.mktemp("live")
+    workspace = exported(folder / "workspace")
+    (folder / "policy.toml").write_text(POLICY)
+    for status, words in (
+        (0, ("build", "digits", "--precision", "fp32", "--backend", "torch", "--device", "cpu")),
+        (5, ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier")),
+        (0, ("deploy", "dossier", "--because", "a trial", "--no-ensemble", "--output", "served")),
+    ):
+        optpipe(*words, cwd=folder, workspace=workspace).expect(status)
+    copy = shutil.copytree(folder / "served" / "models", folder / "uploaded")  # Python writes its byte code there
+    with run_server(find_server(SERVER), copy, folder) as (http, grpc, _):
+        yield folder / "served", http, grpc
+
+
+def test_a_server_that_serves_the_deployment_passes_over_both_protocols(served, tmp_path):
+    folder, http, grpc = served
+    for url in (f"http://{http}", f"grpc://{grpc}"):
+        words = ("deploy", folder, "--check", url, "--output", tmp_path / "check.prom", "--json")
+        proof = optpipe(*words).expect(0).document["proof"]
+        judged = {each["name"]: each for each in proof["criteria"]}
+        assert {each["verdict"] for each in judged.values()} == {"PASS"} == {proof["verdict"]}
+        for name in ("answers", "outputs", "version", "configuration"):
+            assert f"{name}.digits_engine" in judged
+        assert 'verdict="PASS"} 1\n' in (tmp_path / "check.prom").read_text()
+        loaded = optpipe(*words, "--load", "200@500").document["proof"]["criteria"][-1]
+        assert loaded["name"] == "latency.p50"
+        assert loaded["verdict"] in ("PASS", "INCONCLUSIVE"), "a busy machine answers too irregularly for an interval"
+        assert 'limit_seconds{model="digits"' in (tmp_path / "check.prom").read_text() or loaded["observed"] is None
+
+
+def test_a_server_that_is_not_there_decides_nothing_and_another_one_fails(served, tmp_path):
+    folder, http, grpc = served
+    for url, status, reason in (
+        ("http://127.0.0.1:1", 5, "refused"),
+        ("grpc://127.0.0.1:1", 5, "failed to connect"),
+        (f"http://{grpc}", 1, "not a server of the KServe v2 protocol"),
+        (f"ftp://{http}", 2, "expected http://"),
+        (http, 2, "requires"),
+    ):
+        ran = optpipe("deploy", folder, "--check", url, "--output", tmp_path / "check.prom").expect(status)
+        assert reason in " ".join((ran.stdout + ran.stderr).split())
+    assert 'verdict="FAIL"} 1\n' in (tmp_path / "check.prom").read_text(), "an old PASS must not stay"
+    assert "NUMBER@RATE" in optpipe("deploy", folder, "--check", f"http://{http}", "--load", "many").expect(2).stderr
+    assert "requires the deployment" in optpipe("deploy", "--check", f"http://{http}").expect(2).stderr
+
+
+@pytest.fixture
+def behind(served):
+    """`behind(change)`: the address of a proxy whose `change(number, path, answer)` returns (status, answer)."""
+    opened = []
+
+    def open_proxy(change):
+        numbers = count(1)
+
+        class Proxy(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                beyond = HTTPConnection(served[1])
+                length = int(self.headers.get("Content-Length", 0))
+                kept = {name: value for name, value in self.headers.items() if name not in ("Host", "Connection")}
+                beyond.request(self.command, self.path, self.rfile.read(length), kept)
+                answer = beyond.getresponse()
+                number = next(numbers) if self.path.endswith("/infer") else 0
+                status, body = change(number, self.path, answer.read())
+                self.send_response(status)
+                for name in ("Content-Type", "Inference-Header-Content-Length"):
+                    if (value := answer.getheader(name)) is not None and status == 200:
+                        self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                with suppress(BrokenPipeError):  # the client may have given up
+                    self.wfile.write(body)
+
+            do_POST = do_GET
+
+            def log_message(self, *_):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+        Thread(target=server.serve_forever, daemon=True).start()
+        opened.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield open_proxy
+    for server in opened:
+        server.shutdown()
+        server.server_close()
+
+
+def replace_bytes(old, new):
+    return lambda _number, _path, body: (200, body.replace(old, new))
+
+
+def fail_one(at):
+    return lambda number, _path, body: (500, b'{"error": "out of memory"}') if number == at else (200, body)
+
+
+def delay(seconds):
+    def change(number, _path, body):
+        sleep(seconds if number else 0)
+        return 200, body
+
+    return change
+
+
+FAULTS = {
+    "wrong answers": (lambda n, _path, body: (200, body[:-40] + body[-40:][::-1] if n else body), None, "outputs"),
+    "another version": (replace_bytes(b'"model_version":"1"', b'"model_version":"3"'), None, "version"),
+    "another engine": (
+        lambda _n, _path, body: (200, body.replace(b'"string_value":"', b'"string_value":"0')),
+        None,
+        "configuration",
+    ),
+    "another batching": (replace_bytes(b'"max_batch_size":', b'"max_batch_size":1'), None, "configuration"),
+    "an error in 1 of 100": (fail_one(70), (100, 1000.0), "answers.latency"),
+    "a slow server": (delay(0.15), (30, 1000.0), "latency"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_the_one_criterion_that_fails(served, behind, fault):
+    from optpipe.core.events import SilentListener
+    from optpipe.deploy.live import check_live
+
+    change, load, named = FAULTS[fault]
+    found = check_live(served[0], behind(change), load, None, SilentListener()).proof
+    assert found.verdict == "FAIL"
+    failed = [each for each in found.criteria if each.verdict != "PASS"]
+    assert [each.name.startswith(named) for each in failed] == [True]
+    assert fault != "an error in 1 of 100" or "1 of 100 requests failed" in failed[0].reason
+
+
+def test_a_server_that_does_not_answer_in_time_is_asked_once(served, behind, monkeypatch):
+    from optpipe.core.events import SilentListener
+    from optpipe.deploy import live, proof
+
+    for module in (live, proof):
+        monkeypatch.setattr(module, "REQUEST_LIMIT_S", 0.3)
+    found = live.check_live(served[0], behind(delay(2.0)), None, None, SilentListener()).proof
+    (answers,) = (each for each in found.criteria if each.name.startswith("answers"))
+    assert (answers.verdict, found.comparisons[0].requests) == ("FAIL", 1)

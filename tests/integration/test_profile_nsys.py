@@ -214,7 +214,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
     """Two clocks tied together: what ONNX Runtime noted on the system's falls where nsys recorded the iterations."""
     graph = next(Path(document["run_dir"]).parents[1].glob("store/artifact-*/model.onnx"))
     program = (
-        "import json, numpy as np, dataclasses\n"
+        "import json, numpy as np\n"
         "from pathlib import Path\n"
         "from optpipe.backends.onnxruntime_session import OnnxRuntimeSession\n"
         "from optpipe.trace.record import run_anchored\n"
@@ -227,7 +227,6 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
         "with mark_range(CAPTURE_RANGE), mark_range(LAYERS_RANGE):\n"
         "  anchors = [run_anchored(lambda: session.run(inputs)) for _ in range(5)]\n"
         "started, profile = session.end_profiling()\n"
-        "anchors = [dataclasses.asdict(each) for each in anchors]\n"
         "Path('found.json').write_text(json.dumps([started, str(profile), anchors]))\n"
     )
     command = ["sh", "-c", f'cd "{tmp_path}" && exec "$0" -c "$1"', sys.executable, program]
@@ -235,7 +234,7 @@ def test_the_nodes_of_onnx_runtime_lie_inside_their_iterations(document: dict[st
     started_ns, profile, anchors = json.loads((tmp_path / "found.json").read_text())
     plain = trace_from_sqlite(export_recording(recorded, tmp_path))
     runs = list(read_node_runs(tmp_path / profile, started_ns))
-    trace = add_node_ranges(plain, runs, [ClockAnchor(**each) for each in anchors], {})
+    trace = add_node_ranges(plain, runs, [ClockAnchor(*each) for each in anchors], {})
     added = trace.ranges.height - plain.ranges.height
     assert added == len(runs) // 6 * 5  # the first iteration ran ahead of the recording
 

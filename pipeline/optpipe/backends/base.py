@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
@@ -186,19 +186,16 @@ class NodeCost:
     bytes: int
     channels: tuple[int, int] | None = None
     """Input and output channels of a matrix product, per group of a convolution."""
+    fused_bytes: int | None = None
+    """`bytes` with elementwise operators fused, including those that join this layer; 0 if it joins another layer, None if
+    nothing is fused."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramCosts:
-    """Multiply-adds and memory traffic of one call."""
-
-    nodes: tuple[NodeCost, ...]
-    edge_bytes: int
-    """Size of inputs, weights, and outputs."""
+ProgramCosts = tuple[tuple[NodeCost, ...], int]
+"""The nodes of one call, and the size of its inputs, weights, and outputs."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRun:
+class NodeRun(NamedTuple):
     """One run of one node on the host, on the system clock."""
 
     name: str

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -242,12 +242,11 @@ def find_compared_values(model: Any) -> dict[str, int]:
     return found
 
 
-@dataclass(frozen=True)
-class GraphTypes:
+class GraphTypes(NamedTuple):
     """Element types and shapes by tensor name, for inputs of `opt` shapes."""
 
     types: Mapping[str, str]
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 def type_name_from_onnx(element_type: int) -> str:

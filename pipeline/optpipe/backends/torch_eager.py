@@ -157,7 +157,7 @@ def count_program_costs(program: Any, inputs: Mapping[str, Any], name_of: Callab
     for same in grouped.values():
         largest = max(same, key=lambda row: (row.macs, row.bytes))
         nodes.append(replace(largest, macs=sum(row.macs for row in same), bytes=sum(row.bytes for row in same)))
-    return ProgramCosts(tuple(nodes), sum(each.nbytes for each in edges))
+    return tuple(nodes), sum(each.nbytes for each in edges)
 
 
 def _count_cost(label: str, operation: Any, given: tuple[Any, ...], result: Any) -> NodeCost:

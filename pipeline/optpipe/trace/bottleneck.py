@@ -126,7 +126,7 @@ def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor
 
     Elementwise nodes count by their own bytes if at least half of them have separate kernels.
     """
-    joining = [each.cost.op for each in roofs.layers if each.cost.is_fused_away]
+    joining = [each.cost.op for each in roofs.layers if each.cost.fused_bytes == 0 and not each.cost.macs]
     kinds = {KernelKind.ELEMENTWISE, KernelKind.CAST, *(_KIND_OF[op] for op in joining if op in _KIND_OF)}
     own = _per_iteration(measured, "count", kinds)
     cost, counted = (roofs.fused, "as fused") if own < len(joining) / 2 else (roofs.unfused, "individually")

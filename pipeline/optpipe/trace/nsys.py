@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -107,8 +107,7 @@ class ProfilePlan:
     ] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(NamedTuple):
     """A finished run under nsys; `recording` is None if nsys wrote none."""
 
     recording: Path | None

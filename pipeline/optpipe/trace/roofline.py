@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -153,38 +153,22 @@ def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCost(NodeCost):
-    fused_bytes: int | None = None
-    """`bytes` with elementwise operators fused, including those that join this layer; 0 if it joins another layer, None if
-    nothing is fused."""
+def compute_math_ns(cost: NodeCost, peaks: Peaks) -> float:
+    return 2 * cost.macs / peaks.flops(cost.type) * 1e9
 
-    @property
-    def is_fused_away(self) -> bool:
-        return self.fused_bytes == 0 and not self.macs
 
-    def math_ns(self, peaks: Peaks) -> float:
-        return 2 * self.macs / peaks.flops(self.type) * 1e9
+def compute_memory_ns(cost: NodeCost, peaks: Peaks) -> float:
+    return cost.bytes / peaks.bytes_per_s * 1e9
 
-    def memory_ns(self, peaks: Peaks) -> float:
-        return self.bytes / peaks.bytes_per_s * 1e9
 
-    def bound_ns(self, peaks: Peaks) -> float:
-        return max(self.math_ns(peaks), self.memory_ns(peaks))
-
-    def fused(self) -> "LayerCost":
-        """The layer with the elementwise operators that join it."""
-        return self if self.fused_bytes is None else replace(self, bytes=self.fused_bytes)
-
-    @property
-    def ineligible(self) -> str | None:
-        """The reason why Tensor Cores cannot run a matrix layer: its type, or channels that are not aligned."""
-        multiple = ALIGNMENT.get(self.type)
-        if multiple is None:
-            return f"there are no Tensor Cores for {self.type}; use fp16 or tf32"
-        if self.channels and any(channels % multiple for channels in self.channels):
-            return f"channels {self.channels[0]} and {self.channels[1]} are not multiples of {multiple}"
-        return None
+def explain_ineligible(cost: NodeCost) -> str | None:
+    """The reason why Tensor Cores cannot run a matrix layer: its type, or channels that are not aligned."""
+    multiple = ALIGNMENT.get(cost.type)
+    if multiple is None:
+        return f"there are no Tensor Cores for {cost.type}; use fp16 or tf32"
+    if cost.channels and any(channels % multiple for channels in cost.channels):
+        return f"channels {cost.channels[0]} and {cost.channels[1]} are not multiples of {multiple}"
+    return None
 
 
 class Quadrant(StrEnum):
@@ -200,7 +184,7 @@ class Quadrant(StrEnum):
 class GraphCosts:
     """The layers of a model at one batch size, and the peaks of the device."""
 
-    costs: tuple[LayerCost, ...]
+    costs: tuple[NodeCost, ...]
     peaks: Peaks
     batch_size: int
     edge_bytes: int = 0
@@ -213,7 +197,7 @@ class GraphCosts:
 class LayerRoof:
     """One layer as a separate node against its bound; shares are None if its time is not known."""
 
-    cost: LayerCost
+    cost: NodeCost
     intensity: float
     bound_ns: float
     measured_ns: float | None
@@ -264,12 +248,13 @@ def compute_roofline(
     known_ns = layer_ns or graph.layer_ns
     layers = []
     for cost in costs:
-        ns = known_ns.get(cost.name)
-        math, memory = (cost.math_ns(peaks) / ns, cost.memory_ns(peaks) / ns) if ns else (None, None)
+        ns, math_ns, memory_ns = known_ns.get(cost.name), compute_math_ns(cost, peaks), compute_memory_ns(cost, peaks)
+        math, memory = (math_ns / ns, memory_ns / ns) if ns else (None, None)
         quadrant = _classify(math, memory) if math is not None and memory is not None else None
         intensity = 2 * cost.macs / cost.bytes if cost.bytes else 0.0
-        layers.append(LayerRoof(cost, intensity, cost.bound_ns(peaks), ns, math, memory, quadrant))
-    known_math_ns = sum(each.math_ns(peaks) for each in costs if each.type in peaks.flops_per_s)
+        layers.append(LayerRoof(cost, intensity, max(math_ns, memory_ns), ns, math, memory, quadrant))
+    known_math_ns = sum(compute_math_ns(each, peaks) for each in costs if each.type in peaks.flops_per_s)
+    fused = [each if each.fused_bytes is None else replace(each, bytes=each.fused_bytes) for each in costs]
     bound_ns = max(known_math_ns, graph.edge_bytes / peaks.bytes_per_s * 1e9)
     return Roofline(
         peaks=peaks,
@@ -278,7 +263,7 @@ def compute_roofline(
         edge_bytes=graph.edge_bytes,
         bound_ns=bound_ns,
         types_without_peak=tuple(sorted({each.type for each in costs if each.macs} - set(peaks.flops_per_s))),
-        fused=_sum_costs([each.fused() for each in costs], peaks),
+        fused=_sum_costs(fused, peaks),
         unfused=_sum_costs(costs, peaks),
         measured_ns=measured_ns,
         times_bound=measured_ns / bound_ns if measured_ns and bound_ns else None,
@@ -293,9 +278,9 @@ def _classify(math: float, memory: float) -> Quadrant:
     return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK
 
 
-def _sum_costs(costs: Sequence[LayerCost], peaks: Peaks) -> TotalCost:
-    total = sum(each.bound_ns(peaks) for each in costs)
-    by_math = sum(each.bound_ns(peaks) for each in costs if each.math_ns(peaks) >= each.memory_ns(peaks))
+def _sum_costs(costs: Sequence[NodeCost], peaks: Peaks) -> TotalCost:
+    times = [(compute_math_ns(each, peaks), compute_memory_ns(each, peaks)) for each in costs]
+    total, by_math = sum(map(max, times)), sum(math for math, memory in times if math >= memory)
     return TotalCost(sum(each.bytes for each in costs), total, by_math / total if total else 0.0)
 
 
@@ -361,17 +346,15 @@ def graph_costs_from_onnx(
             moved |= {name: _tensor_bytes(known, name) for name in node.output if name and name not in moved}
             channels = _get_channels(node, known) if macs else None
             label = node.name or node.output[0]
-            costs.append(LayerCost(label, node.op_type, kind, macs, sum(moved.values()), channels, fused[index]))
+            costs.append(NodeCost(label, node.op_type, kind, macs, sum(moved.values()), channels, fused[index]))
     return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
 
 
 def graph_costs_from_program(program: ProgramCosts, batch_size: int, peaks: Peaks, *, tf32: bool = False) -> GraphCosts:
     """The nodes of a torch program are its kernels, so none is fused into another."""
-    costs = []
-    for node in program.nodes:
-        kind = "tf32" if tf32 and node.macs and node.type == "fp32" else node.type
-        costs.append(LayerCost(node.name, node.op, kind, node.macs, node.bytes, node.channels))
-    return GraphCosts(tuple(costs), peaks, batch_size, program.edge_bytes)
+    nodes, edge_bytes = program
+    costs = (replace(node, type="tf32") if tf32 and node.macs and node.type == "fp32" else node for node in nodes)
+    return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
 
 
 def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[list[int], int]:
@@ -492,8 +475,7 @@ _APART_NS = 50_000
 """Launches follow each other faster than this, so clocks must be aligned more closely."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockAnchor:
+class ClockAnchor(NamedTuple):
     """System-clock times just before a range opens, just inside it at both ends, and just after it closes."""
 
     before_ns: int

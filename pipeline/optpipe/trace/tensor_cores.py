@@ -10,17 +10,18 @@ matrix work, and the alignment is not known (`basis`).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
+from optpipe.backends.base import NodeCost
 from optpipe.trace.analysis import Analysis, TimeArray, array_from_column, select_measured_part
 from optpipe.trace.kernels import classify_kernels, shorten_name
 from optpipe.trace.nsys import LAYERS_RANGE, LIBRARY_RANGES
 from optpipe.trace.read import RANGE_SCHEMA
-from optpipe.trace.roofline import ALIGNMENT, LayerCost, Peaks
+from optpipe.trace.roofline import ALIGNMENT, Peaks, compute_math_ns, compute_memory_ns, explain_ineligible
 
 _UNKNOWN_GAIN = 2.0
 """Low speedup assumed for a missed layer on a device with unknown peaks."""
@@ -81,35 +82,19 @@ def _tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
 
 
 def _find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> TimeArray:
-    """The row of the innermost range of the same thread that is open at each time; -1 for none."""
+    """The row of the innermost range of the same thread that is open at each time; -1 for none.
+
+    Ranges are sorted by start, the longer one first: a range that lies inside another follows it.
+    """
     result = np.full(at.size, -1, dtype=np.int64)
-    owner, starts, ends = (
-        array_from_column(ranges, "thread"),
-        array_from_column(ranges, "start_ns"),
-        array_from_column(ranges, "end_ns"),
-    )
+    owner, starts, ends = (array_from_column(ranges, name) for name in ("thread", "start_ns", "end_ns"))
     for each in np.unique(owner):
-        rows = np.flatnonzero(owner == each)
-        order = rows[np.lexsort((-ends[rows], starts[rows]))]
-        mine = np.flatnonzero(thread == each)
-        index = np.searchsorted(starts[order], at[mine], side="right") - 1
-        parents = _find_parents(starts[order], ends[order])
-        while (closed := (index >= 0) & (ends[order][np.maximum(index, 0)] <= at[mine])).any():
-            index[closed] = parents[index[closed]]
-        result[mine] = np.where(index >= 0, order[np.maximum(index, 0)], -1)
+        mine, rows = np.flatnonzero(thread == each), np.flatnonzero(owner == each)
+        mine = mine[np.argsort(at[mine], kind="stable")]
+        first, last = (np.searchsorted(at[mine], edges[rows]) for edges in (starts, ends))
+        for row, low, high in zip(rows.tolist(), first.tolist(), last.tolist(), strict=True):
+            result[mine[low:high]] = row
     return result
-
-
-def _find_parents(starts: TimeArray, ends: TimeArray) -> TimeArray:
-    """The range that encloses each one, -1 for none. Ranges are sorted by start, the longer one first."""
-    parents = np.full(starts.size, -1, dtype=np.int64)
-    open_ranges: list[int] = []
-    for index, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        while (open_ranges and ends[open_ranges[-1]] < end) or (open_ranges and ends[open_ranges[-1]] <= start):
-            open_ranges.pop()
-        parents[index] = open_ranges[-1] if open_ranges else -1
-        open_ranges.append(index)
-    return parents
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +150,7 @@ class TensorCores:
 
 
 def analyze_tensor_cores(
-    measured: Analysis, peaks: Peaks | None = None, costs: Mapping[str, LayerCost] | None = None
+    measured: Analysis, peaks: Peaks | None = None, costs: Mapping[str, NodeCost] | None = None
 ) -> TensorCores:
     """Counts by layer if ranges name layers, otherwise by kernel; `costs` by layer come from the graph."""
     by_layer = attribute_kernels(measured)
@@ -232,11 +217,11 @@ def _sort_by_saving(layers: Iterable[LayerUse]) -> tuple[LayerUse, ...]:
 
 
 def _judge_layer(
-    row: Mapping[str, Any], kernel_ns: int, peaks: Peaks | None, cost: LayerCost | None, iterations: int
+    row: Mapping[str, Any], kernel_ns: int, peaks: Peaks | None, cost: NodeCost | None, iterations: int
 ) -> LayerUse:
     is_matrix = bool(cost.macs) if cost else row["matrix_ns"] > 0
     used = bool(row["tensor_core_ns"]) or (None if row["unknown"] else False)
-    reason = cost.ineligible if cost and is_matrix and not used else None
+    reason = explain_ineligible(cost) if cost and is_matrix and not used else None
     eligible = is_matrix and reason is None
     without = is_matrix and used is False
     kernel, time_ns = str(row["main_kernel"]), int(row["kernel_ns"])
@@ -255,10 +240,10 @@ def _judge_layer(
     )
 
 
-def _estimate_saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: LayerCost | None, iterations: int) -> int:
+def _estimate_saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: NodeCost | None, iterations: int) -> int:
     if cost is not None and peaks is not None:
         kind = cost.type if cost.type in ALIGNMENT else "tf32" if "tf32" in peaks.flops_per_s else "fp16"
-        reachable_ns = max(2 * cost.macs / peaks.flops(kind) * 1e9, cost.memory_ns(peaks))
+        reachable_ns = max(compute_math_ns(replace(cost, type=kind), peaks), compute_memory_ns(cost, peaks))
         return max(0, int(row["kernel_ns"] - iterations * reachable_ns))
     ratio = peaks.flops("tf32") / peaks.flops("fp32") if peaks and "tf32" in peaks.flops_per_s else _UNKNOWN_GAIN
     if peaks and "fp16" in peaks.flops_per_s and "tf32" not in peaks.flops_per_s:

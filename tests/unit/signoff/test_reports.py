@@ -163,13 +163,14 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from dataclasses import replace
     from pathlib import Path
 
+    from optpipe.backends.base import NodeCost
     from optpipe.trace.document import draw_profile
     from optpipe.trace.read import trace_from_sqlite
     from optpipe.trace.report import profile_from_trace
-    from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
+    from optpipe.trace.roofline import GraphCosts, Peaks
 
     sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
-    costs = tuple(LayerCost(f"conv{at}", "Conv", "fp16", 1_000_000 * at, 50_000) for at in range(1, 21))
+    costs = tuple(NodeCost(f"conv{at}", "Conv", "fp16", 1_000_000 * at, 50_000) for at in range(1, 21))
     peaks = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
     trace = trace_from_sqlite(sample)
     profile = profile_from_trace(trace, graph=GraphCosts(costs, peaks, 8))

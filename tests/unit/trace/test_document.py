@@ -10,6 +10,7 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import Judged
 
+from optpipe.backends.base import NodeCost
 from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.document import document_from_diff, document_from_profile, document_from_stages
 from optpipe.trace.profile_model import ModelProfileDocument
@@ -22,7 +23,7 @@ from optpipe.trace.report import (
     diff_profiles,
     profile_from_trace,
 )
-from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
+from optpipe.trace.roofline import GraphCosts, Peaks
 from optpipe.trace.rules import StageFacts
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]
@@ -31,8 +32,8 @@ BUILDERS = [value for value in vars(phenomena).values() if callable(value) and v
 def _profile_with_graph(trace: Trace) -> TraceProfile:
     """20 µs of arithmetic in 100; 30 µs of memory where the ReLU is fused, 80 where it is not."""
     peaks = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
-    conv = LayerCost("conv", "Conv", "fp32", macs=10_000_000, bytes=60_000, fused_bytes=30_000)
-    relu = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)
+    conv = NodeCost("conv", "Conv", "fp32", macs=10_000_000, bytes=60_000, fused_bytes=30_000)
+    relu = NodeCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)
     graph = GraphCosts((conv, relu), peaks, 1, edge_bytes=10_000, layer_ns={"conv": 80_000.0})
     return profile_from_trace(trace, facts=StageFacts(unprofiled_iteration_ns=100_000), graph=graph)
 

@@ -7,12 +7,13 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import THREAD, Recording
 from tests.unit.trace.conftest import Judged, judge
 
+from optpipe.backends.base import NodeCost
 from optpipe.core.verdict import Verdict
 from optpipe.trace.analysis import IdleCause
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.nsys import Stage
 from optpipe.trace.read import Trace
-from optpipe.trace.roofline import GraphCosts, LayerCost, Peaks
+from optpipe.trace.roofline import GraphCosts, Peaks
 from optpipe.trace.rules import StageFacts
 
 US = 1_000
@@ -249,7 +250,7 @@ def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -
     for begin in (1, 51):
         trace.range("optpipe.iteration", begin, begin + 48)
     recorded, peaks = read(trace), Peaks("CPU", "measured", {"fp32": 1e11}, 1e10)
-    costs = (LayerCost("conv", "Conv", "fp32", 500_000, 10), LayerCost("relu", "Relu", "fp32", 0, 10))
+    costs = (NodeCost("conv", "Conv", "fp32", 500_000, 10), NodeCost("relu", "Relu", "fp32", 0, 10))
     graph = GraphCosts(costs, peaks, 1, layer_ns={"conv": 30_000.0, "relu": 0.5})  # bounds: 10 µs and 1 ns
     for whole_ns, gain_us in ((None, 20), (12_000, 2), (9_000, None)):
         facts = StageFacts(Stage.INFERENCE, expects_gpu=False, unprofiled_iteration_ns=whole_ns)

@@ -4,20 +4,19 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.golden.nsys_export import US, Recording
 
-from optpipe.backends.base import NodeRun
+from optpipe.backends.base import NodeCost, NodeRun
 from optpipe.backends.onnxruntime_session import read_node_runs
 from optpipe.core.errors import StageError
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.nsys import LAYERS_RANGE
 from optpipe.trace.read import Trace, trace_from_sqlite
 from optpipe.trace.report import TraceProfile, profile_from_trace
-from optpipe.trace.roofline import ClockAnchor, GraphCosts, LayerCost, Peaks, Quadrant, add_node_ranges
+from optpipe.trace.roofline import ClockAnchor, GraphCosts, Peaks, Quadrant, add_node_ranges
 from optpipe.trace.tensor_cores import attribute_kernels
 
 Read = Callable[[Recording], Trace]
@@ -62,9 +61,9 @@ def judged(read: Read) -> TraceProfile:
     recording, runs, anchors = _recording()
     trace = add_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem", "Conv_1_nhwc": "conv", "Relu_2": "act"})
     costs = (
-        LayerCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(3, 64)),  # 2 µs of arithmetic
-        LayerCost("conv", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(64, 64)),
-        LayerCost("act", "Relu", "fp16", macs=0, bytes=5_000_000),  # 5 µs of memory
+        NodeCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(3, 64)),  # 2 µs of arithmetic
+        NodeCost("conv", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(64, 64)),
+        NodeCost("act", "Relu", "fp16", macs=0, bytes=5_000_000),  # 5 µs of memory
     )
     return profile_from_trace(trace, graph=GraphCosts(costs, PEAKS, 1))
 
@@ -94,7 +93,7 @@ def test_each_kernel_belongs_to_the_node_that_launched_it(judged: TraceProfile) 
 def test_a_missed_layer_saves_at_most_what_lies_above_its_bound(read: Read) -> None:
     recording, runs, anchors = _recording()
     trace = add_node_ranges(read(recording), runs, anchors, {"Conv_0": "stem"})
-    costs = (LayerCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(8, 64)),)
+    costs = (NodeCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(8, 64)),)
     cores = profile_from_trace(trace, graph=GraphCosts(costs, PEAKS, 1)).tensor_cores
     assert cores is not None
     assert [(each.name, each.could_save_ns) for each in cores.missed] == [("stem", 116 * US)]
@@ -105,7 +104,7 @@ def test_clocks_that_contradict_each_other_are_refused(read: Read) -> None:
     recording, runs, anchors = _recording()
     drifted = [
         anchors[0],
-        replace(anchors[1], before_ns=anchors[1].before_ns + 200 * US, entered_ns=anchors[1].entered_ns + 200 * US),
+        anchors[1]._replace(before_ns=anchors[1].before_ns + 200 * US, entered_ns=anchors[1].entered_ns + 200 * US),
     ]
     trace = read(recording)
     with pytest.raises(StageError, match="can be aligned only to 190 µs"):

@@ -14,31 +14,33 @@ from tests.fakes.graphs import onnx_model
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
-from optpipe.backends.base import NodeCost, ProgramCosts
+from optpipe.backends.base import NodeCost
 from optpipe.core.card import InputSpec
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.read import Trace
 from optpipe.trace.report import profile_from_trace
 from optpipe.trace.roofline import (
     GraphCosts,
-    LayerCost,
     Peaks,
     Quadrant,
+    compute_math_ns,
+    compute_memory_ns,
     compute_roofline,
+    explain_ineligible,
     graph_costs_from_onnx,
     graph_costs_from_program,
     sum_layer_times,
 )
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
-MATH = LayerCost(
+MATH = NodeCost(
     "conv", "Conv", "fp32", macs=5_000, bytes=500, channels=(64, 64)
 )  # 100 ns of arithmetic, 50 ns of memory
-MEMORY = LayerCost("relu", "Relu", "fp32", macs=0, bytes=1_000)  # 100 ns of memory
+MEMORY = NodeCost("relu", "Relu", "fp32", macs=0, bytes=1_000)  # 100 ns of memory
 
 
 def test_bounds() -> None:
-    assert (MATH.math_ns(PEAKS), MATH.memory_ns(PEAKS), MATH.bound_ns(PEAKS)) == (100, 50, 100)
+    assert (compute_math_ns(MATH, PEAKS), compute_memory_ns(MATH, PEAKS)) == (100, 50)
     found = compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1), measured_ns=400.0)
     assert found.bound_ns == 100
     assert (found.unfused.bytes, found.unfused.ns, found.unfused.math_share) == (1_500, 200, 0.5)
@@ -56,16 +58,19 @@ def test_bounds() -> None:
         (MEMORY, 200.0, Quadrant.MEMORY_BOUND_BELOW_PEAK),
     ],
 )
-def test_quadrants(cost: LayerCost, measured_ns: float, expected: Quadrant) -> None:
+def test_quadrants(cost: NodeCost, measured_ns: float, expected: Quadrant) -> None:
     [layer] = compute_roofline(GraphCosts((cost,), PEAKS, 1), layer_ns={cost.name: measured_ns}).layers
     assert layer.quadrant is expected
 
 
 def test_what_tensor_cores_cannot_take() -> None:
-    odd = LayerCost("odd", "Conv", "fp16", macs=10, bytes=10, channels=(3, 64))
-    even = LayerCost("even", "Conv", "fp16", macs=10, bytes=10, channels=(8, 64))
-    assert (MATH.ineligible, even.ineligible) == ("there are no Tensor Cores for fp32; use fp16 or tf32", None)
-    assert odd.ineligible == "channels 3 and 64 are not multiples of 8"
+    odd = NodeCost("odd", "Conv", "fp16", macs=10, bytes=10, channels=(3, 64))
+    even = NodeCost("even", "Conv", "fp16", macs=10, bytes=10, channels=(8, 64))
+    assert (explain_ineligible(MATH), explain_ineligible(even)) == (
+        "there are no Tensor Cores for fp32; use fp16 or tf32",
+        None,
+    )
+    assert explain_ineligible(odd) == "channels 3 and 64 are not multiples of 8"
 
 
 def _graph(directory: Path) -> Path:
@@ -102,18 +107,18 @@ def test_bound_if_everything_fused(edge_bytes: int, bound_ns: float) -> None:
 
 def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:
     """A CPU's int8 may be faster than the fp32 that was probed."""
-    quantized = LayerCost("int8", "Conv", "int8", macs=5_000, bytes=500)
+    quantized = NodeCost("int8", "Conv", "int8", macs=5_000, bytes=500)
     found = compute_roofline(GraphCosts((quantized,), PEAKS, 1, edge_bytes=10))
     assert (found.bound_ns, found.fused.ns) == (1, 100)
     assert found.types_without_peak == ("int8",)
 
 
 WEAK_PEAKS = Peaks("a device", "measured", {"fp32": 1e12}, 1e9)
-RELU = LayerCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)
+RELU = NodeCost("relu", "Relu", "fp32", macs=0, bytes=20_000, fused_bytes=0)
 
 
-def _conv(math_us: int, bytes_alone: int, fused_bytes: int) -> LayerCost:
-    return LayerCost("conv", "Conv", "fp32", math_us * 500_000, bytes_alone, fused_bytes=fused_bytes)
+def _conv(math_us: int, bytes_alone: int, fused_bytes: int) -> NodeCost:
+    return NodeCost("conv", "Conv", "fp32", math_us * 500_000, bytes_alone, fused_bytes=fused_bytes)
 
 
 def _with_own_relu() -> Recording:
@@ -159,7 +164,7 @@ def test_normalization_that_the_graph_has_folded_away_counts_as_memory(read: Cal
     found = profile_from_trace(trace, graph=GraphCosts((conv,), WEAK_PEAKS, 1)).bottleneck
     assert found.verdict is LimitingFactor.MEMORY
     assert "folded into other layers counts as memory time, 50.0 µs" in found.why
-    node = LayerCost("bn", "BatchNormalization", "fp32", macs=0, bytes=20_000, fused_bytes=0)
+    node = NodeCost("bn", "BatchNormalization", "fp32", macs=0, bytes=20_000, fused_bytes=0)
     known = profile_from_trace(trace, graph=GraphCosts((conv, node), WEAK_PEAKS, 1)).bottleneck
     assert known.verdict is LimitingFactor.BELOW_PEAKS
     assert "counted individually: 1 kernels for 1" in known.why
@@ -296,7 +301,7 @@ def test_a_torch_program_is_its_own_graph(*, tf32: bool) -> None:
     conv = NodeCost("conv1", "Conv", "fp32", macs=100, bytes=40, channels=(3, 64))
     pool = NodeCost("pool", "max_pool2d", "fp32", macs=0, bytes=30, channels=None)
     peaks = Peaks("GPU", "measured", {"fp32": 1e12, "tf32": 8e12}, 1e12)
-    graph = graph_costs_from_program(ProgramCosts((conv, pool), 50), 2, peaks, tf32=tf32)
+    graph = graph_costs_from_program(((conv, pool), 50), 2, peaks, tf32=tf32)
     assert [each.type for each in graph.costs] == ["tf32" if tf32 else "fp32", "fp32"]
     assert graph.costs[0].channels == (3, 64)
     roofs = compute_roofline(graph)

@@ -122,17 +122,11 @@ _EXPORT, _WAY_OUT = (
 KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host name, and paths in clear text: never attach or commit it"
 
 
-@dataclass(frozen=True, slots=True)
-class NsysExport:
-    path: Path
-    columns: Mapping[str, frozenset[str]]
-
-    def has(self, table: str, *columns: str) -> bool:
-        """False if the table or a column is absent, as for a table without events."""
-        return table in self.columns and self.columns[table].issuperset(columns)
+Columns = Mapping[str, frozenset[str]]
+"""The columns of each table of an export; a table without events may be absent."""
 
 
-def open_export(path: Path) -> NsysExport:
+def read_columns(path: Path) -> Columns:
     """Raises BadInputError if `path` is not a complete export of Nsight Systems."""
     _check_whole(path)
     with closing(_connect(path)) as connection:
@@ -142,12 +136,12 @@ def open_export(path: Path) -> NsysExport:
     if "StringIds" not in columns:
         message = f"{path}: an SQLite file, but not an export of Nsight Systems (no StringIds table)"
         raise BadInputError(f"{message}\ncreate one with: nsys export --type sqlite FILE.nsys-rep")
-    return NsysExport(path, columns)
+    return columns
 
 
-def fetch_rows(export: NsysExport, sql: str) -> list[tuple[object, ...]]:
+def _fetch_rows(path: Path, sql: str) -> list[tuple[object, ...]]:
     """Runs a small query; for large tables use `_fetch_frame`."""
-    with closing(_connect(export.path)) as connection:
+    with closing(_connect(path)) as connection:
         return connection.execute(sql).fetchall()
 
 
@@ -214,16 +208,44 @@ _SEVERITY_WARNING = 2
 _UNKNOWN_VERSION = "of unknown version"
 _LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "incomplete", "exceeded")
 
-_KERNEL, _API = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
-_MEMCPY, _MEMSET_TABLE = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
-_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_ENDS = {"start_ns": "start", "end_ns": '"end"'}
+_LAUNCHED = {
+    **_ENDS,
+    "device": "deviceId",
+    "stream": "streamId",
+    "correlation_id": "correlationId",
+    "pid": "globalPid",
+    "graph_node": "graphNodeId",
+}
+_CALLED = {**_ENDS, "thread": "globalTid", "name": "nameId"}
+_SOURCES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "kernels": (
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        {**_LAUNCHED, "name": "demangledName", "blocks": "gridX * gridY * gridZ"},
+    ),
+    "api": ("CUPTI_ACTIVITY_KIND_RUNTIME", {**_CALLED, "correlation_id": "correlationId"}),
+    "copies": (
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        {**_LAUNCHED, "bytes": "bytes", "kind": "copyKind", "source_memory": "srcKind", "target_memory": "dstKind"},
+    ),
+    "memsets": (
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        {**_LAUNCHED, "bytes": "bytes", "kind": str(_MEMSET_KIND), "source_memory": "NULL", "target_memory": "memKind"},
+    ),
+    "os_runtime": ("OSRT_API", _CALLED),
+}
+"""The table of nsys and the expression of each column."""
+_OPTIONAL = {"globalPid": "0", **dict.fromkeys(("graphNodeId", "srcKind", "dstKind", "memKind"), "NULL")}
+"""The values of columns that a version of nsys may lack."""
+_ESSENTIAL = {"start", "end", "demangledName", "nameId", "bytes", "copyKind"}
+"""A table that lacks one of these columns counts as absent."""
 
 
 def trace_from_sqlite(path: Path) -> Trace:
     """Raises BadInputError if the file is not a complete export of nsys, or the recording is empty."""
     with read_as_user_file(path, _EXPORT, _WAY_OUT):
-        export = open_export(path)
-        queries = {"strings": "SELECT id, value FROM StringIds", **_make_queries(export)}
+        columns = read_columns(path)
+        queries = {"strings": "SELECT id, value FROM StringIds", **_make_queries(columns)}
         with ThreadPoolExecutor(max_workers=4) as pool:
             raw = dict(zip(queries, pool.map(partial(_fetch_frame, path), queries.values()), strict=True))
         names = _Names(raw.pop("strings"))
@@ -234,11 +256,11 @@ def trace_from_sqlite(path: Path) -> Trace:
             )
         header = TraceHeader(
             source=path.name,
-            tracer=f"nsys {_read_version(export)}",
-            gpus=_read_gpus(export),
-            diagnostics=_read_losses(export),
-            graph_launches_untraced=_read_number(export, _GRAPH, (), "COUNT(*)"),
-            overhead_ns=_read_number(export, "PROFILER_OVERHEAD", ("start", "end"), 'SUM("end" - start)'),
+            tracer=f"nsys {_read_version(path, columns)}",
+            gpus=_read_gpus(path, columns.get("TARGET_INFO_GPU", frozenset())),
+            diagnostics=_read_losses(path, columns.get("DIAGNOSTIC_EVENT", frozenset())),
+            graph_launches_untraced=_read_number(path, columns, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", set(), "COUNT(*)"),
+            overhead_ns=_read_number(path, columns, "PROFILER_OVERHEAD", {"start", "end"}, 'SUM("end" - start)'),
         )
     trace = trace_from_frames(header, read)
     if not any(frame.height for frame in trace.tables.values()):
@@ -260,44 +282,26 @@ class _Names:
         return names.gather(known["id"].search_sorted(ids.cast(pl.Int64)))
 
 
-def _make_queries(export: NsysExport) -> dict[str, str]:
+def _make_queries(columns: Columns) -> dict[str, str]:
     queries = {}
-    if export.has(_KERNEL, "start", "end", "demangledName"):
-        queries["kernels"] = (
-            f"SELECT {_operation(export, _KERNEL)}, demangledName AS name, gridX * gridY * gridZ AS blocks, "
-            f"{_column(export, _KERNEL, 'graphNodeId')} AS graph_node FROM {_KERNEL}"
+    for name, (table, expressions) in _SOURCES.items():
+        known = columns.get(table, frozenset())
+        if not known or {each.strip('"') for each in expressions.values()} & _ESSENTIAL - known:
+            continue
+        found = (
+            f"{_OPTIONAL[each] if each in _OPTIONAL.keys() - known else each} AS {alias}"
+            for alias, each in expressions.items()
         )
-    if export.has(_API, "start", "end", "nameId"):
-        queries["api"] = (
-            'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, correlationId AS correlation_id, '
-            f"nameId AS name FROM {_API}"
-        )
-    if export.has(_MEMCPY, "start", "end", "bytes", "copyKind"):
-        queries["copies"] = (
-            f"SELECT {_operation(export, _MEMCPY)}, bytes, copyKind AS kind, "
-            f"{_column(export, _MEMCPY, 'srcKind')} AS source_memory, "
-            f"{_column(export, _MEMCPY, 'dstKind')} AS target_memory, "
-            f"{_column(export, _MEMCPY, 'graphNodeId')} AS graph_node FROM {_MEMCPY}"
-        )
-    if export.has(_MEMSET_TABLE, "start", "end", "bytes"):
-        queries["memsets"] = (
-            f"SELECT {_operation(export, _MEMSET_TABLE)}, bytes, {_MEMSET_KIND} AS kind, NULL AS source_memory, "
-            f"{_column(export, _MEMSET_TABLE, 'memKind')} AS target_memory, "
-            f"{_column(export, _MEMSET_TABLE, 'graphNodeId')} AS graph_node FROM {_MEMSET_TABLE}"
-        )
-    if export.has("NVTX_EVENTS", "start", "end", "text", "globalTid"):
-        queries["ranges"] = _ranges_query(export)
-    if export.has("OSRT_API", "start", "end", "nameId", "globalTid"):
-        queries["os_runtime"] = (
-            'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, nameId AS name FROM OSRT_API'
-        )
+        queries[name] = f"SELECT {', '.join(found)} FROM {table}"
+    if columns.get("NVTX_EVENTS", frozenset()) >= {"start", "end", "text", "globalTid"}:
+        queries["ranges"] = _make_ranges_query(columns["NVTX_EVENTS"])
     return queries
 
 
-def _ranges_query(export: NsysExport) -> str:
+def _make_ranges_query(known: frozenset[str]) -> str:
     """Selects ranges that ended; `text` is never NULL, because a column's type comes from its first rows."""
-    registered = "textId" if export.has("NVTX_EVENTS", "textId") else "NULL"
-    domain = "domainId" if export.has("NVTX_EVENTS", "domainId") else "0"
+    registered = "textId" if "textId" in known else "NULL"
+    domain = "domainId" if "domainId" in known else "0"
     return (
         f"SELECT e.start AS start_ns, e.\"end\" AS end_ns, e.globalTid AS thread, COALESCE(d.text || ':', '') || "
         f"COALESCE(e.text, s.value, '') AS name FROM (SELECT start, \"end\", globalTid, text, {registered} AS textId, {domain} AS "
@@ -305,16 +309,6 @@ def _ranges_query(export: NsysExport) -> str:
         f"LEFT JOIN StringIds s ON s.id = e.textId LEFT JOIN (SELECT {domain} AS domainId, MIN(text) AS text FROM NVTX_EVENTS "
         f"WHERE eventType = {_DOMAIN_EVENT} GROUP BY 1) d ON d.domainId = e.domainId"
     )
-
-
-def _operation(export: NsysExport, table: str) -> str:
-    """The columns that kernels, copies, and memsets share."""
-    pid = _column(export, table, "globalPid", "0")
-    return f'start AS start_ns, "end" AS end_ns, deviceId AS device, streamId AS stream, correlationId AS correlation_id, {pid} AS pid'
-
-
-def _column(export: NsysExport, table: str, column: str, otherwise: str = "NULL") -> str:
-    return column if export.has(table, column) else otherwise
 
 
 def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
@@ -333,9 +327,10 @@ def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
     return pl.col(column).cast(pl.Int64).replace_strict(labels, default=None, return_dtype=pl.String).alias(column)
 
 
-def _read_number(export: NsysExport, table: str, columns: tuple[str, ...], aggregate: str) -> int:
+def _read_number(path: Path, columns: Columns, table: str, needed: set[str], aggregate: str) -> int:
     """0 if the table or a column is absent."""
-    return _integer(fetch_rows(export, f"SELECT {aggregate} FROM {table}")[0][0]) if export.has(table, *columns) else 0
+    present = table in columns and columns[table] >= needed
+    return _integer(_fetch_rows(path, f"SELECT {aggregate} FROM {table}")[0][0]) if present else 0
 
 
 def _integer(value: object) -> int:
@@ -343,40 +338,32 @@ def _integer(value: object) -> int:
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
-def _read_version(export: NsysExport) -> str:
+def _read_version(path: Path, columns: Columns) -> str:
     """The version of nsys that made the export; up to 2022, the table of metadata has another name."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        if export.has(table, "name", "value"):
-            found = fetch_rows(export, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
+        if columns.get(table, frozenset()) >= {"name", "value"}:
+            found = _fetch_rows(path, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
             return str(found[-1][0]) if found else _UNKNOWN_VERSION
     return _UNKNOWN_VERSION
 
 
-def _read_gpus(export: NsysExport) -> tuple[Gpu, ...]:
-    table = "TARGET_INFO_GPU"
-    if not export.has(table, "name"):
+def _read_gpus(path: Path, known: frozenset[str]) -> tuple[Gpu, ...]:
+    if "name" not in known:
         return ()
-    wanted = ("name", "computeMajor", "computeMinor", "smCount")
-    found = fetch_rows(
-        export, f"SELECT {', '.join(_column(export, table, column) for column in wanted)} FROM {table} ORDER BY id"
-    )
+    wanted = (each if each in known else "NULL" for each in ("name", "computeMajor", "computeMinor", "smCount"))
+    found = _fetch_rows(path, f"SELECT {', '.join(wanted)} FROM TARGET_INFO_GPU ORDER BY id")
     return tuple(
-        Gpu(
-            name=str(name),
-            compute_capability=None if major is None else f"{major}.{minor}",
-            multiprocessors=_integer(multiprocessors) or None,
-        )
+        Gpu(str(name), None if major is None else f"{major}.{minor}", _integer(multiprocessors) or None)
         for name, major, minor, multiprocessors in found
     )
 
 
-def _read_losses(export: NsysExport) -> tuple[str, ...]:
+def _read_losses(path: Path, known: frozenset[str]) -> tuple[str, ...]:
     """The profiler's warnings and errors about lost events."""
-    if not export.has("DIAGNOSTIC_EVENT", "text", "severity"):
+    if not known >= {"text", "severity"}:
         return ()
-    found = fetch_rows(
-        export, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN ({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
-    )
+    severities = f"({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
+    found = _fetch_rows(path, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN {severities}")
     texts = (str(row[0]).strip() for row in found)
     lost = dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS))
     return tuple(f"nsys reports: {text}" for text in lost)

@@ -29,8 +29,8 @@ from tests.integration.conftest import optpipe
 
 ORT = ("digits", "--backend", "onnxruntime")
 QUICK = (
-    "--processes", "1", "--min-time", "0.3", "--percentile", "90", "--set", "warm-up=0.1", "--set", "max-warm-up=1",
-    "--max-time", "4",
+    "--processes", "1", "--min-time", "0.1", "--percentile", "90", "--set", "warm-up=0.1", "--set", "max-warm-up=0.5",
+    "--max-time", "2",
 )  # fmt: skip
 SHORT = {
     "min_seconds": 0.2, "max_seconds": 4.0, "warm_up_seconds": 0.1, "max_warm_up_seconds": 1.0, "percentile": 50.0

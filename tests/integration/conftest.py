@@ -233,7 +233,7 @@ def signed(shared, exported):
             ("evaluate", "digits"),
             ("preprocess", "digits", "--images", images, "--no-throughput"),
             (
-                *("bench", "digits", "--batch", "1,8", "--processes", "3", "--min-time", "0.3", "--max-time", "2"),
+                *("bench", "digits", "--batch", "1,8", "--processes", "3", "--min-time", "0.1", "--max-time", "1"),
                 *("--percentile", "50", "--max-cv", "400%", "--option", "onnxruntime.threads=1"),
             ),
             ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier"),

@@ -6,6 +6,7 @@ A line `<!-- make: NAME ARGUMENT -->` of a page is replaced by the Markdown that
 import ast
 import inspect
 import re
+import runpy
 import shutil
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -18,15 +19,14 @@ import typer
 
 from optpipe.backends import onnx_lint
 from optpipe.build.doctor import list_options
-from optpipe.cli.app import SECTIONS, app
-from optpipe.cli.schemas import SCHEMA_VERSION, make_schemas
+from optpipe.cli.app import SCHEMA_VERSION, SECTIONS, app
 from optpipe.core.errors import ExitStatus
 from optpipe.measure import validity
 from optpipe.models.sources.resolve import CARD_FIELDS
-from optpipe.signoff.policy import make_policy_schema
 from optpipe.trace import rules
 
 ROOT = Path(__file__).parents[1]
+SCHEMAS = runpy.run_path(str(ROOT / ".ci" / "schemas.py"))
 STATUSES = {
     ExitStatus.DONE: "Done. For a verdict: PASS.",
     ExitStatus.FAIL: "The verdict is FAIL. `verify`: a figure does not follow from the raw files.",
@@ -114,7 +114,7 @@ def make_options(_: str) -> Iterator[str]:
 
 def make_policy(_: str) -> Iterator[str]:
     """Every section of a policy with its keys."""
-    parts = make_policy_schema()["$defs"]
+    parts = SCHEMAS["make_policy_schema"]()["$defs"]
     top = parts["PolicyDocument"]["properties"]
     rows = [(f"`{key}`", _describe_type(value, parts)) for key, value in top.items() if not _find_table(value, parts)]
     yield from make_table(("Key", "Value"), rows)
@@ -155,7 +155,7 @@ def make_card(_: str) -> Iterator[str]:
 
 def make_documents(_: str) -> Iterator[str]:
     """The fields of each command's JSON document."""
-    schemas = make_schemas()
+    schemas = SCHEMAS["make_document_schemas"]()
     yield f"The current `schema_version` is {SCHEMA_VERSION}.\n"
     for command, document in schemas["documents"].items():
         yield f"### {command}\n"

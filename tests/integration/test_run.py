@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optpipe.cli.schemas import SCHEMA_VERSION
+from optpipe.cli.app import SCHEMA_VERSION
 from tests.integration.conftest import Ran, ignore_host, optpipe
 
 AUTO = ("build", "digits", "--precision", "auto")

@@ -99,10 +99,15 @@ PIPED_WIDTH = 100
 """Columns of a table in a file or a pipe if COLUMNS is not set."""
 
 
-def _print_json(document: object) -> None:
-    from optpipe.cli.schemas import make_document
+SCHEMA_VERSION = 6
+"""The version that all JSON documents share; it increases when the shape of any document changes."""
 
-    print(json.dumps(make_document(document), indent=1, ensure_ascii=False, allow_nan=False), flush=True)
+
+def _print_json(document: object) -> None:
+    from optpipe.core.records import plain_from_record
+
+    plain = {"schema_version": SCHEMA_VERSION, **plain_from_record(document)}
+    print(json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def _explain_wrong_use(error: TyperException) -> str:

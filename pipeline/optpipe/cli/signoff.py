@@ -140,11 +140,11 @@ def signoff(
 
 def _write_policy_template(policy: Path, output: Path | None, model: str | None, store: "Store") -> Outcome:
     """The template limits the accuracy, or the outputs if the newest build of `model` has no labels."""
-    import json as json_module
+    import shutil
     from shlex import quote
 
     from optpipe.models.artifacts.lookup import find_artifacts, find_builds
-    from optpipe.signoff.policy import make_policy_schema, read_policy_template
+    from optpipe.signoff.policy import POLICY_SCHEMA, read_policy_template
     from optpipe.workspace.places import require_writable_file
 
     if output is not None:
@@ -161,7 +161,7 @@ def _write_policy_template(policy: Path, output: Path | None, model: str | None,
         newest = find_artifacts(model, store)[-1]
         labeled = newest.entry.info.weights.trained and "validation" in newest.card.data
     policy.write_text(read_policy_template(labeled=labeled), encoding="utf-8")
-    schema.write_text(json_module.dumps(make_policy_schema(), indent=1) + "\n", encoding="utf-8")
+    shutil.copyfile(POLICY_SCHEMA, schema)
     then = f"optpipe signoff MODEL --policy {quote(str(policy))}"
     text = f"wrote {policy} and {schema}; edit the limits, then run {then}"
     return Outcome({"policy": str(policy), "schema": str(schema)}, lambda _: text)

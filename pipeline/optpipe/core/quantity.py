@@ -94,14 +94,8 @@ class Dimension(StrEnum):
 _OF_SAMPLES = {Dimension.RATE: Dimension.SAMPLE_RATE, Dimension.ENERGY: Dimension.SAMPLE_ENERGY}
 """Dimensions for models whose inputs are not images."""
 
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would match digits of every script
-_QUANTITY = re.compile(rf"^\s*({_NUMBER})\s*(\S*)\s*$")
-
-
-def make_quantity_pattern(dimension: Dimension) -> str:
-    """Regular expression (ECMA dialect, for a JSON Schema) of quantities of `dimension`."""
-    units = "|".join(re.escape(unit) for unit in dimension.units)
-    return rf"^\s*\+?{_NUMBER.removeprefix('[+-]?')}\s*(?:{units})\s*$"
+NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would match digits of every script
+_QUANTITY = re.compile(rf"^\s*({NUMBER})\s*(\S*)\s*$")
 
 
 def quantity_from_text(text: object, dimension: Dimension) -> float:

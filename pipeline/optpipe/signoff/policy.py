@@ -1,4 +1,4 @@
-"""Reads a policy from TOML, and makes its JSON Schema and the template of `signoff --init`.
+"""Reads a policy from TOML, and the template of `signoff --init`.
 
 Errors name the line of an unknown key, of a limit that cannot hold, and of limits that contradict each other.
 """
@@ -9,8 +9,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib import resources
 from math import inf, log
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,22 +18,19 @@ import msgspec
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import MEAN, Mode, Scenario, percent_from_name
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import Dimension, format_quantity, make_quantity_pattern
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.signoff.policy_format import (
     SECTIONS,
     BuildFilter,
     EnvironmentFilter,
     EvidenceRules,
-    Limit,
     LoadFilter,
     MeasuredSection,
-    Name,
     Outputs,
     PolicyDocument,
     Sense,
     Table,
     list_keys,
-    list_metrics,
 )
 
 
@@ -257,70 +254,15 @@ def _find_line(text: str, section: str, number: int, key: str | None) -> int | N
     return found
 
 
-TEMPLATE = "policy-template.toml"
+TEMPLATE = Path(__file__).with_name("policy-template.toml")
+POLICY_SCHEMA = Path(__file__).with_name("policy.schema.json")
+"""Of `PolicyDocument`, for editors; `.ci/schemas.py` makes it."""
 
 
 def read_policy_template(*, labeled: bool = True) -> str:
     """The commented, valid template. For a model without labels it limits the outputs, not the accuracy."""
-    text = resources.files("optpipe.signoff").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    text = TEMPLATE.read_text(encoding="utf-8")
     if labeled:
         return text
     text = text.replace("\n[accuracy]\nmaximum_drop", "\n# [accuracy]\n# maximum_drop")
     return text.replace("\n# [outputs]", "\n[outputs]").replace('\n# minimum_snr = "30 dB"', '\nminimum_snr = "30 dB"')
-
-
-JsonSchema = dict[str, Any]
-
-
-def make_policy_schema() -> JsonSchema:
-    """Makes a JSON Schema (draft 2020-12)."""
-    schema = _drop_nulls(msgspec.json.schema(PolicyDocument, schema_hook=_describe_type))
-    whole = schema["$defs"]["PolicyDocument"]
-    whole["anyOf"] = [{"required": [name]} for name in (*SECTIONS, "environment")]
-    for name, section in SECTIONS.items():
-        whole["properties"][name]["anyOf"][0]["minItems"] = 1
-        table = schema["$defs"][section.__name__]
-        table["anyOf"] = [{"required": [metric]} for metric in list_metrics(section)]
-        if issubclass(section, LoadFilter):
-            table["allOf"] = _LOADS
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optpipe release policy", **schema}
-
-
-def _describe_type(kind: type) -> JsonSchema:
-    if issubclass(kind, Limit):
-        pattern, example = make_quantity_pattern(kind.dimension), kind.dimension.example
-        if kind.dimension is Dimension.NUMBER:
-            return {"type": "number", "minimum": 0, "description": kind.__doc__, "examples": [float(example)]}
-        return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}
-    name = {"type": "string", "pattern": r"\S"}
-    return name if issubclass(kind, Name) else {"anyOf": [{"type": ["number", "boolean"]}, name]}
-
-
-def _drop_nulls(schema: Any) -> Any:
-    """Drops null, which TOML does not have, and defaults, which are only null or empty tables."""
-    if isinstance(schema, list):
-        return [_drop_nulls(one) for one in schema if one != {"type": "null"}]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: _drop_nulls(value) for key, value in schema.items() if key != "default"}
-    only = kept.get("anyOf", ())
-    return {**{key: value for key, value in kept.items() if key != "anyOf"}, **only[0]} if len(only) == 1 else kept
-
-
-def _only_with(key: str, scenarios: list[str]) -> JsonSchema:
-    there = {"required": ["scenario"], "properties": {"scenario": {"enum": scenarios}}}
-    return {"if": {"required": [key]}, "then": there}
-
-
-def _needs(scenario: str, key: str) -> JsonSchema:
-    asked = {"required": ["scenario"], "properties": {"scenario": {"const": scenario}}}
-    return {"if": asked, "then": {"required": [key]}}
-
-
-_LOADS = [
-    _needs("server", "rate"),
-    _needs("multi-stream", "streams"),
-    _only_with("rate", ["server"]),
-    _only_with("streams", ["multi-stream", "offline"]),
-]
-"""The server scenario needs a rate, and multi-stream a number of streams; other scenarios have neither."""

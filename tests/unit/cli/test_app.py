@@ -13,10 +13,11 @@ import jsonschema
 import pytest
 import typer
 
+import optpipe.cli
 from optpipe.cli.app import app, print_outcome
 from optpipe.cli.groups import Outcome
-from optpipe.cli.schemas import read_schemas
 
+SCHEMAS = Path(optpipe.cli.__file__).with_name("documents.schema.json")
 HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
 
 
@@ -37,7 +38,7 @@ def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "optpipe", "doctor", "--json"], capture_output=True, text=True, check=True
     )
-    document, schemas = json.loads(done.stdout), read_schemas()
+    document, schemas = json.loads(done.stdout), json.loads(SCHEMAS.read_text())
     jsonschema.validate(document, {**schemas, "$ref": "#/documents/doctor"})
     findings = {each["name"]: each for each in document["findings"]}
     for backend in ("tensorrt", "tensorrt-rtx", "torch-tensorrt", "onnxruntime", "inductor", "torch"):

@@ -110,14 +110,6 @@ def test_host_memory_is_that_of_one_input_at_a_time_and_not_of_the_rotation(run,
     assert batch < big.host_peak_bytes - small.host_peak_bytes < MAX_ROTATED_BATCHES / 2 * batch
 
 
-def test_samples_survive_the_death_of_the_worker(run, tmp_path):
-    import polars as pl
-
-    found = run("dies")
-    samples = pl.read_parquet(tmp_path / found.samples_file)
-    assert len(samples) == 200
-
-
 def test_the_server_scenario_counts_from_when_a_query_was_due(run):
     load = LoadSpec(
         1, Scenario.SERVER, rate_per_s=3000.0, percentile=90.0, min_seconds=0.5, max_seconds=0.8, warm_up_seconds=0.1
@@ -126,20 +118,6 @@ def test_the_server_scenario_counts_from_when_a_query_was_due(run):
     assert "falling-behind" in codes(found)
     assert found.latency_ns.maximum > 50e6
     assert 0.5e6 <= found.parts_ns["service"].minimum < found.latency_ns.minimum + 0.5e6
-
-
-@pytest.mark.parametrize("scenario", [Scenario.OFFLINE, Scenario.MULTI_STREAM])
-def test_several_streams(run, scenario):
-    load = LoadSpec(2, scenario, streams=2, percentile=50.0, min_seconds=0.2, max_seconds=1.0, warm_up_seconds=0.1)
-    found = run("none", load)
-    assert found.samples >= 11
-    assert found.throughput_images_per_s.value > 0
-
-
-def test_end_to_end_copies_in_and_out(run):
-    load = LoadSpec(4, mode=Mode.END_TO_END, percentile=50.0, min_seconds=0.2, max_seconds=1.0, warm_up_seconds=0.1)
-    found = run("none", load)
-    assert found.output_check.passed
 
 
 LOAD = LoadSpec(1, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.05, max_warm_up_seconds=0.2, cache_probes=0)

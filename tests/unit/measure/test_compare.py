@@ -154,19 +154,12 @@ def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
     ]
     found = compare_measurements(tried)
     assert len(found.rows) == 6
-    assert {row.configuration for row in found.rows} == {
-        "torch fp16 threads=1",
-        "torch fp16 threads=2",
-        "torch fp16 threads=4",
-    }
+    assert {row.configuration for row in found.rows} == {f"torch fp16 threads={threads}" for threads in (1, 2, 4)}
     assert len({row.label for row in found.rows}) == 6
     assert found.rows[0].settings == {"threads": "1", "spinning": "true"}
     assert "threads=4" in found.best_reason[Goal.LATENCY]
     assert "torch fp16 threads=4" in text_of(document_from_comparison(found))
     assert list(frame_from_comparison(found)["setting"][:1]) == ["threads=1"]
-    assert [row.configuration for row in compare_measurements(tried[:2]).rows] == ["torch fp16"] * 2, (
-        "nothing to tell apart"
-    )
 
 
 def test_all_processes_of_equal_settings_are_one_row_and_a_processor_more_is_another_setting():
@@ -177,17 +170,6 @@ def test_all_processes_of_equal_settings_are_one_row_and_a_processor_more_is_ano
         ("affinity=0,2-3", 4e6),
         ("affinity=0-1", 3e6),  # the newest, as long as there are fewer than three
     ]
-
-
-def test_a_speedup_is_that_of_the_latencies_beside_it():
-    """Of two processes a row shows the newest, and so does its speed-up."""
-    tries = [
-        measured("a", ms, 0.01, precision=precision, run=f"run-{precision}-{ms}")
-        for precision, times in (("fp32", (4.0,)), ("fp16", (1.0, 2.0)))
-        for ms in times
-    ]
-    (row,) = [each for each in compare_measurements(tries).rows if each.precision == "fp16"]
-    assert (row.processes, row.latency_ns["p50"].value, row.speedup.value) == (2, 2e6, 2.0)
 
 
 def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said():

@@ -226,32 +226,12 @@ def test_a_slow_artifact_or_one_with_huge_answers_is_asked_less_often(clock, sec
     assert limit_output_checks(16, session.answer) == kept
 
 
-def test_a_first_call_that_is_slow_by_itself_costs_no_input(clock):
-    session: Any = Answering(clock)
-    clock[0] = -60.0
-    run = session.run
-    session.run = lambda batch: (clock.__setitem__(0, max(clock[0], 0.0)), run(batch))[1]
-    assert len(compute_untimed_outputs(session, TURNS)) == MAX_ROTATED_BATCHES
-
-
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.001, 12), (5.0, SMALLEST_ROUNDS)])
 def test_the_cache_probe_of_a_slow_artifact_ends_soon_and_still_says_something(clock, seconds, rounds):
     session: Any = Answering(clock, seconds)
     found = probe_cache(session, session, TURNS, 12, 0, 1e-3)
     assert session.calls == 2 * rounds + 1
     assert (len(found.known_ns), len(found.new_ns)) == (rounds, rounds)
-
-
-def test_large_answers_are_compared_in_parts_as_if_whole(monkeypatch):
-    random = np.random.default_rng(0)
-    first, second = ({"y": random.standard_normal((7, 11)).astype(np.float32)} for _ in range(2))
-    whole = judged_alone(first, second)
-    monkeypatch.setattr(checks, "CHUNK_VALUES", 5)
-    assert judged_alone(first, second) == pytest.approx(whole)
-
-
-def judged_alone(before, got):
-    return check_outputs([(0, got)], [before], {}, ROWS[:1], 10.0, "").relative_error
 
 
 MS = 1_000_000

@@ -7,18 +7,15 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from PIL import Image
 
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.measure import trials
-from optpipe.models.inputs.synthetic import make_synthetic_image
 from optpipe.preprocess import throughput
 from optpipe.preprocess import throughput_worker as measured
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.throughput import (
     BatchTimes,
-    LoaderPlan,
     Throughput,
     ThroughputJob,
     TuningSearch,
@@ -59,25 +56,6 @@ def test_repetitions_are_put_together_and_widen_the_interval():
     assert both.repeated_images_per_s == pytest.approx((1000, 1e4 / 11))
     low, high = both.compute_interval()
     assert low <= 1e4 / 11 < both.images_per_s < 1000 <= high
-
-
-@pytest.mark.slow
-def test_both_are_measured_for_real_in_a_process_of_their_own(tmp_path):
-    for index in range(4):
-        Image.fromarray(make_synthetic_image(60, 80, index)).save(tmp_path / f"{index}.jpg")
-    paths, plan = sorted(tmp_path.glob("*.jpg")), DaliPlan(threads=1, batch_size=4)
-    jobs = [
-        make_job(paths, TRANSFORM, plan, 0.1),
-        make_job(paths, TRANSFORM, plan, 0.1, decode_only=True),
-        make_job(paths, TRANSFORM, LoaderPlan(2, 4, "cpu"), 0.1),
-    ]
-    found = list(measure_throughputs(jobs))
-    for each in found:
-        assert each.error is None
-        assert each.images_per_s > 0
-        assert len(each.batch_ns) >= 4
-    assert [each.job.implementation for each in found] == ["dali", "dali-decode", "dataloader"]
-    assert len(found[2].batch_ns) % 2 == 0, "whole rounds of the two workers"
 
 
 @pytest.mark.slow

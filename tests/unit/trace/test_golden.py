@@ -51,17 +51,6 @@ def test_where_the_time_of_each_phenomenon_goes(judged, build, limit, first, bus
     assert (profile.bottleneck.verdict, _rules(profile)[0]) == (limit, first)
 
 
-def test_kernels_of_a_graph_share_one_launch(judged: Judge) -> None:
-    profile = judged(phenomena.graph_replay())
-    launches = profile.measured.launches
-    assert launches["is_first"].to_list() == [True, False, False] * 2
-    assert (launches["returned_ns"] - launches["called_ns"]).unique().to_list() == [4 * US]
-    assert (launches["start_ns"] - launches["returned_ns"]).to_list() == [1 * US, 22 * US, 43 * US] * 2
-    assert {row.queue_ns for row in profile.profile.measured.kernels} == {None}
-    assert {row.name: row.bottleneck for row in profile.profile.measured.ranges} == {"iter": LimitingFactor.GPU}
-    assert "6 kernels of CUDA graphs" in {c.name: c.detail for c in profile.trace_quality.checks}["graph_mode"]
-
-
 def test_pageable_copies(judged: Judge) -> None:
     profile = judged(phenomena.copying())
     pageable = next(finding for finding in profile.findings if finding.rule == "pageable-copies")

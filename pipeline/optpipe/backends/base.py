@@ -334,14 +334,13 @@ class Backend(ABC):
         directory: Path,  # noqa: ARG002
         info: ArtifactInfo,  # noqa: ARG002
         options: Mapping[str, Any],  # noqa: ARG002
-        bound: Mapping[str, Any],  # noqa: ARG002
         inputs: Mapping[str, "np.ndarray"],  # noqa: ARG002
         mark: Mark,  # noqa: ARG002
         scratch: Path,  # noqa: ARG002
     ) -> AbstractContextManager[LayerTimes]:
         """How `profile` finds the times of an artifact's layers; by default it does not.
 
-        `bound` and `inputs` are the inputs by name, on the session's device and on the host. `scratch` is a folder for files.
+        `inputs` are arrays on the host, by name. `scratch` is a folder for files.
         """
         return nullcontext(LayerTimes())
 

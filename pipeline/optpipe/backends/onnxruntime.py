@@ -193,7 +193,6 @@ class OnnxRuntime(Backend):
         directory: Path,
         info: ArtifactInfo,
         options: Mapping[str, Any],
-        bound: Mapping[str, Any],  # noqa: ARG002
         inputs: Mapping[str, "np.ndarray"],
         mark: Mark,  # noqa: ARG002
         scratch: Path,

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, merge_options
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes, list_sparse_products
-from optpipe.backends.tensorrt_builder import (
+from optpipe.backends.tensorrt_engine import (
     BuilderOptions,
+    TensorRTSession,
     copy_plugins,
     create_config,
     create_logger,
@@ -26,13 +27,13 @@ from optpipe.backends.tensorrt_builder import (
     find_profiles,
     list_builder_options,
     list_plugins,
+    list_session_options,
     load_plugins,
     options_from_details,
     options_from_given,
     require_supported,
     write_timing_cache,
 )
-from optpipe.backends.tensorrt_session import list_session_options
 from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program, layers_from_program
 from optpipe.core.entries import ENGINE_LAYERS, ArtifactInfo, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -160,8 +161,6 @@ class TensorRT(Backend):
         return why_not
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        from optpipe.backends.tensorrt_session import TensorRTSession
-
         weights = info.details.get("refit_from")
         graph = directory.parent / str(weights) / ONNX if weights else None
         lean_runtime = bool(info.details.get("builder", {}).get("version_compatible"))

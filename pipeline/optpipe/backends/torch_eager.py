@@ -82,21 +82,20 @@ class TorchEager(TorchBackend):
         directory: "Path",
         info: ArtifactInfo,
         options: Mapping[str, Any],  # noqa: ARG002
-        bound: Mapping[str, Any],
-        inputs: Mapping[str, "np.ndarray"],  # noqa: ARG002
+        inputs: Mapping[str, "np.ndarray"],
         mark: Mark,
         scratch: "Path",  # noqa: ARG002
     ) -> Iterator[LayerTimes]:
         if info.device != "cuda":
             yield LayerTimes()
         else:
-            yield _mark_modules(directory / PROGRAM_FILE, bound, mark)
+            yield _mark_modules(directory / PROGRAM_FILE, inputs, mark)
 
 
-def _mark_modules(path: "Path", inputs: Mapping[str, Any], mark: Mark) -> LayerTimes:
+def _mark_modules(path: "Path", arrays: Mapping[str, "np.ndarray"], mark: Mark) -> LayerTimes:
     import torch
 
-    program = load_program(path)
+    program, inputs = load_program(path), {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
 
     class Marked(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:

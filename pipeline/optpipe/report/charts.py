@@ -7,7 +7,7 @@ Vega's `aria-label`, which screen readers read and the page's script shows as a 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.core.comparison import Comparison, ComparisonRow, Goal
 from optpipe.core.measurement import name_sample
@@ -36,8 +36,7 @@ _FLAGS = {
 """The legend and the extra mark of a flagged point."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(NamedTuple):
     """A line in a figure: `points` are (x, y) in the figure's units."""
 
     label: str
@@ -45,8 +44,7 @@ class Curve:
     files: tuple[RawFile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """A row's part; `low` and `high` are the bounds of a known interval."""
 
     label: str

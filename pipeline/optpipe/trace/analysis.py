@@ -14,6 +14,7 @@ all are sets of disjoint half-open intervals in whole nanoseconds.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,7 @@ WAITING_CALLS = (
 """API calls that return only when the GPU has finished something. (cudaStreamWaitEvent only makes a stream wait.)"""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeIntervals:
+class TimeIntervals(NamedTuple):
     """Disjoint intervals [start, end) in ascending order; `before` is the time that earlier intervals cover."""
 
     starts: TimeArray
@@ -123,8 +123,7 @@ class IdleCause(StrEnum):
     SYNCHRONIZATION = "synchronization"
 
 
-@dataclass(frozen=True, slots=True)
-class Operations:
+class Operations(NamedTuple):
     """Kernels, copies, and memsets by start, with the row of each one's API call in `trace.api` (or -1)."""
 
     starts: TimeArray

@@ -361,7 +361,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
         anchors: list[ClockAnchor] = []
         with BACKENDS[work.backend].layer_times(
-            entry.path, entry.info, work.options, binding.inputs, inputs, mark_range, job.scratch
+            entry.path, entry.info, work.options, inputs, mark_range, job.scratch
         ) as layers:
             unprofiled_ns = _measure(iteration, job, layers.iteration, anchors)
         threads = int(work.options.get("threads", 0)) or None

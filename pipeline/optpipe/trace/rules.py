@@ -81,8 +81,7 @@ class StageFacts:
     """One iteration in the same process without a recording."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleContext:
+class RuleContext(NamedTuple):
     measured: Analysis
     facts: StageFacts
     tensor_cores: TensorCores | None
@@ -106,8 +105,7 @@ class _Found(NamedTuple):
     rows: tuple[FindingRow, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(NamedTuple):
     name: str
     find: Callable[[RuleContext], _Found | None]
     on_gpu: bool = True

@@ -19,7 +19,7 @@ import optpipe
 from optpipe.backends.base import Backend, BuildResult, Capability, LayerTimes, Option
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text, resolve_effective_options
-from optpipe.backends.tensorrt_builder import BuilderOptions
+from optpipe.backends.tensorrt_engine import BuilderOptions
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.doctor import diagnose_machine
 from optpipe.core.card import TensorSpec, card_from_file
@@ -101,7 +101,7 @@ class Toy(Backend):
         return BuildResult(layers, FILE, options)
 
     @contextmanager
-    def layer_times(self, directory, info, options, bound, inputs, mark, scratch):  # noqa: ARG002
+    def layer_times(self, directory, info, options, inputs, mark, scratch):  # noqa: ARG002
         found = LayerTimes()
         with self.load(directory, info, options) as session:
 

@@ -18,14 +18,14 @@ import optpipe.backends
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_inspector, layers_from_network
-from optpipe.backends.tensorrt_builder import (
+from optpipe.backends.tensorrt_engine import (
     BuilderOptions,
+    choose_profile,
     describe_in_key,
     list_profile_shapes,
     options_from_given,
     write_timing_cache,
 )
-from optpipe.backends.tensorrt_session import choose_profile
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text, join_batch_ranges
 from optpipe.core.entries import ENGINE_LAYERS, EngineLayer, EngineLayers
 from optpipe.core.errors import BadInputError
@@ -205,7 +205,7 @@ def test_an_asymmetric_graph_is_refused_with_a_way_out_in_two_lines(tmp_path, li
 
 # the names that a session uses exist in TensorRT 11: without a GPU no test calls them (those of a build are called)
 
-SOURCES = ("tensorrt.py", "tensorrt_builder.py", "tensorrt_session.py")
+SOURCES = ("tensorrt.py", "tensorrt_engine.py", "tensorrt_engine.py")
 OURS = {
     "name", "library", "package", "install", "ahead_of_time", "first_error", "precision", "card", "inputs", "graph", "directory",
     "options", "outputs", "device", "dtype", "shape", "macs", "type", "node", "min", "opt", "max", "glob", "parent", "read_bytes",

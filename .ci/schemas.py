@@ -6,13 +6,17 @@
 import json
 import re
 import sys
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
+from optpipe.backends.base import Option
+from optpipe.build.doctor import ToolStatus
 from optpipe.cli.app import SCHEMA_VERSION
+from optpipe.core.entries import Environment
 from optpipe.core.quantity import NUMBER, Dimension
 from optpipe.core.verdict import StepRecord, Verdict
 from optpipe.signoff.policy import POLICY_SCHEMA
@@ -44,6 +48,21 @@ class NodeLabels(TypedDict):
     """Of `sweep --node-labels`."""
 
     labels: dict[str, str]
+
+
+@dataclass
+class Diagnosis:
+    """Of `doctor`."""
+
+    findings: list[ToolStatus]
+    environment: Environment
+
+
+@dataclass
+class OptionListing:
+    """Of `doctor --options`: by backend."""
+
+    options: dict[str, list[Option]]
 
 
 class SignedPlace(TypedDict):
@@ -87,7 +106,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "store rm": ("models.artifacts.housekeeping:Removal",),
     "store gc": ("models.artifacts.housekeeping:Removal",),
     "store merge": ("sweep.ledger:MergeRecord",),
-    "doctor": ("build.doctor:Diagnosis", "build.doctor:OptionListing"),
+    "doctor": (Diagnosis, OptionListing),
 }
 """The records that a command prints, `module:class` of the package or a class of this file."""
 ADDED: Json = {"signoff": SignedPlace, "run": PipelineRun}

@@ -101,7 +101,7 @@ def make_statuses(_: str) -> Iterator[str]:
 
 def make_options(_: str) -> Iterator[str]:
     """The options of every backend."""
-    for backend, options in list_options().options.items():
+    for backend, options in list_options().items():
         yield f"## {backend}\n"
         rows = [
             (f"`{each.name}`", _escape(each.help) + ("; " + ", ".join(f"`{one}`" for one in each.choices)) * bool(each.choices),

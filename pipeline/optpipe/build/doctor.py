@@ -2,13 +2,13 @@
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optpipe.backends.base import Option
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.entries import Environment
-from optpipe.workspace.environment import describe_environment, get_package_version, list_gpus
+from optpipe.report.document import Column, ColumnKind, Document, Row, Sentence, Tone, make_document, make_table
+from optpipe.workspace.environment import get_package_version, list_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +21,13 @@ class ToolStatus:
     install: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    findings: tuple[ToolStatus, ...]
-    environment: Environment
-
-
-@dataclass(frozen=True, slots=True)
-class OptionListing:
-    options: Mapping[str, tuple[Option, ...]]
-    """By backend."""
-
-
-def list_options() -> OptionListing:
-    """Each option once; imports no framework."""
+def list_options() -> dict[str, tuple[Option, ...]]:
+    """Each option once, by backend; imports no framework."""
     found = {
         name: {each.name: each for device in backend.devices() for each in backend.describe_options(device)}
         for name, backend in BACKENDS.items()
     }
-    return OptionListing({name: tuple(options.values()) for name, options in found.items()})
+    return {name: tuple(options.values()) for name, options in found.items()}
 
 
 PACKAGES = (
@@ -52,14 +40,14 @@ PACKAGES = (
 """Name, distribution, purpose, and the command that installs it."""
 
 
-def diagnose_machine() -> Diagnosis:
+def diagnose_machine() -> tuple[ToolStatus, ...]:
     """Imports no framework, so it takes well under a second."""
     found = []
     for name, distribution, adds, install in PACKAGES:
         version = get_package_version(distribution)
         found.append(ToolStatus(name, version is not None, version, adds, None, None if version else install))
     cuda, *others = found
-    return Diagnosis((_check_gpu(), cuda, *_check_backends(), *others, _check_nsys()), describe_environment())
+    return (_check_gpu(), cuda, *_check_backends(), *others, _check_nsys())
 
 
 def _check_gpu() -> ToolStatus:
@@ -102,3 +90,34 @@ def _check_nsys() -> ToolStatus:
     if said.returncode != 0 or not lines:
         return replace(missing, note=f"{path} --version exited with status {said.returncode}")
     return replace(missing, found=True, version=lines[-1].strip(), install=None)
+
+
+def document_from_diagnosis(findings: Sequence[ToolStatus]) -> Document:
+    found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
+    return make_document(
+        [
+            make_table(("tool", "version", Column("good for", rank=2), Column("limits here", rank=2)), found)
+            if found
+            else None,
+            *(
+                Sentence(
+                    f"{each.name}: would add {each.adds}",
+                    Tone.DOUBTFUL,
+                    "missing",
+                    tuple(text for text in (each.note, each.install) if text),
+                )
+                for each in findings
+                if not each.found
+            ),
+        ]
+    )
+
+
+def document_from_options(listing: Mapping[str, Sequence[Option]]) -> Document:
+    rows: list[Row] = []
+    for backend, each in ((name, each) for name, options in listing.items() for each in options):
+        default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"
+        choices = f" ({', '.join(each.choices)})" if each.choices else ""
+        rows.append((f"{backend}.{each.name}", default, "build" if each.builds else "run", each.help + choices))
+    name = Column("--option", ColumnKind.NAME)
+    return make_document([make_table((name, "default", "taken by", Column("what it does", rank=0)), rows)])

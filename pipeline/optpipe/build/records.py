@@ -24,7 +24,6 @@ from optpipe.models.artifacts.facts import hash_engine, measure_engine
 from optpipe.report.document import (
     Cell,
     Column,
-    ColumnKind,
     Document,
     Row,
     Sentence,
@@ -44,7 +43,6 @@ from optpipe.workspace.entry import Entry
 
 if TYPE_CHECKING:
     from optpipe.build.choose import ChoiceResult
-    from optpipe.build.doctor import OptionListing, ToolStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,34 +403,3 @@ def _list_left_out(decision: Decision) -> Iterator[Sentence]:
     for (backend, reason), precisions in reasons.items():
         what = " on ".join(part for part in (", ".join(filter(None, precisions)), backend) if part)
         yield Sentence(f"{what}: {reason}", Tone.FAINT, "not built")
-
-
-def document_from_diagnosis(findings: "Sequence[ToolStatus]") -> Document:
-    found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
-    return make_document(
-        [
-            make_table(("tool", "version", Column("good for", rank=2), Column("limits here", rank=2)), found)
-            if found
-            else None,
-            *(
-                Sentence(
-                    f"{each.name}: would add {each.adds}",
-                    Tone.DOUBTFUL,
-                    "missing",
-                    tuple(text for text in (each.note, each.install) if text),
-                )
-                for each in findings
-                if not each.found
-            ),
-        ]
-    )
-
-
-def document_from_options(listing: "OptionListing") -> Document:
-    rows: list[Row] = []
-    for backend, each in ((name, each) for name, options in listing.options.items() for each in options):
-        default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"
-        choices = f" ({', '.join(each.choices)})" if each.choices else ""
-        rows.append((f"{backend}.{each.name}", default, "build" if each.builds else "run", each.help + choices))
-    name = Column("--option", ColumnKind.NAME)
-    return make_document([make_table((name, "default", "taken by", Column("what it does", rank=0)), rows)])

@@ -75,7 +75,12 @@ class Commands(SectionedGroup):
             if not words:  # the whole help
                 error.show()  # type: ignore[attr-defined] # those that Typer raises all have it
             else:
-                _print_failure(_explain_wrong_use(error), status, as_json="--json" in words)
+                message = error.format_message().replace(
+                    "Value error, ", ""
+                )  # of the library that reads an option's text
+                if (context := getattr(error, "ctx", None)) is not None:
+                    message += f"\nTry '{context.command_path} --help' for help."
+                _print_failure(message, status, as_json="--json" in words)
         except OSError as error:  # a text of help or version
             status = _handle_undelivered(error, ExitStatus.DONE)
         except SystemExit as ended:  # Typer exits if the reader of a help text has gone
@@ -108,12 +113,6 @@ def _print_json(document: object) -> None:
 
     plain = {"schema_version": SCHEMA_VERSION, **plain_from_record(document)}
     print(json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
-
-
-def _explain_wrong_use(error: TyperException) -> str:
-    message = error.format_message().replace("Value error, ", "")  # of the library that reads an option's text
-    context = getattr(error, "ctx", None)
-    return message if context is None else f"{message}\nTry '{context.command_path} --help' for help."
 
 
 def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:

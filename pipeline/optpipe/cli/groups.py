@@ -42,20 +42,13 @@ class Given:
     kind: type
 
 
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    own: tuple[Parameter, ...]
-    records: Mapping[str, tuple[type | None, bool]]
-    """By parameter: its record, None for a single option, and whether the command gets only the given fields."""
-    fields: Mapping[str, tuple[Field, ...]]
-
-    @property
-    def settings(self) -> tuple[Field, ...]:
-        return tuple(each for some in self.fields.values() for each in some if each.param.setting)
-
-
 @cache
-def _read_signature(command: Callable[..., Outcome]) -> _Signature:
+def _read_signature(
+    command: Callable[..., Outcome],
+) -> tuple[list[Parameter], dict[str, tuple[type | None, bool]], dict[str, tuple[Field, ...]]]:
+    """The parameters that Typer reads; for each other one its record, None for a single option, and whether the command gets
+    only the given fields; and the fields of each.
+    """
     own: list[Parameter] = []
     records: dict[str, tuple[type | None, bool]] = {}
     single: dict[str, tuple[Field, ...]] = {}
@@ -78,7 +71,7 @@ def _read_signature(command: Callable[..., Outcome]) -> _Signature:
         or tuple(each for each in _list_fields_of(kind) if each.flag not in (taken | whole if partial else taken))
         for name, (kind, partial) in records.items()
     }
-    return _Signature(tuple(own), records, fields)
+    return own, records, fields
 
 
 def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
@@ -87,14 +80,12 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     A command gets the record, or only the given fields if its parameter is `Annotated[Mapping, Given(kind)]`. Of several
     options with one flag, that of the command precedes that of a whole record, and both precede that of a mapping.
     """
-    found = _read_signature(command)
-    flat = {each.name: each for each in found.own}
-    for name, (_, partial) in found.records.items():
-        flat |= {
-            each.name: _make_parameter(each, partial=partial) for each in found.fields[name] if not each.param.setting
-        }
-    if found.settings:
-        names = ", ".join(dict.fromkeys(each.flag[2:] for each in found.settings))
+    own, records, fields = _read_signature(command)
+    flat = {each.name: each for each in own}
+    for name, (_, partial) in records.items():
+        flat |= {each.name: _make_parameter(each, partial=partial) for each in fields[name] if not each.param.setting}
+    if settings := [each for some in fields.values() for each in some if each.param.setting]:
+        names = ", ".join(dict.fromkeys(each.flag[2:] for each in settings))
         option = typer.Option("--set", metavar="NAME=VALUE", help=f"A setting that is rarely changed: {names}.")
         kind = Annotated[list[str] | None, option]
         flat["set"] = Parameter("set", Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -141,12 +132,13 @@ def _add_warnings(outcome: Outcome, warnings: Sequence[str]) -> Outcome:
 
 def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of `command` from Typer's values. Raises BadInputError for a value that cannot be read."""
-    found = _read_signature(command)
-    arguments = {each.name: given[each.name] for each in found.own}
-    settings = settings_from_texts(given.get("set") or (), found.settings)
-    for name, (kind, partial) in found.records.items():
-        values = {each.name: _read(each, given[each.name]) for each in found.fields[name] if each.name in given}
-        values |= {each.name: settings[each.name] for each in found.fields[name] if each.name in settings}
+    own, records, fields = _read_signature(command)
+    arguments = {each.name: given[each.name] for each in own}
+    known = (each for some in fields.values() for each in some if each.param.setting)
+    settings = settings_from_texts(given.get("set") or (), known)
+    for name, (kind, partial) in records.items():
+        values = {each.name: _read(each, given[each.name]) for each in fields[name] if each.name in given}
+        values |= {each.name: settings[each.name] for each in fields[name] if each.name in settings}
         if kind is None:
             arguments |= values
         else:

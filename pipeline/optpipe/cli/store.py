@@ -98,9 +98,12 @@ def doctor(
     ] = False,
 ) -> Outcome:
     """Show what this machine supports and what to install."""
-    from optpipe.build.doctor import diagnose_machine, list_options
-    from optpipe.build.records import document_from_diagnosis, document_from_options
+    from optpipe.build.doctor import diagnose_machine, document_from_diagnosis, document_from_options, list_options
+    from optpipe.workspace.environment import describe_environment
 
     if options:
-        return Outcome(list_options(), document_from_options)
-    return Outcome(diagnose_machine(), lambda found: document_from_diagnosis(found.findings))
+        listed = list_options()
+        return Outcome({"options": listed}, lambda _: document_from_options(listed))
+    findings = diagnose_machine()
+    document = {"findings": findings, "environment": describe_environment()}
+    return Outcome(document, lambda _: document_from_diagnosis(findings))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from math import log1p
 from typing import Protocol
 
 from optpipe.core.errors import ExitStatus
@@ -157,16 +158,17 @@ class Tail(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaledTail:
-    """Tail of a figure in another unit: `factor` times the figure of `tail`."""
+    """Tail of a figure in another unit: `factor` times the figure of `tail`; or of a loss whose ratio has that logarithm."""
 
     tail: Tail
-    factor: float
+    factor: float = 1.0
+    of_logarithm: bool = False
 
     def compute_p_value_above(self, limit: float) -> float:
-        return self.tail.compute_p_value_above(limit / self.factor)
+        return self.tail.compute_p_value_above(log1p(limit) if self.of_logarithm else limit / self.factor)
 
     def compute_p_value_below(self, limit: float) -> float:
-        return self.tail.compute_p_value_below(limit / self.factor)
+        return self.tail.compute_p_value_below(log1p(limit) if self.of_logarithm else limit / self.factor)
 
 
 @dataclass(frozen=True, slots=True)

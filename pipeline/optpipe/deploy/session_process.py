@@ -121,7 +121,6 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
     from optpipe.backends.registry import BACKENDS
     from optpipe.core.entries import ArtifactInfo
-    from optpipe.core.errors import StageError
     from optpipe.workspace.entry import entry_from_folder
 
     entry = entry_from_folder(folder, ArtifactInfo)
@@ -147,7 +146,6 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
 def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, "np.ndarray"]:
     """Renames arrays that the server addresses by position. Raises BadInputError for missing inputs and other types."""
-    from optpipe.core.errors import BadInputError
     from optpipe.deploy.triton_config import list_positions
 
     named = dict(zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True))

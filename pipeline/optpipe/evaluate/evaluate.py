@@ -288,7 +288,13 @@ def run_evaluation(
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
     selected = card.task is Task.DETECTION and card.outputs[0].name in find_selected_outputs(exported.file(ONNX))
-    _warn_about_few(task, truths, rows[0].predictions.values, samples, listener)
+    units, kind = task.count_samples(rows[0].predictions.values), task.sample_kind or samples.kind
+    if truths is not None:
+        units, kind = task.count_units(truths), task.unit_kind or kind
+        if left_out := task.describe_left_out(truths):
+            listener.warn(left_out)
+    if units < FEWEST_SAMPLES:
+        listener.warn(f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be")
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(
@@ -320,15 +326,3 @@ def run_evaluation(
         parents = [exported.id, *(each.id for each in artifacts)]
         finish_run(run, command=get_command_line(), parents=parents, model=card.name, trained=trained)
     return found
-
-
-def _warn_about_few(
-    task: TaskContract, truths: Values | None, predictions: Values, samples: SampleSet, listener: Listener
-) -> None:
-    count, kind = task.count_samples(predictions), task.sample_kind or samples.kind
-    if truths is not None:
-        count, kind = task.count_units(truths), task.unit_kind or kind
-        if left_out := task.describe_left_out(truths):
-            listener.warn(left_out)
-    if count < FEWEST_SAMPLES:
-        listener.warn(f"only {count} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be")

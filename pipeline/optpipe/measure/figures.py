@@ -7,7 +7,7 @@ is never trusted.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -220,33 +220,23 @@ def recompute_measurement(
 ) -> Measurement:
     """`stored` with its verdict, and every figure and percentile up to `highest`, recomputed."""
     frame = None if stored.samples_file is None else read_samples(files, stored.samples_file, tuple(SAMPLE_COLUMNS))
-    if frame is None or frame.height == 0:
-        return _clear_figures(stored)
+    if frame is None or frame.height == 0:  # no figures, and INVALID
+        told = any(reason.invalidates for reason in stored.reasons)
+        reasons = stored.reasons if told else (*stored.reasons, NO_SAMPLES)
+        blank = replace(stored, verdict=Validity.INVALID, reasons=reasons, samples=0, duration_s=0.0, parts_ns={})
+        cleared: dict[str, Any] = dict.fromkeys(MEASURED)
+        return replace(blank, **cleared)
     machine = _read_machine_rows(files, stored.machine_file)
     warm_up = read_samples(files, str(stored.samples_file), ("phase",), Phase.WARM_UP).height
     again = replace(stored, warm_up_samples=warm_up)
     return recompute_from_samples(again, frame, machine, highest=highest, confidence=confidence)
 
 
-def _clear_figures(stored: Measurement) -> Measurement:
-    """A measurement without measured queries has no figures and is INVALID."""
-    told = any(reason.invalidates for reason in stored.reasons)
-    return replace(
-        stored,
-        verdict=Validity.INVALID,
-        reasons=stored.reasons if told else (*stored.reasons, NO_SAMPLES),
-        samples=0,
-        duration_s=0.0,
-        latency_ns=None,
-        parts_ns={},
-        throughput_images_per_s=None,
-        throughput_batches_per_s=None,
-        throughput_tokens_per_s=None,
-        device_peak_bytes=None,
-        host_peak_bytes=None,
-        energy_j_per_image=None,
-        energy_why_not=None,
-    )
+MEASURED = (
+    "latency_ns", "throughput_images_per_s", "throughput_batches_per_s", "throughput_tokens_per_s", "device_peak_bytes",
+    "host_peak_bytes", "energy_j_per_image", "energy_why_not",
+)  # fmt: skip
+"""Fields of a measurement that are None without measured queries."""
 
 
 def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":

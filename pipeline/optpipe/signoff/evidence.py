@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import exp, expm1, log, log1p
+from math import exp, expm1, log
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.measurement import (
@@ -55,7 +55,7 @@ from optpipe.signoff.build_evidence import (
 )
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import LoadFilter, Sense
-from optpipe.stats.means import MIN_VALUES, Mean, mean_from_runs, widen_for_unseen_speed
+from optpipe.stats.means import MIN_VALUES, mean_from_runs, widen_for_unseen_speed
 from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.report import ProfileRecord, recompute_profile, suggest_profile
@@ -138,7 +138,7 @@ def _observe_paired_loss(
     return replace(
         seen, blockers=(*seen.blockers, *([Blocker(reason, explain_withheld(command, runs=len(pairs)))] if withheld else [])),
         value=expm1(mean.value), low=low - 1, high=high - 1, about="; ".join(filter(None, (about, widened))), source=pairs[-1].run,
-        processes=count, tail=LossTail(mean), to_narrow=narrow,
+        processes=count, tail=ScaledTail(mean, of_logarithm=True), to_narrow=narrow,
     )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def _observe_unpaired_loss(
     (low, high), widened = found.interval(evidence.confidence, evidence.policy_confidence)
     return replace(
         seen, about="; ".join(filter(None, (seen.about, widened))),
-        value=expm1(change.value), low=low - 1, high=high - 1, blockers=tuple(blockers), tail=LossTail(change),
+        value=expm1(change.value), low=low - 1, high=high - 1, blockers=tuple(blockers), tail=ScaledTail(change, of_logarithm=True),
         processes=min(counts),
     )  # fmt: skip
 
@@ -237,19 +237,6 @@ def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) ->
     if text := explain_clock_difference(group.newest, baseline.newest):
         blockers.append(Blocker(text, pair or "lock the clocks and repeat both measurements"))
     return blockers
-
-
-@dataclass(frozen=True, slots=True)
-class LossTail:
-    """Distribution of a loss, from that of the logarithm of the ratio."""
-
-    change: Mean
-
-    def compute_p_value_above(self, limit: float) -> float:
-        return self.change.compute_p_value_above(log1p(limit))
-
-    def compute_p_value_below(self, limit: float) -> float:
-        return self.change.compute_p_value_below(log1p(limit))
 
 
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Blocker]

@@ -79,7 +79,13 @@ def loads_from_criteria(
         needed.setdefault(load.key, load)
         about = (each for each in wanted if not each.where or _load(each.where, 0, 0).key == load.key)
         for criterion in about:
-            needed[load.key] = _extend_load(criterion, needed[load.key])
+            known = needed[load.key]
+            if criterion.section == "energy":
+                least = max(known.min_seconds, ENERGY_SECONDS)
+                needed[load.key] = replace(known, min_seconds=least, max_seconds=max(known.max_seconds, least))
+            else:
+                highest = max(known.percentile, percent_from_name(criterion.metric))
+                needed[load.key] = replace(known, percentile=highest)
     loads = list(needed.values())
     alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
     groups = [list(found) for _, found in groupby(alike, key=_order)]
@@ -97,13 +103,6 @@ def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec
         max_seconds=max(max_seconds, min_seconds),
         length=where.length,
     )
-
-
-def _extend_load(criterion: Criterion, load: LoadSpec) -> LoadSpec:
-    if criterion.section == "energy":
-        seconds = max(load.min_seconds, ENERGY_SECONDS)
-        return replace(load, min_seconds=seconds, max_seconds=max(load.max_seconds, seconds))
-    return replace(load, percentile=max(load.percentile, percent_from_name(criterion.metric)))
 
 
 def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:

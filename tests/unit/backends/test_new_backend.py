@@ -156,7 +156,7 @@ def test_the_command_line_and_doctor_know_it(toy) -> None:
     assert backends_from_text("toy", None) == (toy,)
     with pytest.raises(BadInputError, match="inductor, torch, toy"):
         backends_from_text("other", None)
-    (status,) = [each for each in diagnose_machine().findings if each.name == "backend toy"]
+    (status,) = [each for each in diagnose_machine() if each.name == "backend toy"]
     assert (status.version, status.adds) == (onnx.__version__, "a proof that backends are open")
 
 

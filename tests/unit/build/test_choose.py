@@ -8,7 +8,7 @@ from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import FINDING, HASH, MIXED, WRONG, artifact_info, proof
 
 from optpipe.build.choose import ChoiceResult, judge_status, list_candidates
-from optpipe.build.doctor import ToolStatus, list_options
+from optpipe.build.doctor import ToolStatus, document_from_diagnosis, document_from_options, list_options
 from optpipe.build.records import (
     ArtifactResult,
     BuildResult,
@@ -16,8 +16,6 @@ from optpipe.build.records import (
     Omission,
     document_from_build,
     document_from_choice,
-    document_from_diagnosis,
-    document_from_options,
 )
 from optpipe.core.entries import LintSummary, SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus

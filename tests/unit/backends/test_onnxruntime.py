@@ -105,17 +105,6 @@ def test_additions_compute_what_the_biases_did(rank, *, bias, shared) -> None:
     np.testing.assert_allclose(found, expected, atol=4e-3, rtol=2e-3)
 
 
-def test_additions_stay_where_onnxruntime_is_told_so_else_only_those_that_cudnn_fuses_well(tmp_path) -> None:
-    """The first convolution has three input channels, the second eight."""
-    model = network(2, bias=True, shared=False)
-    separate_biases(model)
-    assert len(model.graph.initializer) == 4, "the old biases are gone"
-    kept = optimized_nodes(model, tmp_path, left_out=[BIAS_FUSION_PASS])
-    assert [node.op_type for node in kept].count("Add") == 2
-    fused = optimized_nodes(model, tmp_path)
-    assert [len(node.input) for node in fused if node.op_type == "Conv"] == [2, 3]
-
-
 @pytest.mark.parametrize("left", [{"constant": False}, {"dtype": np.float32}])
 def test_biases_that_are_computed_or_in_single_precision_stay(left) -> None:
     model = network(2, bias=True, shared=False, **left)

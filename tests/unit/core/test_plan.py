@@ -8,11 +8,9 @@ from typing import Annotated
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.command_line import parse_command
 
 from optpipe.core import plan
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.plan import (
     Param,
     choices_from_text,
@@ -42,14 +40,6 @@ def test_only_what_differs_from_the_defaults_is_on_a_command_line():
     assert shlex.split(to_command("store show", Record(seed=2), json=True)) == [
         "optpipe", "store", "show", "--set", "seed=2", "--json"
     ]  # fmt: skip
-
-
-def test_a_load_is_the_words_that_bench_reads():
-    load = LoadSpec(8, Scenario.SERVER, rate_per_s=1234567.5, min_seconds=0.25)
-    _, given = parse_command(to_command("bench", "digits", load))
-    assert (given["batch"], given["scenario"], given["rate_per_s"], given["min_seconds"]) == (
-        "8", Scenario.SERVER, 1234567.5, 0.25
-    )  # fmt: skip
 
 
 SAYS = {"seed": "seed", "seed=x": "a whole number", "seed=-1": "at least 0", "fast=true": "seed", "deep=x": "true or"}

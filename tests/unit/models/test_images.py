@@ -195,13 +195,6 @@ def write_coco(folder, boxes, names=("cat", "dog")):
     return image_set_from_path(folder)[0]
 
 
-def test_coco_by_name(tmp_path) -> None:
-    samples = write_coco(tmp_path, [[1, 2, 10, 10]])
-    first, second = read_boxes(samples, TRANSFORM, LABELS, 2)
-    assert [(one.box, one.label, one.area) for one in first] == [((1, 2, 10, 10), 1, 100)]
-    assert second == []
-
-
 def test_a_coco_file_is_a_set(tmp_path) -> None:
     write_coco(tmp_path, [[1, 2, 10, 10]])
     path = tmp_path / "annotations.json"

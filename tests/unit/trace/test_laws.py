@@ -150,14 +150,6 @@ def _edges(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return starts, starts + np.array([length for _, length in spans], dtype=np.int64)
 
 
-def test_frames_have_the_schema_whatever_is_missing() -> None:
-    recording = Recording()
-    recording.range("iter", 0, 10)
-    trace = _analysis(recording).trace
-    assert trace.kernels.schema["start_ns"] == pl.Int64
-    assert set(trace.absent) >= {"kernels", "api", "copies"}
-
-
 @given(recordings())
 @pytest.mark.slow
 def test_every_profile_comes_back_from_its_json(recording: Recording) -> None:

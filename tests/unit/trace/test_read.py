@@ -54,14 +54,6 @@ def test_what_is_no_recording(tmp_path: Path, write: Callable[[Path], object], s
         trace_from_path(tmp_path / "file.sqlite")
 
 
-def test_truncated_export(tmp_path: Path) -> None:
-    whole = SAMPLE.read_bytes()
-    for share in (0.001, 0.3, 0.9, 0.999):
-        (tmp_path / "cut.sqlite").write_bytes(whole[: int(len(whole) * share)])
-        with pytest.raises(BadInputError, match=r"damaged \(truncated"):
-            trace_from_path(tmp_path / "cut.sqlite")
-
-
 def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
     """The type of a column is taken from its first rows: registered names first, plain ones later."""
     recording = Recording()

@@ -14,7 +14,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.models.artifacts.lookup import find_artifacts, find_stored_source, format_model_argument
+from optpipe.models.artifacts.lookup import find_artifacts, find_stored_source
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
@@ -121,20 +121,6 @@ def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:
     assert find_artifacts("net.make", store)[0].entry.id == later.id
     built(store, "net.make", "net.py:make", "a")
     assert find_artifacts("net.make", store)[0].entry.id == former.id
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "text"),
-    [
-        ("net.make", "a b/net.py:make", "'a b/net.py:make'"),
-        ("digits", "digits/digits.py:digits", "digits"),
-        ("resnet50", "torchvision:resnet50", "resnet50"),
-        ("resnet18", "timm:resnet18", "timm:resnet18"),
-        ("light", "x/light.onnx", "x/light.onnx"),
-    ],
-)
-def test_the_model_of_an_advised_command(name: str, source: str, text: str) -> None:
-    assert format_model_argument(name, source) == text
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,8 @@ def cell_from_estimate(figure: Estimate | None, form: str, *, scale: float = 1.0
     return Cell(form.format(shown.value), note=note, value=shown.value)
 
 
-def cell_from_latency(ns: Estimate | None, *, interval: bool = False) -> Cell:
-    return cell_from_estimate(ns, "{:.3g}", scale=1e-6, interval=interval)
+def cell_from_latency(ns: Estimate | None) -> Cell:
+    return cell_from_estimate(ns, "{:.3g}", scale=1e-6)
 
 
 def format_observed(one: CriterionResult) -> str:

@@ -137,14 +137,24 @@ def make_nsys_command(extras: Set[Extra], output: Path, *, on_gpu: bool, whole: 
 def record_program(
     program: Sequence[str], directory: Path, extras: Set[Extra], *, on_gpu: bool, whole: bool = False
 ) -> Recording:
-    """Runs `program`; the recording contains the whole environment. Raises MissingError if nsys cannot run."""
-    output = directory / "recording"
-    nsys = find_nsys()
-    command = [str(nsys), *make_nsys_command(extras, output, on_gpu=on_gpu, whole=whole), *program]
-    status, said = run_recorded(command, directory)
+    """Runs `program`, and ends all its processes with this one; the recording contains the whole environment.
+
+    `directory` is among the program's arguments. Raises StageError after half an hour, and MissingError if nsys cannot run.
+    """
+    output, log = directory / "recording", directory / "nsys.log"
+    command = [str(find_nsys()), *make_nsys_command(extras, output, on_gpu=on_gpu, whole=whole), *program]
+    try:
+        with open_process_group(command, log, os.environ, ask_s=_TERMINATION_TIMEOUT_S, foreign=True) as process:
+            status = process.wait(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise StageError(f"the profiled stage did not finish within {_TIMEOUT_S} s") from error
+    except OSError as error:
+        raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
+    finally:
+        _kill_others(directory)
     left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)
-    return Recording(found, status, said)
+    return Recording(found, status, log.read_text(encoding="utf-8", errors="replace"))
 
 
 def export_recording(recorded: Recording, directory: Path) -> Path:
@@ -156,7 +166,7 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
     if recorded.recording is None:
         lines = [line.strip() for line in recorded.log.splitlines() if line.strip()] or ["no output"]
         why = next(filter(_REFUSALS.search, lines), lines[0])[:300]
-        raise MissingError(f"nsys recorded nothing: {why}")
+        raise MissingError(f"nsys recorded nothing: {why}\nsee what this machine allows: nsys status --environment")
     return sqlite_from_recording(recorded.recording, directory)
 
 
@@ -170,24 +180,6 @@ def _kill_others(directory: Path) -> None:
         with suppress(OSError):
             if mark in (entry / "cmdline").read_bytes() and (group := os.getpgid(int(entry.name))) != os.getpgrp():
                 os.killpg(group, signal.SIGKILL)
-
-
-def run_recorded(command: Sequence[str], directory: Path, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
-    """Runs `command`, which has `directory` among its arguments, and ends all its processes with this one.
-
-    Raises StageError after `timeout_s`, and MissingError if it cannot run.
-    """
-    log = directory / "nsys.log"
-    try:
-        with open_process_group(command, log, os.environ, ask_s=_TERMINATION_TIMEOUT_S, foreign=True) as process:
-            status = process.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise StageError(f"the profiled stage did not finish within {timeout_s:.0f} s") from error
-    except OSError as error:
-        raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
-    finally:
-        _kill_others(directory)
-    return status, log.read_text(encoding="utf-8", errors="replace")
 
 
 def find_nsys(otherwise: str = "") -> Path:

@@ -249,11 +249,15 @@ def evaluate(
 
     wanted = model_from_options(model, shapes, store)
     if layers is not None:
+        from optpipe.build.remedy import try_remedies
+        from optpipe.core.precision import Budget
         from optpipe.evaluate.document import document_from_layers
         from optpipe.evaluate.layers import compare_layers
 
         tensors = [] if layers == "all" else layers.split(",")
+        points = Budget(drop_from_text(accuracy_budget, "--accuracy-budget"), "points") if accuracy_budget else None
         compared = compare_layers(wanted, data, count, tensors, store, terminal, truncate=truncate)
+        compared = try_remedies(wanted, compared, data, points, store, terminal, truncate=truncate)
         return Outcome(replace(compared, warnings=tuple(terminal.warnings)), document_from_layers)
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     found = run_evaluation(

@@ -2,8 +2,9 @@ from collections.abc import Iterator
 
 from optpipe.core.card import Task
 from optpipe.core.entries import OutputError
+from optpipe.core.errors import escape
 from optpipe.core.quantity import format_snr
-from optpipe.evaluate.layers import LayerComparison
+from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
 from optpipe.report.document import (
     TONES,
@@ -60,14 +61,6 @@ def document_from_layers(found: LayerComparison) -> Document:
         if first is not None:
             text = f"{first.tensor} ({first.layer}) is the first tensor below {limit}: {_format_error(first.error)}"
             verdict = Sentence(f"{text}, {_format_error(first.own)} by its layer alone", Tone.BAD)
-        clipped = sorted(
-            (each for each in build.tensors if (each.clipped or 0) >= MENTIONED_DROP),
-            key=lambda each: -(each.clipped or 0),
-        )
-        ranges = [
-            f"{each.tensor}: {each.clipped:.2%} of the values are outside its range, most in channel {each.channel}"
-            for each in clipped[:MENTIONED_CLASSES]
-        ]
         columns: list[Column | str] = ["tensor", "layer"]
         columns += figure_columns("SNR", "cosine", "largest error", "SNR of the layer alone")
         rows: list[Row] = [
@@ -88,10 +81,32 @@ def document_from_layers(found: LayerComparison) -> Document:
         facts = [f"{build.left_out} tensors of the source do not exist in the build"] if build.left_out else []
         facts += [f"not read: {build.hidden}"] if build.hidden else []
         facts.append(f"the outputs while tensors are read {same}")
-        notes = [Sentence(each, Tone.DOUBTFUL, "clipped") for each in ranges] + [Sentence("; ".join(facts), Tone.FAINT)]
-        parts.append(Section(build.build, (verdict, make_table(columns, rows), *notes)))
+        notes = [Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range") for each in build.range_losses]
+        faint = Sentence("; ".join(facts), Tone.FAINT)
+        parts.append(Section(build.build, (verdict, make_table(columns, rows), *notes, faint, *_list_remedies(build))))
     reasons = found.not_compared.items()
     return make_document([*parts, *(Sentence(f"{build}: {why}", Tone.FAINT, "not compared") for build, why in reasons)])
+
+
+def _list_remedies(build: BuildDivergence) -> Iterator[Sentence]:
+    """The build, then each remedy with its SNR, its accuracy if there are labels, and the command."""
+    for number, each in enumerate(build.remedies):
+        if number == 0 and build.evaluated is not None:
+            yield Sentence(f"this build: {_format_quality(build.evaluated)}", Tone.FAINT, "tried")
+        kept = f"; {len(each.kept)} layers in floating point: {escape(', '.join(each.kept))}" if each.kept else ""
+        said = f"{_format_quality(each.result)}; {each.share:.0%} of the MACs in {each.result.precision}{kept}"
+        yield Sentence(said, Tone.GOOD, "tried", remedy=each.command)
+
+
+def _format_quality(row: EvaluatedModel) -> str:
+    snr = "equal" if row.snr_db is None and row.same_sizes else format_snr(row.snr_db or 0.0)
+    if row.accuracy is not None:
+        return f"SNR {snr}, top-1 {row.accuracy.top1:.2%}, drop {format_drop(row.accuracy.drop, row.accuracy.drop_ci)}"
+    if row.scores is not None:
+        first = row.scores.scores[0]
+        return f"SNR {snr}, {first.name} {first.value:.2%}, drop {format_drop(first.drop, first.drop_ci)}"
+    agreement = f", {row.agreement.share:.2%} agree" if row.agreement else ""
+    return f"SNR {snr} on {row.samples} samples{agreement}"
 
 
 def _format_error(error: OutputError) -> str:

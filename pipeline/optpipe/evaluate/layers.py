@@ -20,6 +20,7 @@ from optpipe.core.entries import OutputError
 from optpipe.core.errors import BadInputError, OptpipeError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.evaluate.evaluate import list_model_artifacts
+from optpipe.evaluate.result import EvaluatedModel
 from optpipe.models.export.exported import export_model, prepare_model, read_card
 from optpipe.models.export.model import Model
 from optpipe.models.inputs.rows import split_batches
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 GROUP_VALUES = 1 << 26
 """Values of the tensors that are read together, of one sample; 0.25 GB in FP32 for each network."""
 WORST = 5
+CLIPPED = 1e-3
+"""Share of clipped values from which a range saturates."""
+OUTLIER = 32
+"""A channel this many times as large as the median leaves the others 3 of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,34 @@ class TensorDivergence:
     clipped: float | None
     """Share of the source's values outside the tensor's range; None if it is not quantized."""
     channel: int | None
-    """The channel with the most clipped values."""
+    """The channel with the most clipped values, or else with the largest one."""
+    outlier: float | None
+    """The largest magnitude over that of the median channel; None if the tensor is not quantized."""
+
+    @property
+    def range_loss(self) -> str:
+        """What its range loses, in words; empty if that is little."""
+        if not self.error.finite:
+            return "overflow: values leave the range of the precision"
+        if (self.clipped or 0) >= CLIPPED:
+            return f"saturation: {self.clipped:.2%} of the values are outside its range, most in channel {self.channel}"
+        if (self.outlier or 0) >= OUTLIER:
+            return (
+                f"outliers: values of channel {self.channel} are {self.outlier:.0f} times those of the median channel"
+            )
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A build that was tried in place of one that diverges."""
+
+    command: str
+    kept: tuple[str, ...]
+    """The layers in floating point, the costliest first."""
+    share: float
+    """Share of its MACs in the requested precision."""
+    result: EvaluatedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +96,15 @@ class BuildDivergence:
     hidden: str
     marked: OutputError
     """The outputs while tensors are read, compared with those of the stored build."""
+    evaluated: EvaluatedModel | None = None
+    """The build on the samples that its remedies were tried on."""
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def range_losses(self) -> list[TensorDivergence]:
+        """The tensors at the divergence that lose by their range."""
+        ends = ([] if self.first is None else [self.first]) + self.worst
+        return [each for at, each in enumerate(ends) if each not in ends[:at] and each.range_loss]
 
     @property
     def first(self) -> TensorDivergence | None:
@@ -128,6 +169,7 @@ def compare_tensors(
         _, run_build = build.cut(dict.fromkeys([*build.outputs, *group]))
         errors: dict[str, list[Any]] = {name: [] for name in group}
         clipped: dict[str, NDArray[np.intp]] = {}
+        largest: dict[str, NDArray[Any]] = {}
         for inputs, outputs in zip(samples, answers, strict=True):
             expected, found = run_source(inputs), run_build(inputs)
             alone = run_alone({**inputs, **expected})
@@ -140,14 +182,17 @@ def compare_tensors(
                     others = tuple(axis for axis in range(value.ndim) if axis != channel)
                     outside = np.count_nonzero((value < low) | (value > high), axis=others)
                     clipped[name] = clipped.get(name, 0) + outside
+                    largest[name] = np.maximum(largest.get(name, 0), np.abs(value).max(axis=others))
             marked += [sum_errors(value, found[name]) for name, value in outputs.items()]
             step.advance()
         for name, sums in errors.items():
             whole, own = (np.concatenate(each) for each in zip(*sums, strict=True))
             share = float(np.sum(clipped[name]) / whole[:, 0].sum()) if name in clipped else None
-            channel = int(np.argmax(clipped[name])) if share else None
+            channel = int(np.argmax(clipped[name] if share else largest[name])) if name in clipped else None
+            usual = float(np.median(largest[name])) if name in largest else 0.0
+            outlier = float(np.max(largest[name])) / usual if usual else None
             layer, error, alone_error = source.layers[name], pool_sums(name, whole), pool_sums(name, own)
-            rows.append(TensorDivergence(name, layer, error, alone_error, share, channel))
+            rows.append(TensorDivergence(name, layer, error, alone_error, share, channel, outlier))
     return tuple(rows), pool_sums("outputs", np.concatenate(marked))
 
 

@@ -1,0 +1,190 @@
+"""What to do about a build that diverges: other ranges, and layers in floating point, built and evaluated on the same samples."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from optpipe.backends.registry import BACKENDS
+from optpipe.build.build import BuildPlan, build_model
+from optpipe.core.card import Task, card_from_file
+from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
+from optpipe.core.errors import OptpipeError
+from optpipe.core.events import Listener
+from optpipe.core.plan import for_workspace, to_command
+from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
+from optpipe.evaluate.evaluate import evaluate_artifacts, score_artifacts
+from optpipe.evaluate.layers import BuildDivergence, LayerComparison, Remedy
+from optpipe.evaluate.result import EvaluatedModel
+from optpipe.evaluate.tasks import TASKS
+from optpipe.models.export.exported import export_model, prepare_model
+from optpipe.models.export.model import Model
+from optpipe.models.inputs.annotations import NothingJudgedError
+from optpipe.models.inputs.sample_set import SampleSet, draw_subset
+from optpipe.models.inputs.samples import choose_samples
+from optpipe.models.sources.resolve import format_source
+from optpipe.quantize.calibrate import name_table_file, tables_from_entry
+from optpipe.quantize.calibrated_graph import METHOD_CHOICE_IMAGES, TABLE
+from optpipe.quantize.placement import Target
+from optpipe.quantize.ranges import read_table, write_table
+from optpipe.quantize.sensitivity import compare_methods, lower_by_table, select_kept_layers
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.file_names import CARD
+from optpipe.workspace.store import Store
+
+GAIN_DB = 6.0
+"""Without a budget, the error of the outputs shall be halved."""
+Plans = Iterator[tuple[BuildPlan, tuple[str, ...]]]
+"""What to build, and the layers that it keeps in floating point."""
+
+
+def try_remedies(
+    model: Model,
+    found: LayerComparison,
+    data: Path | None,
+    budget: Budget | None,
+    store: Store,
+    listener: Listener,
+    *,
+    truncate: bool = False,
+) -> LayerComparison:
+    """`found` with the remedies of every build that diverges; unchanged on noise, which no range or layer can be chosen by.
+
+    Without `budget` the error of the outputs shall be halved.
+    """
+    if all(each.first is None for each in found.builds):
+        return found
+    model, stored = prepare_model(model, store, listener)
+    exported, _ = export_model(model, store, listener, stored)
+    samples = choose_samples(card_from_file(exported.file(CARD)), data, None, exported, truncate=truncate).drawn
+    if samples is None:
+        return found
+    builds = tuple(
+        build if build.first is None else _try_build(model, exported, build, samples, budget, store, listener)
+        for build in found.builds
+    )
+    return replace(found, builds=builds)
+
+
+def _try_build(
+    model: Model,
+    exported: Entry[ModelInfo],
+    build: BuildDivergence,
+    samples: SampleSet,
+    budget: Budget | None,
+    store: Store,
+    listener: Listener,
+) -> BuildDivergence:
+    artifact, remedies = store.find(build.artifact, ArtifactInfo), list[Remedy]()
+    before = _evaluate(model, exported, artifact, samples, store, listener)
+    wanted = budget or Budget(round(max(build.limit_db, (before.snr_db or 0.0) + GAIN_DB), 1), "dB")
+    for plan, kept in _list_plans(exported, artifact, build, wanted, samples, store, listener):
+        command = _write_command(model, plan)
+        try:
+            made = build_model(model, plan, store, listener).artifacts[0].entry
+        except (OptpipeError, IndexError) as error:
+            listener.warn(f"{build.build}: `{command}` was tried and failed: {error}")
+            continue
+        result = _evaluate(model, exported, made, samples, store, listener)
+        share = made.info.precision_proof.share.counted.get(made.info.precision, 0.0)
+        remedies.append(Remedy(command, kept, share, result))
+        if _meets(result, before, wanted):
+            break
+    return replace(build, evaluated=before, remedies=tuple(remedies))
+
+
+def _meets(result: EvaluatedModel, before: EvaluatedModel, budget: Budget) -> bool:
+    if budget.unit == "points" and result.drop_ci is not None:
+        return 100 * result.drop_ci[1] <= budget.limit
+    return result.snr_db is None or result.snr_db >= max(budget.limit, before.snr_db or 0.0)
+
+
+def _list_plans(
+    exported: Entry[ModelInfo],
+    artifact: Entry[ArtifactInfo],
+    build: BuildDivergence,
+    budget: Budget,
+    samples: SampleSet,
+    store: Store,
+    listener: Listener,
+) -> Plans:
+    """The builds to try one after the other: each only if those before it do not meet the budget."""
+    info, graph = artifact.info, store.find(artifact.manifest.parents[-1])
+    backend = BACKENDS[info.backend]
+    given = {each.name: info.options[each.name] for each in backend.describe_options(info.device) if each.builds}
+    changed = {name: value for name, value in given.items() if value != backend.merge_options({}, info.device)[name]}
+    plan = BuildPlan((info.precision,), (backend,), named=True, device=info.device, options={backend.name: changed})
+    if info.precision in CALIBRATED and graph.kind == GraphInfo.KIND and graph.info["method"] is not None:
+        few, target = draw_subset(samples, METHOD_CHOICE_IMAGES), graph.info["target"]
+        yield from _list_tables(exported, graph, target, build, plan, budget, few, store, listener)
+    elif info.precision in BUDGETED and not backend.needs_module and info.mixed is None:
+        yield replace(plan, budget=budget), ()
+    else:
+        known, finite = backend.precisions(info.device), all(each.error.finite for each in build.tensors)
+        wider = [each for each in (Precision.FP16, Precision.TF32, Precision.FP32) if each in known]
+        more = wider[wider.index(info.precision) + 1 :] if info.precision in wider else wider
+        for precision in [*([] if finite else {Precision.BF16} & known), *more]:
+            yield replace(plan, precisions=(precision,)), ()
+
+
+def _list_tables(
+    exported: Entry[ModelInfo],
+    graph: Entry,
+    target: Target,
+    build: BuildDivergence,
+    plan: BuildPlan,
+    budget: Budget,
+    samples: SampleSet,
+    store: Store,
+    listener: Listener,
+) -> Plans:
+    """For a range loss the best method's table; then that table with the costliest layers kept in floating point."""
+    table = replace(read_table(graph.file(TABLE)), keep=())
+    calibrated = [each for each in store.list_entries(CalibrationInfo) if exported.id in each.manifest.parents]
+    if build.range_losses and calibrated:
+        tables = tables_from_entry(calibrated[-1])
+        best = compare_methods(exported, tables, samples, target, store, listener)[0].info.best
+        if tables[best].ranges != table.ranges:
+            table = tables[best]
+            yield replace(plan, calibration=calibrated[-1].file(name_table_file(best))), ()
+    chosen, _ = select_kept_layers(exported, lower_by_table(exported, table, target), samples, budget, store, listener)
+    if not chosen.info.keep or len(chosen.info.keep) == chosen.info.layers:
+        return
+    path = store.workspace / "tables" / f"{table.model}-{chosen.id}" / f"table-{table.method}-spared.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_table(path, replace(table, keep=chosen.info.keep))
+    yield replace(plan, calibration=path), chosen.info.keep
+
+
+def _write_command(model: Model, plan: BuildPlan) -> str:
+    (backend,), (precision,) = plan.backends, plan.precisions
+    options = [f"{backend.name}.{name}={value}" for name, value in plan.options[backend.name].items()]
+    command = to_command(
+        "build",
+        format_source(model.source),
+        backend=backend.name,
+        device=plan.device,
+        precision=precision,
+        calibration=plan.calibration,
+        budget=plan.budget and f"{plan.budget.limit:g}{plan.budget.unit}",
+        option=",".join(options) or None,
+    )
+    return for_workspace(command)
+
+
+def _evaluate(
+    model: Model,
+    exported: Entry[ModelInfo],
+    artifact: Entry[ArtifactInfo],
+    samples: SampleSet,
+    store: Store,
+    listener: Listener,
+) -> EvaluatedModel:
+    """The build's SNR, and its accuracy if there are labels; without a task the largest output counts."""
+    card = card_from_file(exported.file(CARD))
+    task, truths = TASKS.get(card.task, TASKS[Task.CLASSIFICATION]), None
+    with suppress(NothingJudgedError):
+        truths = task.read_truths(samples, card, task.count_classes(card))
+    rows = evaluate_artifacts(model, exported, [artifact], samples, task, store, listener)
+    classes, trained = task.count_classes(card) or 0, exported.info.weights.trained
+    return [*score_artifacts(rows, truths, task, card.labels, classes, None, trained=trained)][1]

@@ -36,7 +36,7 @@ source = "resnet50.py:resnet50"
 weights = "resnet50-digits.safetensors"
 labels = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 
-[licence]
+[license]
 code = "Apache-2.0"
 weights = "Apache-2.0"
 data = "CC-BY-4.0; E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998 (as carried by scikit-learn)"

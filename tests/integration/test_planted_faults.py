@@ -117,7 +117,7 @@ def write_card(model: str, folder: Path, change: tuple[str, str] | None) -> None
         assert change[0] in lines
         lines = lines.replace(*change)
     kept = [line for line in lines.splitlines() if not line.startswith(("source =", "weights", "weights_sha256"))]
-    kept.insert(kept.index("[licence]"), 'source = "planted.onnx"\n')
+    kept.insert(kept.index("[license]"), 'source = "planted.onnx"\n')
     (folder / "planted.toml").write_text("\n".join(kept) + "\n")
 
 

@@ -23,7 +23,7 @@ from optpipe.workspace.places import find_shipped_folder
 
 CARD_FIELDS: Mapping[str, type] = {
     "name": str, "task": str, "description": str, "source": str, "weights": str, "weights_sha256": str, "labels": list,
-    "licence": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
+    "license": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
     "head": dict,
 }  # fmt: skip
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table"}

@@ -260,6 +260,8 @@ def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Ite
     for (invalid, code, remedy), seen in causes_first:
         tone, label = (Tone.DOUBTFUL, "INVALID") if invalid else (Tone.FAINT, "note")
         yield Sentence(code, tone, label, _shorten_list(seen), remedy)
+    if found:
+        yield Sentence("docs/reference/codes.md explains each of these codes", Tone.FAINT, "codes")
 
 
 def _explain_withheld(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:

@@ -8,7 +8,7 @@ import fcntl
 import io
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Writes all of `content` or nothing. Raises StageError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
+        partial = path.with_name(f".{secrets.token_hex(8)}")  # `tempfile` makes files that only their owner can read
+        try:
+            with partial.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except OSError:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         free = "free disk space or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise StageError(f"cannot write {path}: {error.strerror}; {free}choose another location") from error

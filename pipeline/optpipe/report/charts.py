@@ -45,13 +45,14 @@ class Curve(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A row's part; `low` and `high` are the bounds of a known interval."""
+    """A row's part; `low` and `high` are the bounds of a known interval, `name` its tooltip in a timeline."""
 
     label: str
     part: str
     value: float
     low: float | None = None
     high: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,26 @@ def draw_bars(
         chart += at.mark_rule(color=INK, strokeDash=[3, 3], aria=False).encode(x="at:Q")
     legend = _list_legend(parts, "■") if len(parts) > 1 else ()
     return _draw_rows(chart, order, title, caption, files, legend)
+
+
+def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, files: tuple[RawFile, ...] = ()) -> Figure:
+    """Draws one row for each label; each bar lasts from its `low` to its `high`."""
+    import altair as alt
+
+    rows = [
+        {"label": each.label, "part": each.part, "name": clean_text(each.name), "from": each.low, "to": each.high}
+        for each in bars
+    ]
+    order, parts = list(dict.fromkeys(each.label for each in bars)), list(dict.fromkeys(each.part for each in bars))
+    base = alt.Chart(alt.InlineData(rows)).mark_bar(size=14)
+    chart = base.encode(
+        x=alt.X("from:Q", title=unit, axis=alt.Axis(tickCount=5)),
+        x2="to:Q",
+        y=alt.Y("label:N", title=None, sort=order, axis=None),
+        color=_encode_color(parts, "part"),
+        description="name:N",
+    )
+    return _draw_rows(chart, order, title, caption, files, _list_legend(parts, "■"))
 
 
 def draw_processes(points: Sequence[Point], files: tuple[RawFile, ...] = ()) -> Figure:

@@ -52,8 +52,9 @@ from optpipe.report.document import (
     make_table,
 )
 from optpipe.signoff.dossier import Dossier
+from optpipe.trace.analysis import Analysis
 from optpipe.trace.document import draw_profile
-from optpipe.trace.report import TraceProfile, read_profile
+from optpipe.trace.report import TraceProfile, analyze_stage, read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes
@@ -385,14 +386,14 @@ def render_dossier(dossier: Dossier, verdict: VerdictRecord, *, figures: bool) -
 
 def make_dossier_page(dossier: Dossier, verdict: VerdictRecord, found: Overview, *, figures: bool) -> Page:
     folder = dossier.folder
-    profile, profile_files = _find_profile(found.runs, folder)
+    profile, measured, profile_files = _find_profile(found.runs, folder)
     drawn: list[Figure] = []
     if figures:
         names = [f"{BUILDS}/{entry.path.name}/{MANIFEST}" for entry in dossier.builds]
         stage_files = tuple(RawFile(name, dossier.files.hash(name), len(dossier.files.read(name))) for name in names)
         stages = tuple(_list_stage_bars(dossier))
         drawn = draw_measurements(found.comparison, found.measured, found.runs, folder, stages, stage_files)
-        drawn += [] if profile is None else list(draw_profile(profile, profile_files))
+        drawn += [] if profile is None else list(draw_profile(profile, profile_files, measured))
     pictures, files = list(_list_pictures(found.runs, folder)), list_raw_files(found.runs, folder)
     return page_from_verdict(verdict, found.comparison, drawn, pictures, profile, files)
 
@@ -492,16 +493,16 @@ def _describe_build(build: Entry[ArtifactInfo]) -> str:
     return f"{build.info.backend} {build.info.precision}"
 
 
-def _find_profile(runs: Sequence[Run], root: Path) -> tuple[TraceProfile | None, tuple[RawFile, ...]]:
-    """The newest profile of an inference, otherwise of another stage, with its files relative to `root`."""
+def _find_profile(runs: Sequence[Run], root: Path) -> tuple[TraceProfile | None, Analysis | None, tuple[RawFile, ...]]:
+    """The newest profile of an inference, otherwise of another stage, its trace, and its files relative to `root`."""
     for run in newest_runs(runs, "profile"):
         stages = read_profile(run).stages
         if stages:
             shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
             tables = [path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/")]
             files = (file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name))
-            return shown.profile, tuple(files)
-    return None, ()
+            return shown.profile, analyze_stage(run, shown), tuple(files)
+    return None, None, ()
 
 
 def _list_pictures(runs: Sequence[Run], root: Path) -> Iterator[Figure]:

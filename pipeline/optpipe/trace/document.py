@@ -1,8 +1,12 @@
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
 
 from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.verdict import Verdict
-from optpipe.report.charts import Bar, Point, draw_bars, draw_points
+from optpipe.report.charts import Bar, Point, draw_bars, draw_points, draw_timeline
 from optpipe.report.document import (
     Cell,
     Column,
@@ -20,7 +24,7 @@ from optpipe.report.document import (
     make_document,
     make_table,
 )
-from optpipe.trace.analysis import IdleCause
+from optpipe.trace.analysis import Analysis, IdleCause, sum_within
 from optpipe.trace.bottleneck import Gaps, LimitingFactor, Quality
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.profile_model import ModelProfileDocument
@@ -386,7 +390,10 @@ def _format_change(before: float, after: float) -> Cell:
 _UNITS = {True: "Tensor Cores", False: "other units"}
 
 
-def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> Iterator[Figure]:
+def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...], trace: Analysis | None) -> Iterator[Figure]:
+    """Draws one iteration of `trace`, and the longest kernels, the use of Tensor Cores, and the roofline of `profile`."""
+    if trace is not None:
+        yield from _draw_inference(trace, files)
     measured, cores, unit = profile.measured, profile.tensor_cores, "ms of kernel time"
     if measured.kernels:
         bars = [
@@ -416,6 +423,48 @@ def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...]) -> Iterator[
             yield draw_bars("Missed Tensor Cores", caption, bars, "ms that Tensor Cores could save", files)
     if profile.roofline is not None:
         yield from _draw_roofline(profile.roofline, files)
+
+
+_MOST_BARS = 400
+
+
+def _draw_inference(measured: Analysis, files: tuple[RawFile, ...]) -> Iterator[Figure]:
+    """The iteration of median length: CUDA calls, copies, kernels, and why the GPU was idle. Nothing without kernels."""
+    whole = pl.max_horizontal("end_ns", "gpu_end_ns")
+    rows = (
+        measured.iterations.drop_nulls("gpu_start_ns")
+        .with_columns(until=whole)
+        .sort(pl.col("until") - pl.col("start_ns"))
+    )
+    if rows.is_empty() or measured.kernels.is_empty():
+        return
+    begin, end = (int(rows[name][rows.height // 2]) for name in ("start_ns", "until"))
+    trace, bars = measured.trace, []
+
+    def add(label: str, part: str, name: str, start_ns: int, end_ns: int) -> None:
+        low, high = max(start_ns, begin), min(end_ns, end)
+        if low < high:
+            bars.append(Bar(label, part, (high - low) / 1e6, (low - begin) / 1e6, (high - begin) / 1e6, name))
+
+    on_cores = dict(zip(measured.kernels["name"], measured.kernels["tensor_core"], strict=True))
+    for table, frame in (("CUDA calls", trace.api), ("copies", trace.copies), ("kernels", trace.kernels)):
+        inside = frame.filter((pl.col("end_ns") > begin) & (pl.col("start_ns") < end))
+        names = inside["kind" if table == "copies" else "name"].cast(pl.String)
+        for name, start_ns, end_ns in zip(names, inside["start_ns"], inside["end_ns"], strict=True):
+            part = table if table != "kernels" else f"kernels on {_UNITS[bool(on_cores[name])]}"
+            add(table, part, shorten_name(name), start_ns, end_ns)
+    for cause, idle in measured.timeline.idle.items():
+        for start_ns, end_ns in zip(idle.starts.tolist(), idle.ends.tolist(), strict=True):
+            if cause != IdleCause.COPY:
+                add("GPU idle", f"idle: {CAUSES[cause]}", CAUSES[cause], start_ns, end_ns)
+    shown = sorted(bars, key=lambda bar: -bar.value)[:_MOST_BARS]
+    busy = sum_within(measured.timeline.busy, np.array([begin]), np.array([end])).item() / (end - begin)
+    finding = f"A kernel runs for {busy:.1%} of an inference of {(end - begin) / 1e6:.3g} ms"
+    left_out = f"; the {len(bars) - len(shown)} shortest bars are left out" if len(bars) > len(shown) else ""
+    caption = f"The iteration of median length, as the profiler recorded it{left_out}."
+    order = {bar.label: at for at, bar in enumerate(bars)}
+    shown.sort(key=lambda bar: (order[bar.label], bar.low))
+    yield replace(draw_timeline("One inference", caption, shown, "ms", files), finding=finding)
 
 
 def _draw_roofline(found: Roofline, files: tuple[RawFile, ...]) -> Iterator[Figure]:

@@ -531,9 +531,20 @@ def recompute_profile(run: Run) -> Iterator[Recomputed]:
 
 def recompute_stage(run: Run, stage: StageProfile) -> TraceProfile | None:
     """Recomputes a stage of `profile.json` from its trace; None if tables are missing."""
-    mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
-    if not mine or not all(run.files.has(path) for path in mine):
-        return None
-    roofline = stage.profile.roofline
+    trace, roofline = _read_stage(run, stage), stage.profile.roofline
     graph = graph_costs_from_roofline(roofline) if roofline else None
-    return profile_from_trace(trace_from_files(run.files.below(stage.folder)), stage.range, stage.facts, graph)
+    return None if trace is None else profile_from_trace(trace, stage.range, stage.facts, graph)
+
+
+def analyze_stage(run: Run, stage: StageProfile) -> Analysis | None:
+    """The measured part of a stage's trace; None if tables are missing, or if the profiler lost events."""
+    trace = _read_stage(run, stage)
+    if trace is None or "idle_by_cause" in stage.profile.trace_quality.withheld:
+        return None
+    return select_measured_part(analysis_from_trace(trace), stage.range)
+
+
+def _read_stage(run: Run, stage: StageProfile) -> Trace | None:
+    mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
+    whole = bool(mine) and all(run.files.has(path) for path in mine)
+    return trace_from_files(run.files.below(stage.folder)) if whole else None

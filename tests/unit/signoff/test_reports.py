@@ -164,6 +164,7 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from pathlib import Path
 
     from optpipe.backends.base import NodeCost
+    from optpipe.trace.analysis import analysis_from_trace
     from optpipe.trace.document import draw_profile
     from optpipe.trace.read import trace_from_sqlite
     from optpipe.trace.report import profile_from_trace
@@ -174,14 +175,15 @@ def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     peaks = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
     trace = trace_from_sqlite(sample)
     profile = profile_from_trace(trace, graph=GraphCosts(costs, peaks, 8))
-    drawn = {figure.title: figure for figure in draw_profile(profile, ())}
-    assert set(drawn) == {"Kernels", "Tensor Core use by kind of work", "Roofline"}
+    drawn = {figure.title: figure for figure in draw_profile(profile, (), analysis_from_trace(trace))}
+    assert set(drawn) == {"One inference", "Kernels", "Tensor Core use by kind of work", "Roofline"}
+    assert drawn["One inference"].image.count("graphics-symbol") > 10
     assert "Tensor Cores" in drawn["Kernels"].image
     assert drawn["Roofline"].image.count("graphics-symbol") > 10
     missed = replace(profile.tensor_cores.layers[0], eligible=True, used=False, could_save_ns=2_000_000)
     cores = replace(profile.tensor_cores, layers=(missed,))
     with_missed = replace(profile, tensor_cores=cores, roofline=None)
-    titles = [each.title for each in draw_profile(with_missed, ())]
+    titles = [each.title for each in draw_profile(with_missed, (), None)]
     assert titles == ["Kernels", "Tensor Core use by kind of work", "Missed Tensor Cores"]
 
 

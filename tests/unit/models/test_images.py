@@ -258,6 +258,23 @@ def test_sizes_are_those_of_the_decoded_image(tmp_path, name, exif) -> None:
     assert read_image_size(tmp_path / name, transform) == decode_image(tmp_path / name, transform.decode).shape[:2]
 
 
+def test_yolo_labels(tmp_path) -> None:
+    samples = write_coco(tmp_path, [])
+    (tmp_path / "annotations.json").unlink()
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "0.txt").write_text("1 0.5 0.5 0.25 0.5\n")
+    first, second = read_boxes(samples, TRANSFORM, LABELS, 2)
+    assert [(one.box, one.label) for one in first] == [((15, 5, 10, 10), 1)]
+    assert second == []
+    for text, message in (
+        ("3 0.5 0.5 0.25 0.5", "class 3, but the model has 2 classes"),
+        ("cat 1 2", "line 1: expected"),
+    ):
+        (tmp_path / "labels" / "0.txt").write_text(text)
+        with pytest.raises(BadInputError, match=message):
+            read_boxes(samples, TRANSFORM, LABELS, 2)
+
+
 def test_a_folder_and_a_coco_file_count_by_all_that_they_hold(tmp_path) -> None:
     folder = tmp_path / "first"
     folder.mkdir()

@@ -1,6 +1,7 @@
-"""Masks and boxes of image sets, checked before anything runs: PNG masks and COCO annotations."""
+"""Masks and boxes of image sets, checked before anything runs: PNG masks, COCO annotations, and YOLO text files."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from PIL import Image
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import hash_file
 from optpipe.core.transform import Transform
-from optpipe.models.inputs.image_set import COCO, IMAGES, MASKS, ImageSet
+from optpipe.models.inputs.image_set import COCO, IMAGES, LABELS, MASKS, ImageSet
 from optpipe.models.inputs.images import find_read_error
 from optpipe.models.inputs.sample_set import SetFile, draw_subset
 
@@ -97,16 +98,22 @@ class TrueBox:
 def read_boxes(
     samples: ImageSet, transform: Transform, labels: Sequence[str], classes: int | None
 ) -> list[list[TrueBox]] | None:
-    """The boxes of every image from COCO annotations; None without them.
+    """The boxes of every image from `annotations.json` (COCO) or `labels/*.txt` (YOLO); None without either.
 
     Raises BadInputError for an image without annotations, an unknown class, a box outside its image, and annotations of
     crowds only.
     """
     sizes = [read_image_size(path, transform) for path in samples.paths]
     path = samples.annotations or samples.root / COCO
-    if not path.is_file():
+    if path.is_file():
+        found = _read_coco(path, samples, sizes, labels, classes)
+    elif (samples.root / LABELS).is_dir():
+        found = [
+            _read_yolo(samples.root / LABELS / Path(each.path).relative_to(IMAGES).with_suffix(".txt"), size)
+            for each, size in zip(samples.files, sizes, strict=True)
+        ]
+    else:
         return None
-    found = _read_coco(path, samples, sizes, labels, classes)
     for each, boxes, (height, width) in zip(samples.files, found, sizes, strict=True):
         for one in boxes:
             _require_valid(one, each.path, width, height, classes)
@@ -211,3 +218,23 @@ def _box_from_coco(each: Mapping[str, Any], index: Mapping[int, int]) -> TrueBox
     left, top, wide, high = map(float, each["bbox"])
     area = float(each.get("area", wide * high))
     return TrueBox((left, top, wide, high), index[int(each["category_id"])], area, bool(each.get("iscrowd", 0)))
+
+
+def _read_yolo(path: Path, size: tuple[int, int]) -> list[TrueBox]:
+    """Reads `class x y width height` per line, with center and sides as shares of the image; empty if the file is missing."""
+    if not path.is_file():
+        return []
+    height, width, boxes = *size, []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        parts = line.split()
+        if not parts:
+            continue
+        try:
+            label, (x, y, wide, high) = int(parts[0]), (float(each) for each in parts[1:5])
+        except ValueError:
+            label = x = y = wide = high = math.nan  # type: ignore[assignment]
+        if len(parts) != 5 or not math.isfinite(x + y + wide + high):
+            raise BadInputError(f"{path}, line {number}: expected `class x y width height`, got {line[:60]!r}")
+        box = ((x - wide / 2) * width, (y - high / 2) * height, wide * width, high * height)
+        boxes.append(TrueBox(box, label, box[2] * box[3]))
+    return boxes

@@ -25,8 +25,8 @@ from optpipe.models.inputs.sample_set import (
 )
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
-IMAGES, MASKS, COCO = "images", "masks", "annotations.json"
-ANNOTATIONS = (MASKS, COCO)
+IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
+ANNOTATIONS = (MASKS, LABELS, COCO)
 CHECKED_AT_ONCE = 64
 DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
@@ -74,7 +74,7 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
 
 
 def is_annotated(folder: Path) -> bool:
-    """Whether a folder has `images/` with masks or COCO annotations."""
+    """Whether a folder has `images/` with masks, YOLO labels or COCO annotations."""
     return (folder / IMAGES).is_dir() and any((folder / name).exists() for name in ANNOTATIONS)
 
 

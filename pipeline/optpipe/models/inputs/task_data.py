@@ -248,7 +248,7 @@ def hash_data(source: Path) -> str:
         elif is_coco(source):
             root, names = list_coco_images(source)
             found = [root / name for name in names]
-        elif source.suffix.lower() == ".json":
+        elif source.suffix.lower() == ".json" and not holds_tensors(source):
             value = json.loads(source.read_bytes())
             if isinstance(value, dict) and {"root", "files"} <= value.keys():
                 root = source.parent / value["root"]

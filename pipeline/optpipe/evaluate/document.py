@@ -117,10 +117,10 @@ def _tabulate(found: Evaluation) -> Table:
     classifies = found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
     scored = next((row.scores for row in found.results if row.scores is not None), None)
     names = [each.name for each in scored.scores] if scored else []
-    figures = [*names, f"{names[0]} drop (95%)" if names else "drop"]
+    figures = [*names, f"{names[0]} drop, points" if names else "drop"]
     if classifies:
-        second = ["macro F1", "macro F1 drop (95%)"] if found.dataset.kind == "texts" else ["top-5"]
-        figures = ["top-1", *second, "drop (95%)", "lost / won"]
+        second = ["macro F1", "macro F1 drop, points"] if found.dataset.kind == "texts" else ["top-5"]
+        figures = ["top-1", *second, "drop, points", "lost / won"]
     columns: list[Column | str] = [
         "artifact",
         "backend",

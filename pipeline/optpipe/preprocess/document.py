@@ -95,7 +95,7 @@ def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
     final = [_list_throughput_cells(each, Tone.STRONG) for each in (tuning.dataloader, tuning.dali, tuning.decode_only)]
     interval = f" [{tuning.speedup_ci[0]:.2f}, {tuning.speedup_ci[1]:.2f}]" if tuning.speedup_ci else ""
     text = (
-        f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}, {tuning.share_of_decode_only:.2f} of decoding alone"
+        f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}, {tuning.share_of_decode_only:.2f}× decoding alone"
     )
     text += f"; {tuning.left_out}" if tuning.left_out else ""
     columns: list[Column | str] = [

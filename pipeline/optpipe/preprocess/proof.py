@@ -131,8 +131,8 @@ def judge_parity(
 
 def _judge_by_agreement(found: Agreement) -> Judgment:
     low, high = found.ci
-    extent = f"95% interval [{low:.2%}, {high:.2%}]"
-    share = f"{found.equal} of {found.images} top-1 predictions agree, {extent}"
+    agreed = f"{found.equal / found.images:.2%} [{100 * low:.3g}, {100 * high:.3g}]"
+    share = f"{found.equal} of {found.images} top-1 predictions agree, {agreed}"
     if low >= REQUIRED_AGREEMENT:
         return Judgment(Verdict.PASS, share)
     if high < REQUIRED_AGREEMENT:
@@ -151,7 +151,7 @@ def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) 
     The score's interval decides on PASS with annotations, that of the agreement without.
     """
     (low, high), required = predicted.ci, f"{REQUIRED_AGREEMENT:.1%}"
-    agreed = f"{predicted.share:.2%} agreement of predictions, 95% interval [{low:.2%}, {high:.2%}]"
+    agreed = f"predictions agree by {predicted.share:.2%} [{100 * low:.3g}, {100 * high:.3g}]"
     if predicted.images < FEWEST_IMAGES:
         reason = f"{agreed}; {predicted.images} images are too few to prove it"
         return Judgment(Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images (--images, --limit)")
@@ -162,7 +162,7 @@ def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) 
     if score is not None:
         low, high = score.drop_ci
         limit = f"{100 * MAXIMUM_SCORE_CHANGE:g} points"
-        said = f"{score.name} drop {100 * score.drop:.2f} points, 95% interval [{100 * low:.2f}, {100 * high:.2f}]"
+        said = f"{score.name} drop {100 * score.drop:.2f} [{100 * low:.2f}, {100 * high:.2f}] points"
         if max(low, -high) > MAXIMUM_SCORE_CHANGE:
             return Judgment(Verdict.FAIL, f"{said}; a change of at most {limit} is allowed")
         passed, unproven = max(-low, high) <= MAXIMUM_SCORE_CHANGE, f"too few images to prove a change within {limit}"

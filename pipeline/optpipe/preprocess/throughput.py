@@ -324,7 +324,10 @@ def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
             if len(rows) < len(jobs) and row.error is None and row.images_per_s < LOSING * best:
                 measured.close()
                 fewer, reached = ", ".join(map(str, counts[len(rows) :])), row.images_per_s / best
-                return rows, f"{fewer} workers not tried: {counts[len(rows) - 1]} reached {reached:.2f} of the best"
+                return (
+                    rows,
+                    f"{fewer} workers were left out because {counts[len(rows) - 1]} reached {reached:.2f}× the best rate",
+                )
     return rows, None
 
 

@@ -315,8 +315,8 @@ def _warn_of_drop(compared: MethodsInfo, listener: Listener) -> None:
         return
     others = "" if set(compared.costs) == set(METHODS) else "compare the methods with --method all, or "
     listener.warn(
-        f"INT8 by {compared.best} costs accuracy: {100 * cost.drop:.2f} points, 95% interval [{100 * cost.drop_ci[0]:.2f},"
-        f" {100 * cost.drop_ci[1]:.2f}]; {others}keep layers in floating point with --accuracy-budget"
+        f"INT8 by {compared.best} costs accuracy: {100 * cost.drop:.2f} [{100 * cost.drop_ci[0]:.2f},"
+        f" {100 * cost.drop_ci[1]:.2f}] points; {others}keep layers in floating point with --accuracy-budget"
     )
 
 

@@ -57,7 +57,7 @@ def _tabulate_methods(result: CalibrationResult) -> Table:
         for row in result.tables
     ]
     title = f"INT8 by method, on {result.compared_on_images} of the {result.kind}, Q/DQ for {result.target}"
-    columns: list[Column | str] = ["method", figure_column("SNR vs. FP32"), figure_column("drop (95%)"), ""]
+    columns: list[Column | str] = ["method", figure_column("SNR vs. FP32"), figure_column("drop, points"), ""]
     return make_table(columns, rows, title=title)
 
 
@@ -67,7 +67,7 @@ def _tabulate_layers(found: SensitivityInfo, kind: str) -> Table:
         for row in found.layers[:MAX_LAYERS_LISTED]
     ]
     title = f"layers by the cost of quantizing each alone, on {found.images} {kind}"
-    return make_table(["layer", *figure_columns("SNR", "drop (95%)", "MACs")], rows, title=title)
+    return make_table(["layer", *figure_columns("SNR", "drop, points", "MACs")], rows, title=title)
 
 
 def _tabulate_trials(chosen: SelectionInfo) -> Table:
@@ -82,7 +82,7 @@ def _tabulate_trials(chosen: SelectionInfo) -> Table:
     ]
     kept = f"{len(chosen.keep)} of {chosen.layers} layers stay in floating point"
     title = f"budget {chosen.budget} of {chosen.metric} on {chosen.images} samples: {kept}"
-    return make_table(["layers kept", *figure_columns("INT8 MACs", "drop (95%)", "SNR")], rows, title=title)
+    return make_table(["layers kept", *figure_columns("INT8 MACs", "drop, points", "SNR")], rows, title=title)
 
 
 def _list_skipped(result: CalibrationResult) -> Section | None:
